@@ -1,0 +1,3 @@
+"""kinfed: graph-guided personalised federated learning."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,19 @@
+"""What can go wrong, in two kinds: the request was wrong, or the run could not go on."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UsageError(ValueError):
+    """The request cannot be carried out as written; the message says what to change. Exit code 2."""
+
+
+class RunError(RuntimeError):
+    """A well-formed run could not go on; the message says where and why. Exit code 1."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """How an error names the alternatives: the closest one if there is one, else all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"

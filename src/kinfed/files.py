@@ -1,0 +1,27 @@
+"""Files that are whole or not there at all."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import RunError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path`; it takes its place when the block ends well, and vanishes when it does not.
+
+    Raises RunError naming the file when the disk is full or the folder cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        try:
+            yield part
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+            part.replace(path)
+        except OSError as problem:
+            raise RunError(f"cannot write {path}: {problem.strerror or problem}") from problem
+    finally:
+        part.unlink(missing_ok=True)

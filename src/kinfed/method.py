@@ -1,0 +1,151 @@
+"""Method: a federated method as pure functions of the server (plural) and of one client (singular)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .client import Client, Training
+from .federation import Graph
+from .graph import mix, weighted_mean
+from .layout import Layout
+from .seeding import generator
+
+Tree = Any  # a NamedTuple, tuple or dict of tensors: what is kept, sent and saved
+
+
+class Params(NamedTuple):
+    """The message or state that most methods need."""
+
+    theta: Tensor  # [d] to or from one client, [K, d] for a cohort
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What the server knows of its clients. It never sees an example."""
+
+    theta: Tensor  # [d] the common initial model
+    layout: Layout
+    sizes: Tensor  # [N] int64 training examples
+    training: Training
+    seed: int
+    graph: Graph | None = None  # a known relation, [N, N]
+    introductions: Tree = ()  # what the clients said before round 1, [N, ...]
+    round: int = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def everyone(self) -> Tensor:
+        """[N] all client ids."""
+        return torch.arange(len(self.sizes), device=self.theta.device)
+
+    def copies(self) -> Tensor:
+        """[N, d] the initial model once a client."""
+        return self.theta.expand(len(self), -1).clone()
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The server's random draws of this round."""
+        return generator(self.seed, purpose, self.round)
+
+
+class Method(ABC):
+    """Frozen hyper-parameters and pure functions.
+
+    Server functions see tensors whose first axis counts clients; client functions see one client. `personalise` names
+    every model that a client can be scored with, the headline first.
+    """
+
+    feedback: str = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
+    #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
+    origin: ClassVar[str] = "given"  # of the relation it reports: given, learned or oracle
+
+    def start(self, roster: Roster) -> Tree:
+        """The server's first state."""
+        return ()
+
+    @abstractmethod
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        """What each client of cohort: [K] receives, as [K, ...]. Pure: it is called for evaluation too."""
+
+    @abstractmethod
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        """The server's next state from uploads: [K, ...]."""
+
+    @abstractmethod
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        """[N, N] or [L, N, N]: row i says how much of each client's model is in what client i would be sent now.
+
+        `cohort` took part in the round just ended. None where no models are mixed (hypernetworks).
+        """
+
+    @abstractmethod
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        """The client's next private state and its upload."""
+
+    @abstractmethod
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        """Named models, the headline first."""
+
+    def introduce(self, client: Client) -> Tree:
+        """Said once, before round 1."""
+        return ()
+
+    def join(self, client: Client) -> Tree:
+        """The client's first private state."""
+        return ()
+
+    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
+        """Outputs for x: [B, ...] by one of the models that `personalise` names."""
+        return client.model(personal.theta, x)
+
+
+class Averaging(Method):
+    """The server half of a method that averages into one shared vector."""
+
+    def shared(self, layout: Layout) -> frozenset[str]:
+        """Names of the tensors that leave a client; what a method keeps personal is left out."""
+        return layout.names
+
+    def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
+        """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""
+        return roster.sizes[cohort]
+
+    def start(self, roster: Roster) -> Tree:
+        return Params(roster.theta[roster.layout.index(self.shared(roster.layout))])
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        return Params(server.theta.expand(len(cohort), -1))
+
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        return Params(weighted_mean(uploads.theta, self.weights(roster, cohort)))
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        weights = self.weights(roster, cohort).to(roster.theta.dtype)
+        row = torch.zeros(len(roster), dtype=weights.dtype, device=weights.device)
+        return row.index_copy(0, cohort, weights / weights.sum()).expand(len(roster), -1)
+
+
+class GraphMethod(Method):
+    """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
+
+    origin: ClassVar[str] = "learned"
+
+    @abstractmethod
+    def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        """[K, N], or [L, K, N] with one graph a layer: rows of the cohort, each summing to one."""
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        return Params(mix(self.graph(roster, server, cohort), server.theta, roster.layout))
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return self.graph(roster, server, roster.everyone)
+
+    def join(self, client: Client) -> Tree:
+        return Params(client.model.theta)
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        return {"own": state, "mixed": received}

@@ -1,0 +1,101 @@
+"""CFL: clusters of clients, split in two when their updates disagree (Sattler et al., 2020)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+from ..errors import UsageError
+from ..graph import cosine, put
+from ..method import Method, Params
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    theta: Tensor  # [C, d] one model a cluster
+    label: Tensor  # [N] int64 each client's cluster
+    change: Tensor  # [N, d] each client's latest update
+    seen: Tensor  # [N] bool, has taken part
+
+
+@dataclass(frozen=True)
+class CFL(Method):
+    r"""A cluster $c$ is split when $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
+
+    Cosines of the updates decide who goes where. `linkage="complete"` is what public codes run; "single" gives the
+    paper's split, which minimises the largest cosine across the cut. With partial participation a cluster is judged
+    by its members' latest updates, once all of them have taken part.
+    """
+
+    eps1: float = 0.4  # the cluster's mean update must be shorter than this
+    eps2: float = 1.6  # and one member's longer than this
+    begin: int = 20  # first round in which clusters may split
+    min_size: int = 2  # smaller clusters and their halves are never split off
+    linkage: str = "complete"
+    gamma: float = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
+    origin = "learned"
+
+    def __post_init__(self):
+        if self.linkage not in ("complete", "single"):
+            raise UsageError(f"cfl: linkage must be 'complete' or 'single'; got '{self.linkage}'")
+        if min(self.eps1, self.eps2) < 0 or self.min_size < 1:
+            raise UsageError(f"cfl: eps1, eps2 must be zero or more, min_size 1 or more; got {self}")
+
+    def start(self, roster):
+        theta = roster.copies()
+        label = torch.zeros(len(roster), dtype=torch.int64, device=theta.device)
+        return Server(theta[:1], label, torch.zeros_like(theta), torch.zeros_like(label, dtype=torch.bool))
+
+    def send(self, roster, server, cohort):
+        return Params(server.theta[server.label[cohort]])
+
+    def aggregate(self, roster, server, cohort, uploads):
+        change = put(server.change, cohort, uploads.theta - self.send(roster, server, cohort).theta)
+        seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
+        present = put(torch.zeros_like(seen), cohort, torch.ones_like(cohort, dtype=torch.bool))
+        theta, label = [], server.label.clone()
+        for cluster, model in enumerate(server.theta):
+            members = (server.label == cluster).nonzero().squeeze(1)
+            here = members[present[members]]
+            model = model + change[here].mean(0) if len(here) else model
+            parts = [members]
+            if roster.round + 1 >= self.begin and seen[members].all():
+                parts = self._split(members, change[members][:, roster.layout.trainable.to(members.device)])
+            for part in parts:
+                label[part] = len(theta)
+                theta.append(model)
+        return Server(torch.stack(theta), label, change, seen)
+
+    def _split(self, members, change):
+        """The members as one group or two; change: [K, d'] are their updates."""
+        if len(members) < 2 or len(members) <= self.min_size:
+            return [members]
+        if change.mean(0).norm() >= self.eps1 or change.norm(dim=1).max() <= self.eps2:
+            return [members]
+        alike = cosine((change @ change.T).double()).cpu().numpy()
+        apart = squareform(1 - alike, checks=False)
+        first = torch.from_numpy(fcluster(linkage(apart, self.linkage), 2, "maxclust") == 1)
+        across = alike[np.ix_(first.numpy(), ~first.numpy())].max() if 0 < first.sum() < len(members) else 1.0
+        if np.sqrt(max(0.0, 1 - across) / 2) <= self.gamma:
+            return [members]
+        first = first.to(members.device)
+        return sorted((members[first], members[~first]), key=lambda part: int(part[0]))
+
+    def relation(self, roster, server, cohort):
+        same = (server.label[:, None] == server.label[None, :]).to(server.theta.dtype)
+        return same / same.sum(1, keepdim=True)
+
+    def join(self, client):
+        return Params(client.model.theta)
+
+    def train(self, client, state, received):
+        theta = client.descend(received.theta)
+        return Params(theta), Params(theta)
+
+    def personalise(self, client, state, received):
+        return {"cluster": received, "own": state}

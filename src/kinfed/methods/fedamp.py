@@ -1,0 +1,58 @@
+"""FedAMP: each client is drawn towards the clients it resembles (Huang et al., 2021, Algorithm 1)."""
+
+import warnings
+from dataclasses import dataclass
+
+import torch
+
+from ..client import towards
+from ..errors import UsageError
+from ..graph import put, squared_distances
+from ..method import GraphMethod, Params
+
+
+@dataclass(frozen=True)
+class FedAMP(GraphMethod):
+    r"""$w_{ij} = \frac{\alpha}{\sigma} e^{-\|\theta_i - \theta_j\|^2 / \sigma}$, $w_{ii} = 1 - \sum_{j \ne i} w_{ij}$.
+
+    Each client minimises $F_i(\theta) + \frac{\lambda}{2\alpha} \|\theta - \sum_j w_{ij} \theta_j\|^2$. Only the
+    clients of a cohort are mixed with each other.
+    """
+
+    alpha: float = 0.1  # step towards the others
+    sigma: float = 1.0  # squared distance over which attention fades
+    pull: float = 1.0  # lambda in the paper
+    begin: str = "own"  # local training starts from the client's "own" model or from the "mixed" one
+
+    def __post_init__(self):
+        if self.sigma <= 0 or self.alpha < 0 or self.pull < 0:
+            raise UsageError(
+                f"fedamp: sigma must be positive, alpha and pull zero or more; got {self.sigma}, {self.alpha}, {self.pull}"
+            )
+        if self.begin not in ("own", "mixed"):
+            raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")
+
+    def start(self, roster):
+        if self.alpha > self.sigma / max(len(roster) - 1, 1):
+            warnings.warn(
+                f"fedamp: with alpha > sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} a client that resembles "
+                "all others can get a negative weight on itself",
+                stacklevel=2,
+            )
+        return Params(roster.copies())
+
+    def graph(self, roster, server, cohort):
+        theta = server.theta[cohort][:, roster.layout.trainable.to(cohort.device)]
+        near = self.alpha / self.sigma * torch.exp(-squared_distances(theta) / self.sigma)
+        near = near.fill_diagonal_(0)
+        near = near + torch.diag(1 - near.sum(1))  # a client keeps what it gives to no one
+        return near.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, near)
+
+    def aggregate(self, roster, server, cohort, uploads):
+        return Params(put(server.theta, cohort, uploads.theta))
+
+    def train(self, client, state, received):
+        penalty = towards(received.theta, self.pull / self.alpha) if self.alpha else None
+        begin = state.theta if self.begin == "own" else received.theta
+        theta = client.descend(begin, penalty=penalty)
+        return Params(theta), Params(theta)

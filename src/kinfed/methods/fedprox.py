@@ -1,0 +1,25 @@
+"""FedProx: FedAvg with local models held near the shared one (Li et al., 2020, Algorithm 2)."""
+
+from dataclasses import dataclass
+
+from ..client import towards
+from ..errors import UsageError
+from ..method import Averaging, Params
+
+
+@dataclass(frozen=True)
+class FedProx(Averaging):
+    r"""Each client minimises $F_i(\theta) + \frac{\mu}{2} \|\theta - \theta^t\|^2$ from $\theta^t$."""
+
+    mu: float = 0.01  # pull towards the received model
+
+    def __post_init__(self):
+        if self.mu < 0:
+            raise UsageError(f"fedprox: mu must be zero or more; got {self.mu}")
+
+    def train(self, client, state, received):
+        penalty = towards(received.theta, self.mu) if self.mu else None
+        return state, Params(client.descend(received.theta, penalty=penalty))
+
+    def personalise(self, client, state, received):
+        return {"shared": received}

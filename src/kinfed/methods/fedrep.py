@@ -1,0 +1,40 @@
+"""FedRep: a shared representation under personal heads (Collins et al., 2021, Algorithm 1)."""
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+from ..method import Averaging, Params
+
+
+@dataclass(frozen=True)
+class FedRep(Averaging):
+    """A client first fits its head to the received base, then the base to its head; only bases are averaged."""
+
+    head_epochs: int = 5
+    base_epochs: int | None = None  # None: as many as in the training settings
+
+    def __post_init__(self):
+        if self.head_epochs < 0:
+            raise UsageError(f"fedrep: head_epochs must be zero or more; got {self.head_epochs}")
+
+    def shared(self, layout):
+        return layout.base
+
+    def join(self, client):
+        return Params(client.model.theta)
+
+    def train(self, client, state, received):
+        layout = client.model.layout
+        theta = self._with_base(client, state, received)
+        if self.head_epochs:
+            theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)
+        theta = client.descend(theta, only=layout.base, epochs=self.base_epochs)
+        return Params(theta), Params(theta[layout.index(layout.base).to(theta.device)])
+
+    def personalise(self, client, state, received):
+        return {"mixed": Params(self._with_base(client, state, received)), "own": state}
+
+    def _with_base(self, client, state, received):
+        """[d] the received base under the client's own head."""
+        layout = client.model.layout
+        return state.theta.index_copy(0, layout.index(layout.base).to(state.theta.device), received.theta)

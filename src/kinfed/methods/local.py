@@ -1,0 +1,30 @@
+"""Local: every client trains alone; the yardstick of all personalisation."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..method import Method, Params
+
+
+@dataclass(frozen=True)
+class Local(Method):
+    r"""$\theta_i \leftarrow$ local training of $\theta_i$ on client $i$'s examples, for as many rounds as the others."""
+
+    def send(self, roster, server, cohort):
+        return ()
+
+    def aggregate(self, roster, server, cohort, uploads):
+        return ()
+
+    def relation(self, roster, server, cohort):
+        return torch.eye(len(roster), device=roster.theta.device)
+
+    def join(self, client):
+        return Params(client.model.theta)
+
+    def train(self, client, state, received):
+        return Params(client.descend(state.theta)), ()
+
+    def personalise(self, client, state, received):
+        return {"own": state}

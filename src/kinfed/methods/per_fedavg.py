@@ -1,0 +1,53 @@
+"""Per-FedAvg: a shared model that is good after one step on a client's data (Fallah et al., 2020, Algorithm 1)."""
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import UsageError
+from ..method import Averaging, Params
+
+
+@dataclass(frozen=True)
+class PerFedAvg(Averaging):
+    r"""Local steps follow the gradient of $F_i(w - \alpha \nabla F_i(w))$, each part on a batch of its own.
+
+    First order: $w \leftarrow w - \beta\, g(\tilde w; D')$ with $\tilde w = w - \alpha\, g(w; D)$. The Hessian-free
+    form also subtracts $\beta \alpha$ times a central difference of gradients along $g(\tilde w; D')$ on $D''$.
+    """
+
+    alpha: float = 0.01  # of the step that personalises
+    beta: float = 0.001  # of local training
+    hessian_free: bool = True
+    delta: float = 0.001  # half-width of the central difference
+    steps: int | None = None  # local steps a round; None: as many as the training settings give
+    batch: int | None = None  # examples in each of D, D', D''; None: as in the training settings
+    adapt_steps: int = 1
+
+    def __post_init__(self):
+        if self.alpha < 0 or self.beta <= 0 or self.delta <= 0 or self.adapt_steps < 0:
+            raise UsageError(
+                "per-fedavg: beta and delta must be positive, alpha and adapt_steps zero or more; "
+                f"got beta={self.beta}, delta={self.delta}, alpha={self.alpha}, adapt_steps={self.adapt_steps}"
+            )
+
+    def weights(self, roster, cohort):
+        return torch.ones(len(cohort), device=cohort.device)
+
+    def train(self, client, state, received):
+        w = received.theta
+        outer, inner, second = (client.batches(steps=self.steps, batch=self.batch) for _ in range(3))
+        for d, d1, d2 in zip(inner, outer, second, strict=True):
+            slope = client.gradient(w - self.alpha * client.gradient(w, d), d1)
+            if self.hessian_free and self.alpha:
+                ahead = client.gradient(w + self.delta * slope, d2)
+                behind = client.gradient(w - self.delta * slope, d2)
+                slope = slope - self.alpha * (ahead - behind) / (2 * self.delta)
+            w = w - self.beta * slope
+        return state, Params(w)
+
+    def personalise(self, client, state, received):
+        theta = received.theta
+        for batch in client.batches(steps=self.adapt_steps, batch=self.batch):
+            theta = theta - self.alpha * client.gradient(theta, batch)
+        return {"adapted": Params(theta), "shared": received}

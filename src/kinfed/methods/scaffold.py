@@ -1,0 +1,75 @@
+"""SCAFFOLD: control variates take the clients' drift out of local steps (Karimireddy et al., 2020, Algorithm 1)."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..graph import weighted_mean
+from ..method import Averaging, Params
+from ..optimiser import SGD
+
+
+class Message(NamedTuple):
+    """What the server keeps and sends, and what a client sends back."""
+
+    theta: Tensor  # [d] the shared model, or the client's trained one
+    control: Tensor  # [d] the server's control variate c, or the change of the client's own
+
+
+class Control(NamedTuple):
+    """A client's control variate."""
+
+    control: Tensor  # [d] c_i
+
+
+@dataclass(frozen=True)
+class Scaffold(Averaging):
+    r"""Steps follow $g_i(y) - c_i + c$; then $c_i \leftarrow c_i - c + \frac{\theta - y}{K \eta}$ (option II).
+
+    $\theta \leftarrow \theta + \eta_g \frac1{|S|} \sum_S (y_i - \theta)$ and $c \leftarrow c + \frac1N \sum_S (c_i^+ - c_i)$.
+    """
+
+    server_lr: float = 1.0  # eta_g
+    option: int = 2  # 1: the new control variate is the gradient at theta over all training examples
+
+    def __post_init__(self):
+        if self.option not in (1, 2) or self.server_lr <= 0:
+            raise UsageError(
+                f"scaffold: option must be 1 or 2 and server_lr positive; got {self.option} and {self.server_lr}"
+            )
+
+    def start(self, roster):
+        if roster.training.optimiser != SGD(lr=roster.training.optimiser.lr):
+            raise UsageError("scaffold is defined for plain SGD; set training.optimiser to sgd without momentum or decay")
+        return Message(roster.theta, torch.zeros_like(roster.theta))
+
+    def weights(self, roster, cohort):
+        return torch.ones(len(cohort), device=cohort.device)
+
+    def send(self, roster, server, cohort):
+        return Message(*(t.expand(len(cohort), -1) for t in server))
+
+    def aggregate(self, roster, server, cohort, uploads):
+        mean = weighted_mean(uploads.theta, self.weights(roster, cohort))
+        theta = server.theta + self.server_lr * (mean - server.theta)
+        return Message(theta, server.control + uploads.control.sum(0) / len(roster))
+
+    def join(self, client):
+        return Control(torch.zeros_like(client.model.theta))
+
+    def train(self, client, state, received):
+        drift = received.control - state.control
+        theta = client.descend(received.theta, penalty=lambda t: drift @ t)
+        if self.option == 1:
+            control = client.gradient(received.theta, client.data)
+        else:
+            span = client.count_steps() * client.training.optimiser.lr
+            control = state.control - received.control + (received.theta - theta) / span
+            control = control * client.model.layout.trainable.to(theta.device)  # statistics have no gradient
+        return Control(control), Message(theta, control - state.control)
+
+    def personalise(self, client, state, received):
+        return {"shared": Params(received.theta)}

@@ -1,0 +1,179 @@
+"""Model: any nn.Module as a function of its flat vector theta: [d]."""
+
+import copy
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .errors import UsageError
+from .layout import Layout
+from .seeding import fold, uniform
+
+
+class _Pass(threading.local):
+    """What the layers below need to know about the forward pass that is under way."""
+
+    weight: Tensor | None = None  # [B] 1 on real rows, 0 on rows that only fill the batch up; None: all real
+    key: Tensor | None = None  # [] int64, of this pass's dropout
+
+
+_PASS = _Pass()
+
+
+class _Norm(nn.Module):
+    """BatchNorm that normalises with the real rows of a batch only, and works under vmap.
+
+    A batch with a single real row cannot be normalised: it is treated as in evaluation and moves no statistics.
+    """
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        super().__init__()
+        self.running_mean: Tensor
+        self.running_var: Tensor
+        self.weight, self.bias = norm.weight, norm.bias
+        self.register_buffer("running_mean", norm.running_mean)
+        self.register_buffer("running_var", norm.running_var)
+        self.eps, self.momentum = norm.eps, norm.momentum
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, var = self.running_mean, self.running_var
+        if not self.training:
+            return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
+        weight = _PASS.weight
+        if weight is None:
+            if len(x) == 1:
+                return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
+            return F.batch_norm(x, mean, var, self.weight, self.bias, True, self.momentum, self.eps)
+        dims = [0, *range(2, x.ndim)]
+        shape = [1, -1] + [1] * (x.ndim - 2)
+        weight = weight.view(-1, *[1] * (x.ndim - 1)).to(x.dtype)
+        rows = weight.sum()
+        total = (rows * (x.numel() // (x.shape[0] * x.shape[1]))).clamp(min=1)
+        batch_mean = (x * weight).sum(dims) / total
+        batch_var = ((x - batch_mean.view(shape)).square() * weight).sum(dims) / total
+        usable = rows > 1
+        rate = torch.where(usable, self.momentum, 0.0).to(x.dtype)
+        unbiased = batch_var.detach() * total / (total - 1).clamp(min=1)
+        self.running_mean = torch.lerp(mean, batch_mean.detach(), rate)
+        self.running_var = torch.lerp(var, unbiased, rate)
+        batch_mean = torch.where(usable, batch_mean, mean)
+        batch_var = torch.where(usable, batch_var, var)
+        y = (x - batch_mean.view(shape)) * (batch_var + self.eps).rsqrt().view(shape)
+        return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
+
+
+class _Dropout(nn.Module):
+    """Dropout whose mask is a hash of (seed, round, client, step, position): the same in every executor."""
+
+    def __init__(self, p: float, ordinal: int, channelwise: bool) -> None:
+        super().__init__()
+        self.p, self.ordinal, self.channelwise = p, ordinal, channelwise
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        like = x[:, :, *[slice(1)] * (x.ndim - 2)] if self.channelwise else x
+        key = _PASS.key if _PASS.key is not None else torch.zeros((), dtype=torch.int64, device=x.device)
+        kept = uniform(fold(key, self.ordinal), like) >= self.p
+        return x * (kept / (1 - self.p)).to(x.dtype)
+
+
+def _adapt(module: nn.Module) -> nn.Module:
+    """A copy of the module in which layers that couple rows or draw numbers are replaced by ours."""
+    module = copy.deepcopy(module)
+    made: dict[int, nn.Module] = {}
+    for path, part in list(module.named_modules(remove_duplicate=False)):
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            if not part.track_running_stats or part.momentum is None:
+                raise UsageError(
+                    f"layer '{path}': BatchNorm needs running statistics and a momentum such as 0.1; without them a "
+                    "prediction would depend on the other examples of its batch, or on every batch ever seen"
+                )
+            new = made.setdefault(id(part), _Norm(part))
+        elif isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+            new = made.setdefault(id(part), _Dropout(part.p, len(made), not isinstance(part, nn.Dropout)))
+        else:
+            continue
+        if not path:
+            return new
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, new)
+    return module
+
+
+class Moved(NamedTuple):
+    """A training pass: what the model said, and its buffers (such as running statistics) after it."""
+
+    outputs: Tensor
+    buffers: dict[str, Tensor]
+
+
+class Model:
+    """A module's architecture; its numbers are always given from outside.
+
+    `layout` says where each tensor lies in theta and `theta: [d]` is the module's own initial vector.
+    """
+
+    def __init__(self, module: nn.Module, head: str | None = None) -> None:
+        self.original = module
+        self.module = _adapt(module)
+        self.layout = Layout.of(self.module, head)
+        self._buffers = [name for name, b in self.module.named_buffers() if b.is_floating_point()]
+        self._slots = []
+        for entry in self.layout.entries:
+            path, _, name = entry.name.rpartition(".")
+            part = self.module.get_submodule(path)
+            self._slots.append((entry.name, part._parameters if name in part._parameters else part._buffers, name))
+        self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})  # type: ignore[union-attr]
+
+    def to(self, device: torch.device) -> "Model":
+        """The same model with its initial vector and integer buffers on a device."""
+        self.module.to(device)
+        self.theta = self.theta.to(device)
+        return self
+
+    @contextmanager
+    def _bound(self, tensors: dict[str, Tensor], training: bool) -> Iterator[None]:
+        # Writing into the modules' own tables is what torch.func.functional_call does, without its cost per call.
+        before = [slots[key] for _, slots, key in self._slots]
+        if self.module.training is not training:
+            self.module.train(training)
+        try:
+            for name, slots, key in self._slots:
+                slots[key] = tensors[name]  # type: ignore[assignment]
+            yield
+        finally:
+            for (_, slots, key), value in zip(self._slots, before, strict=True):
+                slots[key] = value
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        """Outputs for x: [B, ...] in evaluation mode."""
+        return self.predict(self.layout.tensors(theta), x)
+
+    def predict(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        """Outputs in evaluation mode, from named tensors."""
+        with self._bound(tensors, training=False):
+            return self.module(x)  # type: ignore[no-any-return]
+
+    def run(self, tensors: dict[str, Tensor], x: Tensor, weight: Tensor | None, key: Tensor) -> Moved:
+        """One training pass over x: [B, ...], of which only rows of weight 1 count."""
+        if self._buffers:
+            tensors = tensors | {name: tensors[name].detach().clone() for name in self._buffers}
+        with self._bound(tensors, training=True):
+            _PASS.weight, _PASS.key = weight, key
+            try:
+                outputs = self.module(x)
+            finally:
+                _PASS.weight = _PASS.key = None
+            return Moved(outputs, {n: slots[k] for n, slots, k in self._slots if n in self._buffers})  # type: ignore[misc]
+
+    def export(self, theta: Tensor) -> nn.Module:
+        """The plain module with these numbers in it, in evaluation mode: yours to keep."""
+        module = copy.deepcopy(self.original).eval()
+        module.load_state_dict(self.layout.tensors(theta), strict=False)
+        return module

@@ -1,0 +1,140 @@
+"""History: scores, graphs and bytes of a run, and which round validation selects."""
+
+import csv
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import wire
+from .files import replacing
+from .fleet import Evaluation, Key
+from .tasks import Task
+
+Tree = Any
+
+
+@dataclass
+class History:
+    """What is known of a run so far; `names` are the clients', `every` how many rounds lie between evaluations."""
+
+    names: tuple[str, ...]
+    task: Task
+    every: int = 1
+    rounds: list[int] = field(default_factory=list)
+    scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
+    relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
+    bytes_down: int = 0  # sent by the server, whole run
+    bytes_up: int = 0
+    models: Tree = None  # [N, ...] headline models of the selected round
+    selected: int = -1  # that round
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a round is evaluated: every `every`-th, and the last."""
+        return (round + 1) % self.every == 0 or round + 1 == rounds
+
+    def count(self, sent: Tree, uploads: Tree) -> None:
+        """Add a round's messages to the bytes."""
+        self.bytes_down += wire.size(sent)
+        self.bytes_up += wire.size(uploads)
+
+    def add(self, round: int, found: Evaluation, relation: Tensor | None) -> None:
+        """Keep an evaluated round; its headline models too, if validation prefers them to all before."""
+        self.rounds.append(round)
+        self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
+        if relation is not None:
+            self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
+        if self.select(self.headline) == round:
+            self.selected, self.models = round, found.models
+
+    @property
+    def headline(self) -> str:
+        """The first model that the method names."""
+        return next(iter(self.scores[0]))[0]
+
+    @property
+    def named_models(self) -> list[str]:
+        """Every model that is scored, headline first."""
+        return list(dict.fromkeys(model for model, _, _ in self.scores[0]))
+
+    def curve(self, model: str, split: str, metric: str) -> Tensor:
+        """[T, N] one metric of one model over the evaluated rounds."""
+        return torch.stack([scores[model, split, metric] for scores in self.scores])
+
+    def select(self, model: str) -> int:
+        """The round whose mean validation score is best (the first of equals); the last without validation data."""
+        if (model, "validation", self.task.metric) not in self.scores[0]:
+            return self.rounds[-1]
+        mean = self.curve(model, "validation", self.task.metric).double().mean(1)
+        return self.rounds[int(mean.argmax() if self.task.higher_is_better else mean.argmin())]
+
+    def test(self, model: str) -> Tensor:
+        """[N] the task's metric on test examples, at the round that validation selects."""
+        at = self.rounds.index(self.select(model))
+        return self.scores[at][model, "test", self.task.metric]
+
+    def summary(self) -> dict[str, dict[str, float | int]]:
+        """Per named model: mean, spread and extremes over clients of the test metric, and the selected round (from 1)."""
+        return {
+            name: {**spread(self.test(name), self.task.higher_is_better), "round": self.select(name) + 1}
+            for name in self.named_models
+        }
+
+    def write_csv(self, path: Path) -> None:
+        """One tidy table: round (from 1), client, model, split, metric, value."""
+        with replacing(path) as part, part.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["round", "client", "model", "split", "metric", "value"])
+            for round, scores in zip(self.rounds, self.scores, strict=True):
+                for (model, split, metric), values in scores.items():
+                    for name, value in zip(self.names, values.tolist(), strict=True):
+                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}"])
+
+    def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
+        """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`."""
+        with replacing(path) as part, part.open("wb") as file:
+            stack = torch.stack(self.relations).numpy() if self.relations else np.zeros((0, 0, 0), np.float32)
+            np.savez_compressed(
+                file,
+                round=np.array(self.rounds if self.relations else [], np.int64) + 1,
+                relation=stack,
+                origin=np.array(origin),
+                clients=np.array(self.names),
+                layers=np.array(layers if stack.ndim == 4 else [], dtype=str),
+            )
+
+    def pack(self) -> tuple[dict[str, Tensor], str]:
+        """Arrays and a line of text from which `restore` makes the same history."""
+        arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
+        arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
+        arrays |= wire.pack(self.models, "model.")
+        keys = list(self.scores[0]) if self.scores else []
+        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.selected])
+
+    def restore(self, arrays: dict[str, Tensor], text: str, like: Tree) -> None:
+        """Become the history that was packed; `like` has the structure of the headline models."""
+        self.rounds, keys, self.bytes_down, self.bytes_up, self.selected = json.loads(text)
+        named: list[Key] = [tuple(key) for key in keys]
+        self.scores = [
+            {key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))
+        ]
+        self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
+        if self.rounds:
+            self.models = wire.unpack(arrays, like, "model.")
+
+
+def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
+    """Mean and standard deviation over clients: [N], and the means of the worst and best twentieth (one at least)."""
+    ordered = values.double().sort(descending=not higher_is_better).values
+    few = max(1, math.ceil(len(ordered) / 20))
+    return {
+        "mean": float(ordered.mean()),
+        "std": float(ordered.std(correction=0)),
+        "worst5": float(ordered[:few].mean()),
+        "best5": float(ordered[-few:].mean()),
+    }

@@ -1,0 +1,40 @@
+"""Random numbers by counter: every draw is a hash of (seed, purpose, ids), never of what was drawn before.
+
+So a draw does not depend on the executor, on the order of clients or on where an interrupted run was resumed.
+"""
+
+import zlib
+
+import torch
+from torch import Tensor
+
+
+def _mix(x: Tensor) -> Tensor:
+    # The finaliser of splitmix64; int64 multiplication wraps, and the masks make the shifts logical.
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def fold(key: Tensor, value: Tensor | int) -> Tensor:
+    """A new key from a key and a counter; both may carry any (broadcast) shape."""
+    return _mix((key ^ value) + -7046029254386353131)
+
+
+def key(seed: int, purpose: str, *ids: int, device: torch.device | str = "cpu") -> Tensor:
+    """[] int64: the key of one purpose, further split by ids (round, client, ...)."""
+    start = torch.tensor(zlib.crc32(purpose.encode()), dtype=torch.int64, device=device)
+    for value in (seed, *ids):
+        start = fold(start, value)
+    return start
+
+
+def uniform(key: Tensor, like: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1) of the shape and type of `like`; entry i depends on (key, i) only."""
+    bits = fold(key, torch.arange(like.numel(), device=key.device)) & 0x7FFFFF  # 23 bits: exact in float32
+    return (bits.to(like.dtype) / 2**23).reshape(like.shape)
+
+
+def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
+    """A torch generator (CPU) for the server's and the partitions' draws."""
+    return torch.Generator().manual_seed(int(key(seed, purpose, *ids)) & 0x7FFFFFFFFFFFFFFF)

@@ -1,0 +1,34 @@
+"""Messages and states as named arrays and back; their size in bytes."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+
+Tree = Any
+
+
+def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
+    """Named arrays of a tree of NamedTuples, tuples and dicts, such as `theta` or `memory.first.0`."""
+    leaves, _ = tree_flatten_with_path(tree)
+    return {prefix + ".".join(_name(part) for part in path): leaf for path, leaf in leaves}
+
+
+def unpack(arrays: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
+    """The tree with the structure of `like` and the arrays that `pack` made."""
+    paths, structure = tree_flatten_with_path(like)
+    names = [prefix + ".".join(_name(part) for part in path) for path, _ in paths]
+    return tree_unflatten([arrays[name] for name in names], structure)
+
+
+def size(tree: Tree) -> int:
+    """Bytes of all arrays, as they would travel."""
+    return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+
+
+def _name(part: Any) -> str:
+    for field in ("name", "key", "idx"):
+        if hasattr(part, field):
+            return str(getattr(part, field))
+    raise TypeError(f"states and messages are trees of NamedTuples, tuples and dicts; got {part}")
