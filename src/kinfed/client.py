@@ -57,8 +57,8 @@ class Batch(NamedTuple):
 class Rows(NamedTuple):
     """A client's rows of the pool for one purpose, filled up to a common length with its own."""
 
-    index: Tensor  # [n] int64
-    count: Tensor  # [] int64, how many are real
+    at: Tensor  # [n] int64
+    size: Tensor  # [] int64, how many are real
 
 
 class Pool(NamedTuple):
@@ -96,7 +96,7 @@ class Client:
     @property
     def size(self) -> Tensor:
         """[] int64: how many training examples this client has."""
-        return self._rows["train"].count
+        return self._rows["train"].size
 
     @property
     def data(self) -> Examples:

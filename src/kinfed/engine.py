@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from .errors import RunError
 from .fleet import Fleet
 from .method import Method, Roster
 from .record import History
@@ -47,11 +49,14 @@ def run(
         cohort = sample(roster, participation)
         sent = method.send(roster, server, cohort)
         cohort, uploads = fleet.train(round, cohort, sent)
-        history.count(sent, uploads)
         server = method.aggregate(roster, server, cohort, uploads)
+        if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(server) if t.is_floating_point()):
+            raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
+        found = relation = None
         if history.is_due(round, rounds):
             everyone = roster.everyone
             found = fleet.evaluate(round, everyone, method.send(roster, server, everyone))
-            history.add(round, found, method.relation(roster, server, cohort))
+            relation = method.relation(roster, server, cohort)
+        history.add(round, sent, uploads, found, relation)
         after(round, server)
     return server

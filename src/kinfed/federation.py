@@ -102,7 +102,9 @@ class Federation:
         if not self.names:
             object.__setattr__(self, "names", tuple(str(i) for i in range(count)))
         if set(self.rows) != set(SPLITS) or any(len(r) != count for r in self.rows.values()) or count == 0:
-            raise UsageError(f"a federation needs rows for {', '.join(SPLITS)}, one entry a client, and a client or more")
+            raise UsageError(
+                f"a federation needs rows for {', '.join(SPLITS)}, one entry a client, and a client or more"
+            )
         if len(self.names) != count or len(set(self.names)) != count:
             raise UsageError(f"{count} clients need {count} different names; got {len(set(self.names))}")
         if len(self.x) != len(self.y):
@@ -194,9 +196,7 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
         relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
-        return divide(
-            pool, target, owned, task, split or Split(), seed, names=tuple(map(str, names)), graph=relation
-        )
+        return divide(pool, target, owned, task, split or Split(), seed, names=tuple(map(str, names)), graph=relation)
 
 
 def divide(

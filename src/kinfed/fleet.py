@@ -1,6 +1,6 @@
 """Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -31,6 +31,8 @@ class Evaluation(NamedTuple):
 
 class Fleet(Protocol):
     """All clients, wherever they run. Results come in the order of the cohort's ids."""
+
+    names: Sequence[str]
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]: ...  # who replied, with what
 
@@ -64,7 +66,13 @@ class Simulation:
         self.device = torch.device(device)
         federation = federation.to(self.device)
         self.names = federation.names
-        self.model, self.method, self.training, self.seed, self.chunk = model.to(self.device), method, training, seed, chunk
+        self.model, self.method, self.training, self.seed, self.chunk = (
+            model.to(self.device),
+            method,
+            training,
+            seed,
+            chunk,
+        )
         self.task, self.pool = federation.task, Pool(federation.x, federation.y)
         self._rows = _set_aside(federation, method, seed)
         self._sizes = {split: [len(r) for r in rows] for split, rows in self._rows.items()}
@@ -95,6 +103,7 @@ class Simulation:
         """Local training of the cohort: [K]; private states are kept here."""
         state = tree_map(lambda table: table[cohort], self.state)
         state, uploads = self._each(round, cohort, self.method.train, state, sent)
+        raise_if_diverged(self.names, round, cohort, (state, uploads))  # before the states are replaced
         self.state = tree_map(lambda table, rows: table.index_copy(0, cohort, rows), self.state, state)
         return cohort, uploads
 
@@ -102,7 +111,7 @@ class Simulation:
         """Scores of the cohort's models on validation and test examples."""
         splits = [split for split in EVALUATED if all(self._sizes[split])]
 
-        def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, dict[str, Tensor]], Tree]:
+        def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, Tensor], Tree]:
             models = self.method.personalise(client, state, received)
             scores = {}
             for name, personal in models.items():
@@ -115,17 +124,15 @@ class Simulation:
 
         state = tree_map(lambda table: table[cohort], self.state)
         scores, models = self._each(round, cohort, program, state, sent)
-        keyed: dict[Key, Tensor] = {tuple(k.split("\t")): v for k, v in scores.items()}  # type: ignore[misc]
+        keyed = {(model, split, metric): v for k, v in scores.items() for model, split, metric in [k.split("\t")]}
         return Evaluation(keyed, models)
 
-    def _each(self, round: int, ids: Tensor, program: Callable[..., Tree], *trees: Tree) -> Tree:
+    def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
         if self.executor == "loop":
             found = []
             for place, i in enumerate(ids.tolist()):
-                rows = {
-                    split: Rows(self._rows[split][i], count[i]) for split, (_, count) in self._padded.items()
-                }
+                rows = {split: Rows(self._rows[split][i], count[i]) for split, (_, count) in self._padded.items()}
                 client = self._client(ids[place], round, rows, (self._sizes["train"][i],), together=False)
                 found.append(program(client, *(tree_map(lambda t, at=place: t[at], tree) for tree in trees)))
             return tree_map(lambda *leaves: torch.stack(leaves), *found)
@@ -151,9 +158,7 @@ class Simulation:
     def _client(
         self, id: Tensor, round: int, rows: dict[str, Rows], sizes: tuple[int, ...], *, together: bool
     ) -> Client:
-        return Client(
-            id, round, self.seed, self.model, self.task, self.training, self.pool, rows, sizes, together
-        )
+        return Client(id, round, self.seed, self.model, self.task, self.training, self.pool, rows, sizes, together)
 
     def _choose(self, executor: Executor) -> tuple[Executor, str]:
         if executor == "loop":

@@ -58,7 +58,7 @@ class Layout:
                 seen.add(id(tensor))
                 entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable))
                 at += tensor.numel()
-            learned = sum(e.at.stop - e.at.start for e in entries if e.at.start >= start and e.trainable)
+            learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
             if learned:
                 layers.append(Layer(path, slice(first, at), slice(start, start + learned)))
                 first = at
@@ -78,12 +78,12 @@ class Layout:
     @property
     def size(self) -> int:
         """d, the length of theta."""
-        return self.entries[-1].at.stop
+        return sum(e.shape.numel() for e in self.entries)
 
     @property
     def parameters(self) -> int:
         """How many of the d entries are trainable."""
-        return sum(e.at.stop - e.at.start for e in self.entries if e.trainable)
+        return sum(e.shape.numel() for e in self.entries if e.trainable)
 
     @cached_property
     def names(self) -> frozenset[str]:

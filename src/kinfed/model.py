@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ class _Norm(nn.Module):
         self.weight, self.bias = norm.weight, norm.bias
         self.register_buffer("running_mean", norm.running_mean)
         self.register_buffer("running_var", norm.running_var)
-        self.eps, self.momentum = norm.eps, norm.momentum
+        self.eps, self.momentum = norm.eps, norm.momentum or 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -124,12 +124,13 @@ class Model:
         self.module = _adapt(module)
         self.layout = Layout.of(self.module, head)
         self._buffers = [name for name, b in self.module.named_buffers() if b.is_floating_point()]
-        self._slots = []
+        self._slots: list[tuple[str, dict[str, Any], str]] = []
         for entry in self.layout.entries:
             path, _, name = entry.name.rpartition(".")
             part = self.module.get_submodule(path)
-            self._slots.append((entry.name, part._parameters if name in part._parameters else part._buffers, name))
-        self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})  # type: ignore[union-attr]
+            table: dict[str, Any] = part._parameters if name in part._parameters else part._buffers
+            self._slots.append((entry.name, table, name))
+        self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
 
     def to(self, device: torch.device) -> "Model":
         """The same model with its initial vector and integer buffers on a device."""
@@ -145,7 +146,7 @@ class Model:
             self.module.train(training)
         try:
             for name, slots, key in self._slots:
-                slots[key] = tensors[name]  # type: ignore[assignment]
+                slots[key] = tensors[name]
             yield
         finally:
             for (_, slots, key), value in zip(self._slots, before, strict=True):
@@ -170,7 +171,7 @@ class Model:
                 outputs = self.module(x)
             finally:
                 _PASS.weight = _PASS.key = None
-            return Moved(outputs, {n: slots[k] for n, slots, k in self._slots if n in self._buffers})  # type: ignore[misc]
+            return Moved(outputs, {n: slots[k] for n, slots, k in self._slots if n in self._buffers})
 
     def export(self, theta: Tensor) -> nn.Module:
         """The plain module with these numbers in it, in evaluation mode: yours to keep."""

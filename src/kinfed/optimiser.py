@@ -90,9 +90,7 @@ class Adam:
         second = tuple(torch.lerp(s * s, m, self.beta2) for m, s in zip(memory.second, slopes, strict=True))
         rate = self.lr / (1 - self.beta1**step)
         scale = (1 - self.beta2**step).sqrt()
-        moved = [
-            v - rate * m / (q.sqrt() / scale + self.eps) for v, m, q in zip(values, first, second, strict=True)
-        ]
+        moved = [v - rate * m / (q.sqrt() / scale + self.eps) for v, m, q in zip(values, first, second, strict=True)]
         return moved, Memory(step, first, second)
 
 

@@ -31,26 +31,28 @@ class History:
     relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
-    models: Tree = None  # [N, ...] headline models of the selected round
-    selected: int = -1  # that round
+    models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] headline models of the selected round, packed
+    done: int = 0  # rounds
 
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated: every `every`-th, and the last."""
         return (round + 1) % self.every == 0 or round + 1 == rounds
 
-    def count(self, sent: Tree, uploads: Tree) -> None:
-        """Add a round's messages to the bytes."""
+    def add(
+        self, round: int, sent: Tree, uploads: Tree, found: Evaluation | None = None, relation: Tensor | None = None
+    ) -> None:
+        """Count a round's messages, keep its evaluation, and its headline models if validation prefers them so far."""
         self.bytes_down += wire.size(sent)
         self.bytes_up += wire.size(uploads)
-
-    def add(self, round: int, found: Evaluation, relation: Tensor | None) -> None:
-        """Keep an evaluated round; its headline models too, if validation prefers them to all before."""
+        self.done = round + 1
+        if found is None:
+            return
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
             self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
         if self.select(self.headline) == round:
-            self.selected, self.models = round, found.models
+            self.models = wire.pack(found.models)
 
     @property
     def headline(self) -> str:
@@ -79,7 +81,7 @@ class History:
         return self.scores[at][model, "test", self.task.metric]
 
     def summary(self) -> dict[str, dict[str, float | int]]:
-        """Per named model: mean, spread and extremes over clients of the test metric, and the selected round (from 1)."""
+        """Per named model: the test metric over clients (see `spread`) and the selected round (from 1)."""
         return {
             name: {**spread(self.test(name), self.task.higher_is_better), "round": self.select(name) + 1}
             for name in self.named_models
@@ -112,20 +114,17 @@ class History:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
         arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
-        arrays |= wire.pack(self.models, "model.")
+        arrays |= {f"model.{name}": t for name, t in self.models.items()}
         keys = list(self.scores[0]) if self.scores else []
-        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.selected])
+        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.done])
 
-    def restore(self, arrays: dict[str, Tensor], text: str, like: Tree) -> None:
-        """Become the history that was packed; `like` has the structure of the headline models."""
-        self.rounds, keys, self.bytes_down, self.bytes_up, self.selected = json.loads(text)
+    def restore(self, arrays: dict[str, Tensor], text: str) -> None:
+        """Become the history that was packed."""
+        self.rounds, keys, self.bytes_down, self.bytes_up, self.done = json.loads(text)
         named: list[Key] = [tuple(key) for key in keys]
-        self.scores = [
-            {key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))
-        ]
+        self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
-        if self.rounds:
-            self.models = wire.unpack(arrays, like, "model.")
+        self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:

@@ -56,9 +56,11 @@ class Regression:
     higher_is_better: ClassVar[bool] = False
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return (outputs.reshape(y.shape) - y).square().flatten(1).mean(1) if y.ndim > 1 else (
-            outputs.reshape(y.shape) - y
-        ).square()
+        return (
+            (outputs.reshape(y.shape) - y).square().flatten(1).mean(1)
+            if y.ndim > 1
+            else (outputs.reshape(y.shape) - y).square()
+        )
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         loss = _mean(self.loss(outputs, y), weight)

@@ -25,7 +25,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class CFL(Method):
-    r"""A cluster $c$ is split when $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
+    r"""A cluster splits when $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
 
     Cosines of the updates decide who goes where. `linkage="complete"` is what public codes run; "single" gives the
     paper's split, which minimises the largest cosine across the cut. With partial participation a cluster is judged

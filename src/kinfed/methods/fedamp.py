@@ -27,7 +27,8 @@ class FedAMP(GraphMethod):
     def __post_init__(self):
         if self.sigma <= 0 or self.alpha < 0 or self.pull < 0:
             raise UsageError(
-                f"fedamp: sigma must be positive, alpha and pull zero or more; got {self.sigma}, {self.alpha}, {self.pull}"
+                "fedamp: sigma must be positive, alpha and pull zero or more; "
+                f"got sigma={self.sigma}, alpha={self.alpha}, pull={self.pull}"
             )
         if self.begin not in ("own", "mixed"):
             raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")

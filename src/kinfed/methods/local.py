@@ -9,7 +9,7 @@ from ..method import Method, Params
 
 @dataclass(frozen=True)
 class Local(Method):
-    r"""$\theta_i \leftarrow$ local training of $\theta_i$ on client $i$'s examples, for as many rounds as the others."""
+    r"""$\theta_i \leftarrow$ local training of $\theta_i$ on client $i$'s examples, as long as the others train."""
 
     def send(self, roster, server, cohort):
         return ()

@@ -42,9 +42,9 @@ class Upload(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedGAT(Method):
-    r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$, $h = \mathrm{LN}(\theta)$.
+    r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
-    $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a client outside it keeps its model. The network
+    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a client outside it keeps its model. The network
     follows $\partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$ (the paper's scalar losses cannot
     give that gradient), where $L_i$ is the loss of the mixed model on examples set aside for it.
     """
@@ -60,7 +60,8 @@ class PFedGAT(Method):
     def __post_init__(self):
         if self.heads < 1 or self.width < 1 or self.lr < 0:
             raise UsageError(
-                f"pfedgat: heads and width must be at least 1, lr zero or more; got {self.heads}, {self.width}, {self.lr}"
+                "pfedgat: heads and width must be at least 1, lr zero or more; "
+                f"got heads={self.heads}, width={self.width}, lr={self.lr}"
             )
         if self.features not in ("full", "head", "delta"):
             raise UsageError(f"pfedgat: features must be 'full', 'head' or 'delta'; got '{self.features}'")

@@ -1,6 +1,7 @@
 """pFedHN: a hypernetwork writes each client's model from an embedding of the client (Shamsian et al., 2021)."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedHN(Method):
-    r"""$\theta_i = h(e_i; \varphi)$; one server step along $(\partial \theta_i / \partial(\varphi, e_i))^\top (\theta_i - \tilde\theta_i)$.
+    r"""$\theta_i = h(e_i; \varphi)$, moved along $(\partial \theta_i / \partial(\varphi, e_i))^\top (\tilde\theta_i - \theta_i)$.
 
     $\tilde\theta_i$ is the model after local training; the cohort's gradients are averaged. Only trainable tensors
     are generated: running statistics stay with the client. (The paper prints the sign of ascent; its code descends.)
@@ -63,7 +64,7 @@ class PFedHN(Method):
         like = roster.theta
         uniform = [
             ((2 * torch.rand(b, a + 1, generator=draw) - 1) / a**0.5).to(like)
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         ]
         embedding = torch.randn(len(roster), size, generator=draw).to(like)
         network = Network(embedding, tuple(u[:, 1:].clone() for u in uniform), tuple(u[:, 0].clone() for u in uniform))

@@ -29,7 +29,8 @@ class Control(NamedTuple):
 class Scaffold(Averaging):
     r"""Steps follow $g_i(y) - c_i + c$; then $c_i \leftarrow c_i - c + \frac{\theta - y}{K \eta}$ (option II).
 
-    $\theta \leftarrow \theta + \eta_g \frac1{|S|} \sum_S (y_i - \theta)$ and $c \leftarrow c + \frac1N \sum_S (c_i^+ - c_i)$.
+    $\theta \leftarrow \theta + \eta_g \frac1{|S|} \sum_S (y_i - \theta)$,
+    $c \leftarrow c + \frac1N \sum_S (c_i^+ - c_i)$.
     """
 
     server_lr: float = 1.0  # eta_g
@@ -43,7 +44,7 @@ class Scaffold(Averaging):
 
     def start(self, roster):
         if roster.training.optimiser != SGD(lr=roster.training.optimiser.lr):
-            raise UsageError("scaffold is defined for plain SGD; set training.optimiser to sgd without momentum or decay")
+            raise UsageError("scaffold needs plain SGD: set training.optimiser to sgd without momentum or decay")
         return Message(roster.theta, torch.zeros_like(roster.theta))
 
     def weights(self, roster, cohort):

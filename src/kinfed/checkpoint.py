@@ -1,0 +1,57 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, in one file."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from . import wire
+from .errors import RunError
+from .files import replacing
+from .record import History
+
+Tree = Any
+
+
+class Progress(NamedTuple):
+    """Where a run stands between two rounds."""
+
+    done: int  # rounds
+    server: Tree
+    state: Tree  # the clients' private states, [N, ...]
+    seconds: float
+
+
+def save(path: Path, progress: Progress, history: History) -> None:
+    """Write the checkpoint in place of the one before, or leave that one as it is."""
+    arrays, text = history.pack()
+    arrays |= wire.pack(progress.server, "server.") | wire.pack(progress.state, "state.")
+    write(arrays, path, {"history": text, "done": str(progress.done), "seconds": str(progress.seconds)})
+
+
+def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
+    """Read a checkpoint; `server` and `state` have the structure of what was saved. Fills `history`."""
+    try:
+        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+            text = file.metadata()
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        history.restore(arrays, text["history"])
+        return Progress(
+            int(text["done"]),
+            wire.unpack(arrays, server, "server."),
+            wire.unpack(arrays, state, "state."),
+            float(text["seconds"]),
+        )
+    except (SafetensorError, KeyError, ValueError) as problem:
+        raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
+
+
+def write(arrays: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write named arrays as safetensors, in place of what was there."""
+    with replacing(path) as part:
+        try:
+            save_file({name: t.detach().cpu().contiguous().clone() for name, t in arrays.items()}, part, metadata)
+        except SafetensorError as problem:
+            raise OSError(str(problem)) from None
