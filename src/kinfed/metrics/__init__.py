@@ -1,0 +1,1 @@
+"""What is measured beside the task's own scores."""

@@ -1,0 +1,111 @@
+"""How well a relation, or a clustering, finds the groups that clients really belong to.
+
+A relation is [N, N], row i holding what client i gets of everyone, or [L, N, N] with one a layer, and is then averaged
+over its layers first. Groups are integer labels [N]; their values mean nothing, only who shares one.
+"""
+
+from typing import NamedTuple
+
+import torch
+from sklearn.metrics import adjusted_rand_score
+from torch import Tensor
+
+from ..errors import UsageError
+
+
+class GroupWeights(NamedTuple):
+    """Mean weights of a relation; NaN where there is no such pair."""
+
+    itself: float  # of the diagonal
+    within: float  # between two different clients of one group
+    between: float  # between clients of different groups
+
+
+def edge_auroc(relation: Tensor, groups: Tensor) -> float:
+    """The chance that a pair of clients from one group weighs more than a pair from two groups; ties count half.
+
+    Every ordered pair of different clients counts on its own: a relation may be one-sided, and what i gets of j is
+    another edge than what j gets of i. 1 is perfect, 0.5 is what a uniform relation scores. NaN if all clients are of
+    one group, or no two are.
+    """
+    weights = _mean_over_layers(relation)
+    same = _same(groups, len(weights))
+    others = ~torch.eye(len(weights), dtype=torch.bool)
+    edges, positive = weights[others], same[others]
+    # Mann-Whitney: the positives' ranks, tied edges sharing the middle one, against the least they could sum to.
+    _, level, count = torch.unique(edges, return_inverse=True, return_counts=True)
+    rank = (count.cumsum(0) - (count - 1) / 2)[level]
+    hits, misses = int(positive.sum()), int((~positive).sum())
+    if not hits or not misses:
+        return float("nan")
+    return float((rank[positive].sum() - hits * (hits + 1) / 2) / (hits * misses))
+
+
+def group_weights(relation: Tensor, groups: Tensor) -> GroupWeights:
+    """Mean weight of a client for itself, for others of its group, and for clients of other groups."""
+    weights = _mean_over_layers(relation)
+    same = _same(groups, len(weights))
+    itself = torch.eye(len(weights), dtype=torch.bool)
+    return GroupWeights(*(float(weights[pairs].mean()) for pairs in (itself, same & ~itself, ~same)))
+
+
+def row_entropy(relation: Tensor) -> Tensor:
+    """[N] entropy in nats of each row as a distribution: 0 for one source, log N if uniform; NaN for a row of zeros."""
+    rows = _rows(relation)
+    return -torch.xlogy(rows, rows).sum(1)
+
+
+def distance_from_uniform(relation: Tensor) -> Tensor:
+    """[N] total variation between each row, as a distribution, and the uniform one: from 0 to 1 - 1/N."""
+    rows = _rows(relation)
+    return (rows - 1 / len(rows)).abs().sum(1) / 2
+
+
+def rand_index(a: Tensor, b: Tensor) -> float:
+    """The share of pairs of clients on which two clusterings [N] agree, together or apart (Rand, 1971)."""
+    count = len(_labels(a))
+    agree = _same(a, count) == _same(b, count)
+    pairs = count * (count - 1)
+    return float((agree.sum() - count) / pairs) if pairs else 1.0
+
+
+def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
+    """The Rand index of two clusterings [N], rescaled so that chance scores 0 (Hubert and Arabie, 1985)."""
+    _same(b, len(_labels(a)))
+    return float(adjusted_rand_score(a.cpu().numpy(), b.cpu().numpy()))
+
+
+def _mean_over_layers(relation: Tensor) -> Tensor:
+    """[N, N] float64 on the CPU."""
+    if relation.ndim not in (2, 3) or relation.shape[-1] != relation.shape[-2] or 0 in relation.shape:
+        raise UsageError(f"a relation must be [N, N], or [L, N, N] with one a layer; got {list(relation.shape)}")
+    weights = relation.detach().cpu().double()
+    weights = weights.mean(0) if weights.ndim == 3 else weights
+    if not torch.isfinite(weights).all():
+        raise UsageError("the relation holds NaN or infinity")
+    return weights
+
+
+def _rows(relation: Tensor) -> Tensor:
+    """[N, N] rows that sum to one."""
+    weights = _mean_over_layers(relation)
+    if (weights < 0).any():
+        raise UsageError(
+            f"a relation with negative weights is no distribution; its least is {float(weights.min()):.3g}"
+        )
+    return weights / weights.sum(1, keepdim=True)
+
+
+def _labels(groups: Tensor) -> Tensor:
+    """[N] on the CPU."""
+    if groups.ndim != 1 or groups.is_floating_point():
+        raise UsageError(f"groups must be integer labels [N]; got {groups.dtype} {list(groups.shape)}")
+    return groups.cpu()
+
+
+def _same(groups: Tensor, count: int) -> Tensor:
+    """[N, N] bool: which clients share a group."""
+    labels = _labels(groups)
+    if len(labels) != count:
+        raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")
+    return labels[:, None] == labels[None, :]
