@@ -1,0 +1,53 @@
+"""Dirichlet: every class is shared out in random, uneven shares (Yurochkin et al., 2019)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from ..federation import Dataset, Parts
+from .deal import check_clients, hand_over, rows_by_class
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    r"""Class c goes to the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$; small alpha: uneven.
+
+    With `cap`, as in MOON's code, a client that already holds n / N examples gets none of later classes. Clients then
+    short of `min_size` are given random examples of the client that is the largest at that moment, one at a time:
+    nothing is drawn again, so a partition exists whenever N * min_size <= n.
+    """
+
+    alpha: float = 0.5
+    min_size: int = 10
+    cap: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < math.inf:
+            raise UsageError(f"dirichlet: alpha must be positive and finite; got {self.alpha}")
+        if self.min_size < 1:
+            raise UsageError(f"dirichlet: min_size must be at least 1; got {self.min_size}")
+
+    def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
+        """Deal `dataset` to `clients`; every example is used once."""
+        check_clients("dirichlet", dataset, clients, self.min_size)
+        by_class = rows_by_class("dirichlet", dataset, draw)
+        random = np.random.default_rng(int(torch.randint(2**62, (), generator=draw)))
+        owned: list[list[int]] = [[] for _ in range(clients)]
+        for rows in by_class:
+            # A gamma variable of small alpha underflows, its logarithm does not: G(alpha) = G(alpha + 1) U^(1 / alpha).
+            size = np.log(random.standard_gamma(self.alpha + 1, clients))
+            size += np.log1p(-random.random(clients)) / self.alpha
+            if self.cap:
+                full = np.array([len(mine) >= len(dataset.y) / clients for mine in owned])
+                size[full] = -np.inf
+            share = np.exp(size - size.max())
+            cuts = np.rint(np.cumsum(share / share.sum()) * len(rows)).astype(int)
+            for mine, part in zip(owned, rows.tensor_split(cuts[:-1].tolist()), strict=True):
+                mine.extend(part.tolist())
+        while len(smallest := min(owned, key=len)) < self.min_size:
+            largest = max(owned, key=len)
+            smallest.append(largest.pop(int(random.integers(len(largest)))))
+        return hand_over("dirichlet", dataset, [torch.tensor(mine) for mine in owned])
