@@ -1,0 +1,10 @@
+"""Linear: one layer, so logistic regression when the task is classification."""
+
+from torch import nn
+
+from .mlp import mlp
+
+
+def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """[B, *shape] -> [B, classes]. Raises UsageError for a shape without axes."""
+    return mlp(shape, classes, hidden=())

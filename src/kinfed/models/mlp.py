@@ -1,0 +1,27 @@
+"""MLP: fully connected layers with ReLU between them."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from ..errors import UsageError
+
+
+def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
+    """[B, *shape] -> [B, classes] through layers of the `hidden` widths; the last layer is `head`.
+
+    Raises UsageError for a shape without axes or a width below 1.
+    """
+    if not shape or min(shape) < 1:
+        raise UsageError(f"mlp: an example needs an axis or more, none of them empty; got shape {list(shape)}")
+    if any(width < 1 for width in hidden):
+        raise UsageError(f"mlp: hidden widths must be at least 1; got {list(hidden)}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flat=nn.Flatten())
+    widths = [math.prod(shape), *hidden]
+    for i, (before, after) in enumerate(pairwise(widths), start=1):
+        layers[f"fc{i}"], layers[f"relu{i}"] = nn.Linear(before, after), nn.ReLU()
+    layers["head"] = nn.Linear(widths[-1], classes)
+    return nn.Sequential(layers)
