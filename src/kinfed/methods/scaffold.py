@@ -67,7 +67,7 @@ class Scaffold(Averaging):
         if self.option == 1:
             control = client.gradient(received.theta, client.data)
         else:
-            span = client.count_steps() * client.training.optimiser.lr
+            span = client.count_steps().to(theta.dtype) * client.training.optimiser.lr
             control = state.control - received.control + (received.theta - theta) / span
             control = control * client.model.layout.trainable.to(theta.device)  # statistics have no gradient
         return Control(control), Message(theta, control - state.control)
