@@ -14,8 +14,10 @@ class FedRep(Averaging):
     base_epochs: int | None = None  # None: as many as in the training settings
 
     def __post_init__(self):
-        if self.head_epochs < 0:
-            raise UsageError(f"fedrep: head_epochs must be zero or more; got {self.head_epochs}")
+        if min(self.head_epochs, self.base_epochs or 0) < 0:
+            raise UsageError(
+                f"fedrep: head_epochs and base_epochs must be zero or more; got {self.head_epochs}, {self.base_epochs}"
+            )
 
     def shared(self, layout):
         return layout.base
