@@ -31,6 +31,9 @@ class PerFedAvg(Averaging):
                 f"got beta={self.beta}, delta={self.delta}, alpha={self.alpha}, adapt_steps={self.adapt_steps}"
             )
 
+        if min(1 if count is None else count for count in (self.steps, self.batch)) < 1:
+            raise UsageError(f"per-fedavg: steps and batch must be 1 or more; got {self.steps} and {self.batch}")
+
     def weights(self, roster, cohort):
         return torch.ones(len(cohort), device=cohort.device)
 
@@ -38,12 +41,13 @@ class PerFedAvg(Averaging):
         w = received.theta
         outer, inner, second = (client.batches(steps=self.steps, batch=self.batch) for _ in range(3))
         for d, d1, d2 in zip(inner, outer, second, strict=True):
-            slope = client.gradient(w - self.alpha * client.gradient(w, d), d1)
+            personal = w - self.alpha * client.gradient(w, d)
+            slope = client.gradient(personal, d1)
             if self.hessian_free and self.alpha:
                 ahead = client.gradient(w + self.delta * slope, d2)
                 behind = client.gradient(w - self.delta * slope, d2)
                 slope = slope - self.alpha * (ahead - behind) / (2 * self.delta)
-            w = w - self.beta * slope
+            w = self._with_statistics(client, w - self.beta * slope, personal, d1)
         return state, Params(w)
 
     def personalise(self, client, state, received):
@@ -51,3 +55,11 @@ class PerFedAvg(Averaging):
         for batch in client.batches(steps=self.adapt_steps, batch=self.batch):
             theta = theta - self.alpha * client.gradient(theta, batch)
         return {"adapted": Params(theta), "shared": received}
+
+    def _with_statistics(self, client, w, personal, batch):
+        """[d] w with the running statistics of the personal model's training pass; the step that made it has none."""
+        layout = client.model.layout
+        if layout.parameters == layout.size:
+            return w
+        moved = client.model.run(layout.tensors(personal), batch.x, batch.weight, batch.key).buffers
+        return layout.flatten(layout.tensors(w) | moved)
