@@ -1,3 +1,32 @@
 """kinfed: graph-guided personalised federated learning."""
 
+from .client import Client, Training, towards
+from .errors import RunError, UsageError
+from .experiment import Run, fit
+from .federation import Federation, Graph, Split
+from .method import Averaging, GraphMethod, Method, Params, Roster
+from .methods import METHODS
+from .optimiser import SGD, Adam
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "METHODS",
+    "SGD",
+    "Adam",
+    "Averaging",
+    "Client",
+    "Federation",
+    "Graph",
+    "GraphMethod",
+    "Method",
+    "Params",
+    "Roster",
+    "Run",
+    "RunError",
+    "Split",
+    "Training",
+    "UsageError",
+    "fit",
+    "towards",
+]

@@ -1,6 +1,5 @@
 """Client: what one client has at hand when it runs its half of a method."""
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -12,7 +11,7 @@ from torch.func import grad
 from .errors import UsageError
 from .model import Model
 from .optimiser import SGD, Optimiser
-from .seeding import fold, key, uniform
+from .seeding import fold, key, normal
 from .tasks import Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
@@ -77,7 +76,7 @@ class Client:
 
     def __init__(
         self,
-        id: Tensor,
+        tag: Tensor,
         round: int,
         seed: int,
         model: Model,
@@ -88,7 +87,7 @@ class Client:
         sizes: tuple[int, ...],
         together: bool,
     ) -> None:
-        self.id, self.round, self.model, self.task, self.training = id, round, model, task, training
+        self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self._seed, self._pool, self._rows, self._draws = seed, pool, rows, 0
         self._sizes = sizes  # training sizes of all clients this program is run for at once: known to Python
         self._together = together
@@ -118,13 +117,11 @@ class Client:
 
     def key(self, purpose: str, *ids: int) -> Tensor:
         """[] int64: a key of this client, round and purpose, for `kinfed.seeding`."""
-        return fold(key(self._seed, purpose, self.round, *ids, device=self.id.device), self.id)
+        return fold(key(self._seed, purpose, self.round, *ids, device=self.tag.device), self.tag)
 
     def noise(self, like: Tensor, purpose: str = "noise") -> Tensor:
         """Standard normal numbers of the shape of `like`, the same in every fleet."""
-        k = self.key(purpose)
-        u = uniform(fold(k, 1), like).clamp(min=torch.finfo(like.dtype).tiny)
-        return (-2 * u.log()).sqrt() * (2 * math.pi * uniform(fold(k, 2), like)).cos()
+        return normal(self.key(purpose), like)
 
     def count_steps(self, epochs: int | None = None) -> Tensor:
         """[] int64: how many steps `descend` takes on this client."""

@@ -12,7 +12,7 @@ from .errors import RunError
 from .fleet import Fleet
 from .method import Method, Roster
 from .record import History
-from .seeding import generator
+from .seeding import fold, key
 
 Tree = Any
 
@@ -22,8 +22,8 @@ def sample(roster: Roster, participation: float) -> Tensor:
     count = max(1, round(participation * len(roster)))
     if count == len(roster):
         return roster.everyone
-    order = torch.randperm(len(roster), generator=generator(roster.seed, "cohort", roster.round))
-    return order[:count].sort().values.to(roster.theta.device)
+    lots = fold(key(roster.seed, "cohort", roster.round, device=roster.tags.device), roster.tags)
+    return lots.argsort()[:count].sort().values
 
 
 def run(

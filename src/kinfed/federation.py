@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .errors import UsageError
-from .seeding import generator
+from .seeding import generator, tags
 from .tasks import Classification, Regression, Task
 
 SPLITS = ("train", "validation", "test")
@@ -214,7 +214,7 @@ def divide(
 ) -> Federation:
     """A federation from each client's rows `owned[i]`, split into train, validation and test."""
     names = names or tuple(str(i) for i in range(len(owned)))
-    parts = [split(rows, generator(seed, "split", i)) for i, rows in enumerate(owned)]
+    parts = [split(r, generator(seed, "split", int(tag))) for r, tag in zip(owned, tags(names), strict=True)]
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
     if short:
         raise UsageError(

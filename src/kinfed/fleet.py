@@ -13,7 +13,7 @@ from .errors import RunError, UsageError
 from .federation import Federation
 from .method import Method, Roster
 from .model import Model
-from .seeding import generator
+from .seeding import generator, tags
 
 Tree = Any
 Key = tuple[str, str, str]  # model, split, metric
@@ -65,7 +65,7 @@ class Simulation:
             raise UsageError(f"chunk counts clients, so it must be at least 1; got {chunk}")
         self.device = torch.device(device)
         federation = federation.to(self.device)
-        self.names = federation.names
+        self.names, self._tags = federation.names, tags(federation.names).to(self.device)
         self.model, self.method, self.training, self.seed, self.chunk = (
             model.to(self.device),
             method,
@@ -96,7 +96,14 @@ class Simulation:
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
         return Roster(
-            self.model.theta, self.model.layout, self.sizes, self.training, self.seed, graph, self.introduce()
+            self.model.theta,
+            self.model.layout,
+            self.sizes,
+            self.training,
+            self.seed,
+            self._tags,
+            graph,
+            self.introduce(),
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
@@ -133,7 +140,7 @@ class Simulation:
             found = []
             for place, i in enumerate(ids.tolist()):
                 rows = {split: Rows(self._rows[split][i], count[i]) for split, (_, count) in self._padded.items()}
-                client = self._client(ids[place], round, rows, (self._sizes["train"][i],), together=False)
+                client = self._client(self._tags[i], round, rows, (self._sizes["train"][i],), together=False)
                 found.append(program(client, *(tree_map(lambda t, at=place: t[at], tree) for tree in trees)))
             return tree_map(lambda *leaves: torch.stack(leaves), *found)
         # Clients with equally many steps run together, so that few steps are spent on those who are done.
@@ -147,18 +154,18 @@ class Simulation:
                 for split, (index, count) in self._padded.items()
             }
 
-            def together(id: Tensor, rows: dict[str, Rows], *mine: Tree, sizes: tuple[int, ...] = sizes) -> Tree:
-                return program(self._client(id, round, rows, sizes, together=True), *mine)
+            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree, sizes: tuple[int, ...] = sizes) -> Tree:
+                return program(self._client(tag, round, rows, sizes, together=True), *mine)
 
             parts = [tree_map(lambda t, at=chunk: t[at], tree) for tree in trees]
-            done.append(vmap(together)(ids[chunk], rows, *parts))
+            done.append(vmap(together)(self._tags[ids[chunk]], rows, *parts))
         back = torch.argsort(order)
         return tree_map(lambda *leaves: torch.cat(leaves)[back], *done)
 
     def _client(
-        self, id: Tensor, round: int, rows: dict[str, Rows], sizes: tuple[int, ...], *, together: bool
+        self, tag: Tensor, round: int, rows: dict[str, Rows], sizes: tuple[int, ...], *, together: bool
     ) -> Client:
-        return Client(id, round, self.seed, self.model, self.task, self.training, self.pool, rows, sizes, together)
+        return Client(tag, round, self.seed, self.model, self.task, self.training, self.pool, rows, sizes, together)
 
     def _choose(self, executor: Executor) -> tuple[Executor, str]:
         if executor == "loop":
@@ -226,9 +233,9 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
         rows["held_out"] = []
-        for i, mine in enumerate(rows["train"]):
+        for i, (mine, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
             count = max(1, round(len(mine) / 9))
-            order = torch.randperm(len(mine), generator=generator(seed, "held_out", i)).to(mine.device)
+            order = torch.randperm(len(mine), generator=generator(seed, "held_out", int(tag))).to(mine.device)
             rows["held_out"].append(mine[order[:count]])
             rows["train"][i] = mine[order[count:]]
     elif method.feedback != "none":

@@ -11,7 +11,7 @@ from .client import Client, Training
 from .federation import Graph
 from .graph import mix, weighted_mean
 from .layout import Layout
-from .seeding import generator
+from .seeding import fold, generator, key, normal
 
 Tree = Any  # a NamedTuple, tuple or dict of tensors: what is kept, sent and saved
 
@@ -31,6 +31,7 @@ class Roster:
     sizes: Tensor  # [N] int64 training examples
     training: Training
     seed: int
+    tags: Tensor  # [N] int64 what stands for a client in random draws
     graph: Graph | None = None  # a known relation, [N, N]
     introductions: Tree = ()  # what the clients said before round 1, [N, ...]
     round: int = 0
@@ -46,6 +47,11 @@ class Roster:
     def copies(self) -> Tensor:
         """[N, d] the initial model once a client."""
         return self.theta.expand(len(self), -1).clone()
+
+    def normal(self, purpose: str, size: int) -> Tensor:
+        """[N, size] standard normal numbers; a client's row depends on its name alone."""
+        start = key(self.seed, purpose, device=self.tags.device)
+        return torch.stack([normal(fold(start, tag), self.theta.new_empty(size)) for tag in self.tags])
 
     def generator(self, purpose: str) -> torch.Generator:
         """The server's random draws of this round."""

@@ -57,7 +57,7 @@ class _Norm(nn.Module):
         batch_mean = (x * weight).sum(dims) / total
         batch_var = ((x - batch_mean.view(shape)).square() * weight).sum(dims) / total
         usable = rows > 1
-        rate = torch.where(usable, self.momentum, 0.0).to(x.dtype)
+        rate = usable.to(x.dtype) * self.momentum
         unbiased = batch_var.detach() * total / (total - 1).clamp(min=1)
         self.running_mean = torch.lerp(mean, batch_mean.detach(), rate)
         self.running_var = torch.lerp(var, unbiased, rate)

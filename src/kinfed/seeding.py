@@ -3,7 +3,10 @@
 So a draw does not depend on the executor, on the order of clients or on where an interrupted run was resumed.
 """
 
+import hashlib
+import math
 import zlib
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,10 +32,22 @@ def key(seed: int, purpose: str, *ids: int, device: torch.device | str = "cpu") 
     return start
 
 
+def tags(names: Sequence[str]) -> Tensor:
+    """[N] int64: what stands for a client in its draws; it depends on its name alone, not on its place among others."""
+    digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
+    return torch.tensor([int.from_bytes(d, "little") >> 1 for d in digests], dtype=torch.int64)
+
+
 def uniform(key: Tensor, like: Tensor) -> Tensor:
     """Uniform numbers in [0, 1) of the shape and type of `like`; entry i depends on (key, i) only."""
     bits = fold(key, torch.arange(like.numel(), device=key.device)) & 0x7FFFFF  # 23 bits: exact in float32
     return (bits.to(like.dtype) / 2**23).reshape(like.shape)
+
+
+def normal(key: Tensor, like: Tensor) -> Tensor:
+    """Standard normal numbers of the shape and type of `like` (Box and Muller); entry i depends on (key, i) only."""
+    radius = (-2 * (1 - uniform(fold(key, 1), like)).log()).sqrt()
+    return radius * (2 * math.pi * uniform(fold(key, 2), like)).cos()
 
 
 def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:

@@ -34,20 +34,20 @@ class FedAMP(GraphMethod):
             raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")
 
     def start(self, roster):
-        if self.alpha > self.sigma / max(len(roster) - 1, 1):
-            warnings.warn(
-                f"fedamp: with alpha > sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} a client that resembles "
-                "all others can get a negative weight on itself",
-                stacklevel=2,
-            )
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
         theta = server.theta[cohort][:, roster.layout.trainable.to(cohort.device)]
         near = self.alpha / self.sigma * torch.exp(-squared_distances(theta) / self.sigma)
-        near = near.fill_diagonal_(0)
-        near = near + torch.diag(1 - near.sum(1))  # a client keeps what it gives to no one
-        return near.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, near)
+        keeps = 1 - near.fill_diagonal_(0).sum(1)  # a client keeps what it gives to no one
+        if (keeps < 0).any():
+            warnings.warn(
+                f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "
+                f"alpha up to sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} keeps weights positive",
+                stacklevel=2,
+            )
+        rows = near + torch.diag(keeps)
+        return rows.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, rows)
 
     def aggregate(self, roster, server, cohort, uploads):
         return Params(put(server.theta, cohort, uploads.theta))

@@ -44,9 +44,10 @@ class Upload(NamedTuple):
 class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
-    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a client outside it keeps its model. The network
-    follows $\partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$ (the paper's scalar losses cannot
-    give that gradient), where $L_i$ is the loss of the mixed model on examples set aside for it.
+    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a
+    client outside it keeps its model. The network follows $\partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j
+    \rangle$ (the paper's scalar losses cannot give that gradient), where $L_i$ is the loss of the mixed model on
+    examples set aside for it.
     """
 
     heads: int = 8

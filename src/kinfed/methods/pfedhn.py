@@ -31,7 +31,8 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedHN(Method):
-    r"""$\theta_i = h(e_i; \varphi)$, moved along $(\partial \theta_i / \partial(\varphi, e_i))^\top (\tilde\theta_i - \theta_i)$.
+    r"""$\theta_i = h(e_i; \varphi)$; the server descends along $(\partial \theta_i / \partial(\varphi, e_i))^\top
+    (\theta_i - \tilde\theta_i)$.
 
     $\tilde\theta_i$ is the model after local training; the cohort's gradients are averaged. Only trainable tensors
     are generated: running statistics stay with the client. (The paper prints the sign of ascent; its code descends.)
@@ -62,11 +63,8 @@ class PFedHN(Method):
         size = self.embedding or 1 + len(roster) // 4
         widths = [size] + [self.hidden] * (self.layers + 1) + [roster.layout.parameters]
         like = roster.theta
-        uniform = [
-            ((2 * torch.rand(b, a + 1, generator=draw) - 1) / a**0.5).to(like)
-            for a, b in pairwise(widths)
-        ]
-        embedding = torch.randn(len(roster), size, generator=draw).to(like)
+        uniform = [((2 * torch.rand(b, a + 1, generator=draw) - 1) / a**0.5).to(like) for a, b in pairwise(widths)]
+        embedding = roster.normal("pfedhn.embedding", size)
         network = Network(embedding, tuple(u[:, 1:].clone() for u in uniform), tuple(u[:, 0].clone() for u in uniform))
         return Server(network, self.optimiser.init(_flat(network)))
 
@@ -103,7 +101,7 @@ class PFedHN(Method):
         return {"generated": Params(self._with_own_statistics(client, state, received)), "own": state}
 
     def _generated(self, client):
-        return client.model.layout.trainable.nonzero().squeeze(1).to(client.id.device)
+        return client.model.layout.trainable.nonzero().squeeze(1).to(client.tag.device)
 
     def _with_own_statistics(self, client, state, received):
         return put(state.theta, self._generated(client), received.theta)

@@ -1,0 +1,226 @@
+"""The command line: run, resume, compare, list."""
+
+import argparse
+import inspect
+import json
+import os
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from . import __version__, config, runs
+from .datasets import DATASETS
+from .errors import RunError, UsageError
+from .methods import METHODS
+from .models import MODELS
+from .partitions import PARTITIONS
+from .record import History
+from .report.compare import compare
+from .runs import Machine
+
+SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how many arguments are not settings
+    "methods": (METHODS, 0),
+    "datasets": (DATASETS, 1),
+    "partitions": (PARTITIONS, 0),
+    "models": (MODELS, 2),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 if a run failed, 2 if the request was wrong, 130 if interrupted."""
+    asked = _parser().parse_args(arguments)
+    console = Console(stderr=True, highlight=False)
+    warnings.showwarning = lambda message, *_, **__: print(f"kinfed: warning: {message}", file=sys.stderr)
+    try:
+        asked.command(asked, console)
+        return 0
+    except KeyboardInterrupt:
+        code, text = 130, "interrupted"
+    except UsageError as problem:
+        code, text = 2, str(problem)
+    except (RunError, OSError) as problem:
+        code, text = 1, str(problem)
+    except Exception as problem:
+        code, text = 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
+    if asked.debug:
+        traceback.print_exc()
+    print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("KINFED_DATA"),
+        metavar="DIR",
+        help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
+    )
+    running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    running.add_argument("--executor", default="auto", choices=["auto", "loop", "vmap"], help="default: auto")
+    running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    parser = argparse.ArgumentParser(
+        prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
+    )
+    parser.add_argument("--version", action="version", version=f"kinfed {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser(
+        "run",
+        parents=[running, common],
+        help="train one personalised model a client",
+        description="Run an experiment: a method's name runs the embedded one, rotated digits; a .toml file its own.",
+        epilog="example: kinfed run fedaghn rounds=40 method.sharpness=10 --out my-run",
+    )
+    run.add_argument("source", metavar="METHOD|FILE.toml")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="such as training.epochs=5 or seeds=3")
+    run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
+    run.set_defaults(command=_run)
+    again = commands.add_parser("resume", parents=[running, common], help="go on with an interrupted run")
+    again.add_argument("folder", type=Path, metavar="DIR")
+    again.set_defaults(command=_resume)
+    beside = commands.add_parser("compare", parents=[common], help="set runs side by side")
+    beside.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    beside.set_defaults(command=_compare)
+    shelf = commands.add_parser("list", parents=[common], help="what there is to choose from")
+    shelf.add_argument("shelf", choices=list(SHELVES))
+    shelf.set_defaults(command=_list)
+    return parser
+
+
+def _run(asked: argparse.Namespace, console: Console) -> None:
+    experiment = config.resolve(config.read(asked.source, asked.overrides))
+    with _Bar(console, asked.quiet) as bar:
+        summary = runs.launch(experiment, asked.out, _machine(asked, bar))
+    _show(summary, asked, console)
+
+
+def _resume(asked: argparse.Namespace, console: Console) -> None:
+    with _Bar(console, asked.quiet) as bar:
+        summary = runs.resume(asked.folder, _machine(asked, bar))
+    _show(summary, asked, console)
+
+
+def _compare(asked: argparse.Namespace, console: Console) -> None:
+    found = compare(asked.folders)
+    if asked.json:
+        print(json.dumps(found.to_dict()))
+    else:
+        Console(highlight=False).print(found.table())
+
+
+def _list(asked: argparse.Namespace, console: Console) -> None:
+    shelf, given = SHELVES[asked.shelf]
+    entries = {}
+    for name, part in shelf.items():
+        module = inspect.getmodule(part)
+        text = inspect.getdoc(module if asked.shelf == "methods" else part) or ""
+        defaults = {
+            key: None if p.default is inspect.Parameter.empty else p.default
+            for key, p in config.settings(part, given).items()
+        }
+        entries[name] = (text.partition("\n")[0], defaults)
+    if asked.json:
+        print(json.dumps({name: {"what": what, "arguments": known} for name, (what, known) in entries.items()}))
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in (asked.shelf[:-1], "what it is", "arguments and defaults"):
+        table.add_column(column, overflow="fold", no_wrap=column == asked.shelf[:-1])
+    for name, (what, known) in entries.items():
+        table.add_row(name, what, ", ".join(f"{k}={_toml(v)}" for k, v in known.items()))
+    Console(highlight=False).print(table)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _machine(asked: argparse.Namespace, bar: "_Bar") -> Machine:
+    data_dir = Path(asked.data_dir) if asked.data_dir else None
+    return Machine(data_dir, asked.device, asked.executor, bar.update)
+
+
+class _Bar:
+    """The live progress bar: rounds, the headline score on validation data, time left."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        columns = (
+            BarColumn(30),
+            MofNCompleteColumn(),
+            TextColumn("rounds  {task.fields[score]}"),
+            TimeRemainingColumn(),
+        )
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
+        self._task = self._bar.add_task("", total=None, score="")
+
+    def __enter__(self) -> "_Bar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, history: History, rounds: int) -> None:
+        """Show where a run stands."""
+        score = ""
+        if history.rounds:
+            metric, name = history.task.metric, history.headline
+            split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
+            score = f"{split} {metric} {history.scores[-1][name, split, metric].mean():.3f}"
+        self._bar.update(self._task, completed=history.done, total=rounds, score=score)
+
+
+def _show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -> None:
+    """The closing table on standard error, or JSON on standard output."""
+    if asked.json:
+        print(json.dumps(summary))
+    if asked.quiet:
+        return
+    repeated = "seeds" in summary
+    seeds = f"seeds {summary['seeds'][0]} to {summary['seeds'][-1]}" if repeated else f"seed {summary['seed']}"
+    title = (
+        f"{summary['method']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds, "
+        f"{summary['parameters']:,} parameters, {seeds}"
+    )
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    table.add_column("model")
+    for column in (f"test {summary['metric']}", "over clients", "worst 5 %", "best 5 %"):
+        table.add_column(column, justify="right")
+    table.add_column("over seeds" if repeated else "best round", justify="right")
+    for name, s in summary["scores"].items():
+        last = f"± {s['std_seeds']:.4f}" if repeated else str(s["round"])
+        table.add_row(name, f"{s['mean']:.4f}", f"± {s['std']:.4f}", f"{s['worst5']:.4f}", f"{s['best5']:.4f}", last)
+    console.print(table)
+    if summary["leaking"]:
+        console.print("LEAKING: the method used test examples as feedback; these scores are not a fair estimate")
+    relation = summary["relation"]
+    if relation and "auroc" in relation:
+        console.print(
+            f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
+            f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
+        )
+    reason = f" ({summary['reason']})" if "reason" in summary else ""
+    console.print(
+        f"{summary['seconds']:.1f} s with executor {summary['executor']}{reason}, "
+        f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    )
+    console.print(f"everything is in {summary['out']}", soft_wrap=True)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

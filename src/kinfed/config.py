@@ -1,0 +1,247 @@
+"""Config: TOML tables and overrides become constructor arguments; no part ever reads a config."""
+
+import inspect
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from torch import nn
+
+from .client import Training
+from .datasets import DATASETS
+from .errors import UsageError, nearest
+from .federation import Federation, Partition, Split, divide
+from .files import replacing
+from .method import Method
+from .methods import METHODS
+from .models import MODELS
+from .optimiser import OPTIMISERS
+from .partitions import PARTITIONS
+from .seeding import generator, key
+
+Table = dict[str, Any]
+
+EMBEDDED = Path(__file__).parent / "experiments"
+DEFAULT = EMBEDDED / "rotated-digits.toml"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment whose every part is made and checked; `table` is its complete config."""
+
+    table: Table
+    method: Method
+    training: Training
+    partition: Partition
+    split: Split
+    dataset: Callable[..., Any]
+    model: Callable[..., nn.Module]
+
+    def federation(self, data_dir: Path | None, seed: int) -> Federation:
+        """Load the data set and deal it to the clients."""
+        dataset = self.dataset(data_dir)
+        clients = self.table["federation"]["clients"]
+        owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
+        return divide(
+            dataset.x,
+            dataset.y,
+            owned,
+            dataset.task,
+            self.split,
+            seed,
+            graph=dataset.graph,
+            groups=groups,
+            classes=dataset.classes,
+        )
+
+    def module(self, federation: Federation, seed: int) -> nn.Module:
+        """The model with its initial numbers, the same for every client; your own random state is left alone."""
+        outputs = getattr(federation.task, "classes", None) or federation.y[:1].numel()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(key(seed, "model")) & 0x7FFFFFFFFFFFFFFF)
+            return self.model(tuple(federation.x.shape[1:]), outputs)
+
+
+def read(source: str, overrides: list[str]) -> Table:
+    """The raw config: a file's, or the embedded experiment's for a method name, with dotted.key=value applied."""
+    path = Path(source)
+    if source in METHODS:
+        path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
+    elif path.suffix != ".toml" and not path.exists():
+        raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as problem:
+        raise UsageError(f"cannot read {path}: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+        raise UsageError(f"{path} is not valid TOML: {problem}") from None
+    return override(table, overrides)
+
+
+def override(table: Table, overrides: list[str]) -> Table:
+    """Apply dotted.key=value; values are TOML, and anything that is not is taken as text."""
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        if not equals or not dotted:
+            raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        *outer, last = dotted.split(".")
+        inner = table
+        for part in outer:
+            held = inner.setdefault(part, {})
+            if isinstance(held, str) and part in ("method", "dataset", "partition", "optimiser", "model"):
+                held = inner[part] = {"name": held}
+            if not isinstance(held, dict):
+                raise UsageError(f"'{dotted}': '{part}' is not a table")
+            inner = held
+        inner[last] = parsed
+    return table
+
+
+def resolve(raw: Table) -> Experiment:
+    """Make every part; the experiment's table has every default filled in."""
+    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "federation", "model", "training", "method"}
+    _only(raw, known | {"methods"}, "")
+    top = {
+        "rounds": _value(raw, "rounds", int, 20),
+        "seed": _value(raw, "seed", int, 0),
+        "seeds": _value(raw, "seeds", int, 1),
+        "participation": _value(raw, "participation", float, 1.0),
+        "evaluate_every": _value(raw, "evaluate_every", int, 1),
+    }
+    if top["seeds"] < 1:
+        raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    federation = _table(raw, "federation", "")
+    _only(federation, {"dataset", "clients", "partition", "split"}, "federation.")
+    training = dict(_table(raw, "training", ""))
+    optimiser, optimiser_table = make(OPTIMISERS, training.pop("optimiser", "sgd"), "training.optimiser")
+    made, training_table = call(Training, training, "training", optimiser=optimiser)
+    chosen = _named(raw.get("method"), "method", METHODS)
+    tuned = _table(raw, "methods", "").get(chosen["name"], {})
+    method, method_table = make(METHODS, {**tuned, **chosen}, "method")
+    dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
+    partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
+    split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
+    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
+    clients = _value(federation, "clients", int, 20, "federation.")
+    if clients < 1:
+        raise UsageError(f"federation.clients must be at least 1; got {clients}")
+    table = {
+        **top,
+        "federation": {
+            "dataset": dataset_table,
+            "clients": clients,
+            "partition": partition_table,
+            "split": split_table,
+        },
+        "model": model_table,
+        "training": {**training_table, "optimiser": optimiser_table},
+        "method": method_table,
+    }
+    return Experiment(table, method, made, partition, split, dataset, model)
+
+
+def write(table: Table, path: Path) -> None:
+    """Write a config that `read` and `resolve` turn into the same experiment."""
+    with replacing(path) as part:
+        part.write_text(tomli_w.dumps(table))
+
+
+def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
+    """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set."""
+    parameters = list(inspect.signature(part).parameters.values())
+    return {p.name: p for p in parameters[given:]}
+
+
+def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+    """The part that `asked` names, with its settings, and the complete table.
+
+    With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
+    """
+    asked = _named(asked, where, shelf)
+    name = asked.pop("name")
+    part, table = call(shelf[name], asked, where, given=given)
+    return part, {"name": name, **table}
+
+
+def call(part: Callable[..., Any], asked: Table, where: str, given: int = 0, **ready: Any) -> tuple[Any, Table]:
+    """Call a part with checked settings; returns what it made and the complete table without what was `ready`."""
+    known = {name: p for name, p in settings(part, given).items() if name not in ready}
+    _only(asked, set(known), where + ".")
+    hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    values = {
+        name: _check(asked[name], hints.get(name, Any), f"{where}.{name}") if name in asked else p.default
+        for name, p in known.items()
+    }
+    missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise UsageError(f"{where} needs a value for {', '.join(missing)}")
+    table = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+    if given:
+        return (lambda *first: part(*first, **values)), table
+    return part(**values, **ready), table
+
+
+def _named(asked: Any, where: str, shelf: Mapping[str, Any]) -> Table:
+    asked = {"name": asked} if isinstance(asked, str) else asked
+    if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(shelf))}")
+    if asked["name"] not in shelf:
+        raise UsageError(f"{where}: there is no '{asked['name']}'; {nearest(asked['name'], shelf)}")
+    return dict(asked)
+
+
+def _table(table: Table, name: str, where: str) -> Table:
+    held = table.get(name, {})
+    if not isinstance(held, dict):
+        raise UsageError(f"{where}{name} must be a table; got {held!r}")
+    return held
+
+
+def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -> Any:
+    return _check(table.get(name, default), kind, where + name)
+
+
+def _only(table: Table, known: set[str], where: str) -> None:
+    for name in table:
+        if name not in known:
+            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known)}")
+
+
+def _check(value: Any, kind: Any, where: str) -> Any:
+    """The value as the annotated kind, or UsageError."""
+    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    for option in options:
+        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+            inner = typing.get_args(option)[0]
+            return tuple(_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if option is bool and isinstance(value, bool):
+            return value
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if option is str and isinstance(value, str):
+            return value
+        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+            return value
+    said = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
+    wanted = " or ".join(_wanted(option, said) for option in options)
+    raise UsageError(f"{where} must be {wanted}; got {value!r}")
+
+
+def _wanted(option: Any, said: dict[Any, str]) -> str:
+    if typing.get_origin(option) is tuple:
+        return "a list"
+    if typing.get_origin(option) is typing.Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(option)))
+    return said.get(option, str(option))

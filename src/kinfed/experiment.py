@@ -1,0 +1,186 @@
+"""fit: from a method, a federation and a module to one personalised model a client."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from . import checkpoint, engine
+from .checkpoint import Progress
+from .client import Training
+from .errors import RunError, UsageError
+from .federation import Federation
+from .fleet import Executor, Simulation
+from .method import Method
+from .metrics.graphs import edge_auroc, group_weights
+from .model import Model
+from .record import History
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    method: Method
+    federation: Federation
+    model: Model
+    history: History
+    seed: int
+    executor: str
+    reason: str  # why this executor
+    seconds: float
+
+    @property
+    def relation(self) -> Tensor | None:
+        """[N, N] or [L, N, N] the relation at the headline model's selected round, if models are mixed."""
+        if not self.history.relations:
+            return None
+        return self.history.relations[self.history.rounds.index(self.history.select(self.history.headline))]
+
+    def theta(self, client: int | str) -> Tensor:
+        """[d] the personalised model of one client, by position or name, at the round that validation selects."""
+        return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
+
+    def load_model(self, client: int | str) -> nn.Module:
+        """The client's personalised model as a plain module in evaluation mode."""
+        return self.model.export(self.theta(client))
+
+    def summary(self) -> dict[str, Any]:
+        """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        history, task = self.history, self.federation.task
+        found: dict[str, Any] = {
+            "method": type(self.method).__name__,
+            "rounds": history.done,
+            "seed": self.seed,
+            "clients": len(self.federation),
+            "parameters": self.model.layout.parameters,
+            "metric": task.metric,
+            "higher_is_better": task.higher_is_better,
+            "scores": history.summary(),
+            "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
+            "relation": None,
+            "executor": self.executor,
+            "seconds": round(self.seconds, 3),
+            "bytes_up": history.bytes_up,
+            "bytes_down": history.bytes_down,
+            "leaking": self.method.feedback == "test",
+        }
+        if self.relation is not None:
+            found["relation"] = {"origin": self.method.origin}
+            if self.federation.groups is not None:
+                _, within, between = group_weights(self.relation, self.federation.groups)
+                auroc = edge_auroc(self.relation, self.federation.groups)
+                found["relation"] |= {"auroc": auroc, "within": within, "between": between}
+        return found
+
+
+def fit(
+    method: Method,
+    federation: Federation,
+    module: nn.Module,
+    *,
+    rounds: int = 20,
+    training: Training | None = None,
+    participation: float = 1.0,
+    seed: int = 0,
+    evaluate_every: int = 1,
+    head: str | None = None,
+    executor: Executor = "auto",
+    chunk: int = 20,
+    device: str = "auto",
+    folder: Path | None = None,
+    checkpoint_seconds: float = 10.0,
+    progress: Callable[[History, int], None] = lambda history, rounds: None,
+) -> Run:
+    """Train one personalised model a client and return the Run.
+
+    `module` gives architecture and initial numbers; `head` names its classifier (default: the last nn.Linear).
+    With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds`, and goes on from the one it
+    finds. `progress(history, rounds)` is called after every round. Raises UsageError for requests that cannot work and
+    RunError when training diverges or a file cannot be written; the last good checkpoint is kept.
+    """
+    if rounds < 1 or evaluate_every < 1:
+        raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
+    if not 0 < participation <= 1:
+        raise UsageError(f"participation is the share of clients in a round, in (0, 1]; got {participation}")
+    started = time.perf_counter()
+    model = Model(module.to(federation.x.dtype), head)
+    fleet = Simulation(
+        federation,
+        model,
+        method,
+        training or Training(),
+        seed=seed,
+        executor=executor,
+        chunk=chunk,
+        device=pick_device(device),
+    )
+    roster = fleet.roster(federation.graph)
+    history = History(tuple(federation.names), federation.task, evaluate_every)
+    at = Progress(0, None, fleet.state, 0.0)
+    path = folder / CHECKPOINT if folder else None
+    if path and path.exists():
+        at = checkpoint.load(path, method.start(roster), fleet.state, history)
+        at = at._replace(
+            **{part: tree_map(lambda t: t.to(fleet.device), getattr(at, part)) for part in ("server", "state")}
+        )
+        fleet.state = at.state
+    saved, before = time.perf_counter(), at.seconds
+
+    def after(round: int, server: Any) -> None:
+        nonlocal at, saved
+        now = time.perf_counter()
+        at = Progress(round + 1, server, fleet.state, before + now - started)
+        if path and now - saved >= checkpoint_seconds and round + 1 < rounds:
+            checkpoint.save(path, at, history)
+            saved = time.perf_counter()
+        progress(history, rounds)
+
+    try:
+        engine.run(
+            method,
+            roster,
+            fleet,
+            history,
+            rounds=rounds,
+            participation=participation,
+            server=at.server,
+            begin=at.done,
+            after=after,
+        )
+    except (RunError, KeyboardInterrupt):
+        if path and at.done and history.done == at.done:
+            checkpoint.save(path, at, history)
+        raise
+    return Run(method, federation, model, history, seed, fleet.executor, fleet.reason, at.seconds)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device named auto, cpu, cuda or cuda:i; raises UsageError if this machine does not have it."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'") from None
+    if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device '{name}' is not here: this machine has {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def client_index(names: Any, client: int | str) -> int:
+    """The position of a client given by position or by name."""
+    if isinstance(client, str) and client in names:
+        return int(list(names).index(client))
+    if isinstance(client, int) and -len(names) <= client < len(names):
+        return client
+    raise UsageError(f"there is no client {client!r}; the {len(names)} clients are named {names[0]} to {names[-1]}")

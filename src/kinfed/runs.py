@@ -1,0 +1,213 @@
+"""Run folders: what a run leaves behind, how it is taken up again, how its models are loaded."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from . import checkpoint, config
+from .config import Experiment, Table
+from .errors import RunError, UsageError
+from .experiment import CHECKPOINT, Run, client_index, fit
+from .files import replacing
+from .fleet import Executor
+from .model import Model
+from .record import History
+from .report import charts
+from .tasks import Classification
+
+Progress = Callable[[History, int], None]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where and how to run: nothing here changes a result."""
+
+    data_dir: Path | None = None
+    device: str = "auto"
+    executor: Executor = "auto"
+    progress: Progress = lambda history, rounds: None
+
+
+def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[str, Any]:
+    """Run an experiment in a folder of its own and return its summary.
+
+    Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
+    """
+    table = experiment.table
+    if out is None:
+        stamp = time.strftime("%Y-%m-%d-%H%M%S")
+        parent = Path("runs") / table["method"]["name"] / table["federation"]["dataset"]["name"]
+        out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
+    if (out / "config.toml").exists():
+        raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
+    _make(out)
+    config.write(table, out / "config.toml")
+    return _go_on(experiment, out, machine)
+
+
+def resume(folder: Path, machine: Machine) -> dict[str, Any]:
+    """Go on with an interrupted run, or return the summary of a finished one."""
+    path = folder / "config.toml"
+    if not path.exists():
+        raise UsageError(f"{folder} is not a run's folder: it has no config.toml")
+    if (folder / "summary.json").exists():
+        return read_summary(folder)
+    return _go_on(config.resolve(config.read(str(path), [])), folder, machine)
+
+
+def load_model(folder: str | Path, client: int | str, module: nn.Module | None = None) -> nn.Module:
+    """A client's personalised model from a run's folder, as a plain module in evaluation mode.
+
+    `client` is a position or a name. The architecture is rebuilt from the run's config; pass `module` if it was your
+    own. Raises UsageError if the folder holds no finished run or no such client.
+    """
+    folder = Path(folder)
+    found = read_summary(folder)
+    name = found["names"][client_index(found["names"], client)]
+    if module is None:
+        table = config.read(str(folder / "config.toml"), [])
+        build = config.resolve(table).model
+        module = build(tuple(found["shape"]), found["outputs"])
+    try:
+        with safe_open(folder / "models.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
+            tensors = {e: file.get_tensor(f"{name}/{e}") for e in Model(module).layout.names}
+    except (SafetensorError, OSError) as problem:
+        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({problem})") from None
+    module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors, strict=False)
+    return module.eval()
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished run; raises UsageError if there is none."""
+    try:
+        return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+    except FileNotFoundError:
+        raise UsageError(f"{folder} is not the folder of a finished run: it has no summary.json") from None
+    except (OSError, ValueError) as problem:
+        raise UsageError(f"{folder}/summary.json cannot be read: {problem}") from None
+
+
+def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any]:
+    seeds = experiment.table["seeds"]
+    if seeds == 1:
+        return _one(experiment, experiment.table["seed"], out, machine)
+    found = []
+    for seed in range(experiment.table["seed"], experiment.table["seed"] + seeds):
+        folder = out / f"seed-{seed}"
+        if (folder / "summary.json").exists():
+            found.append(read_summary(folder))
+            continue
+        _make(folder)
+        config.write({**experiment.table, "seed": seed, "seeds": 1}, folder / "config.toml")
+        found.append(_one(experiment, seed, folder, machine))
+    summary = _over_seeds(found, out)
+    _write_json(summary, out / "summary.json")
+    return summary
+
+
+def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict[str, Any]:
+    table = experiment.table
+    federation = experiment.federation(machine.data_dir, seed)
+    if isinstance(federation.task, Classification):
+        classes = federation.classes or [str(c) for c in range(federation.task.classes)]
+        charts.classes_by_client(federation.class_counts().numpy(), classes, federation.names, out / "classes.png")
+    run = fit(
+        experiment.method,
+        federation,
+        experiment.module(federation, seed),
+        rounds=table["rounds"],
+        training=experiment.training,
+        participation=table["participation"],
+        seed=seed,
+        evaluate_every=table["evaluate_every"],
+        executor=machine.executor,
+        device=machine.device,
+        folder=out,
+        progress=machine.progress,
+    )
+    return _write(run, table, out)
+
+
+def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
+    """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished."""
+    history, names = run.history, list(run.federation.names)
+    layout = run.model.layout
+    history.write_csv(out / "history.csv")
+    history.write_relations(out / "relations.npz", run.method.origin, [layer.name for layer in layout.layers])
+    arrays: dict[str, torch.Tensor] = {}
+    for i, name in enumerate(names):
+        for part, values in history.models.items():
+            mine = (
+                layout.tensors(values[i]) if part == "theta" and values[i].numel() == layout.size else {part: values[i]}
+            )
+            arrays |= {f"{name}/{key}": value for key, value in mine.items()}
+    checkpoint.write(arrays, out / "models.safetensors")
+    metric = run.federation.task.metric
+    split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
+    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
+    rounds = np.array(history.rounds) + 1
+    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png")
+    scores = {name: history.test(name).numpy() for name in history.named_models}
+    charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
+    if run.relation is not None:
+        groups = None if run.federation.groups is None else run.federation.groups.numpy()
+        layers = [layer.name for layer in layout.layers]
+        relation = run.relation.numpy()
+        charts.relation_heatmap(relation, names, run.method.origin, out / "relation.png", groups=groups, layers=layers)
+    summary = {
+        **run.summary(),
+        "method": table["method"]["name"],
+        "dataset": table["federation"]["dataset"]["name"],
+        "names": names,
+        "shape": list(run.federation.x.shape[1:]),
+        "outputs": getattr(run.federation.task, "classes", None) or run.federation.y[:1].numel(),
+        "reason": run.reason,
+        "out": str(out),
+    }
+    _write_json(summary, out / "summary.json")
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    return summary
+
+
+def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+    """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
+    first = found[0]
+    scores = {}
+    for name in first["scores"]:
+        each = {key: np.array([f["scores"][name][key] for f in found]) for key in ("mean", "std", "worst5", "best5")}
+        scores[name] = {key: float(values.mean()) for key, values in each.items()}
+        scores[name]["std_seeds"] = float(each["mean"].std(ddof=1))
+    relation = first["relation"]
+    if relation is not None:
+        numbers = {key: float(np.mean([f["relation"][key] for f in found])) for key in relation if key != "origin"}
+        relation = {"origin": relation["origin"], **numbers}
+    kept = ("method", "dataset", "rounds", "clients", "parameters", "metric", "higher_is_better", "executor", "leaking")
+    return {
+        **{key: first[key] for key in kept},
+        "seed": first["seed"],
+        "seeds": [f["seed"] for f in found],
+        "scores": scores,
+        "relation": relation,
+        **{key: sum(f[key] for f in found) for key in ("seconds", "bytes_up", "bytes_down")},
+        "out": str(out),
+    }
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"cannot make the run's folder {folder}: {problem.strerror}") from None
+
+
+def _write_json(values: dict[str, Any], path: Path) -> None:
+    with replacing(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n")

@@ -1,0 +1,195 @@
+"""What every method owes: the same questions for each entry of METHODS, on six small unequal clients."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed import checkpoint, wire
+from kinfed.checkpoint import Progress
+from kinfed.client import Training
+from kinfed.engine import run
+from kinfed.federation import Federation
+from kinfed.fleet import Simulation
+from kinfed.methods import METHODS
+from kinfed.model import Model
+from kinfed.optimiser import SGD
+from kinfed.record import History
+from kinfed.tasks import Classification
+
+SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
+ORDER = tuple(range(len(SIZES)))
+ROUNDS = 4
+SETTINGS = {
+    "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
+    "fedamp": {"alpha": 0.1, "sigma": 1.0},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedhn": {"hidden": 7},
+    "per-fedavg": {"alpha": 0.05, "beta": 0.1},
+    "fedaghn": {"sharpness": 3.0, "lr": 0.1},
+}
+
+
+def federation(order=ORDER):
+    """Six clients named a to f; `order` lists them differently without changing what they hold."""
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(SIZES) + 4 * len(SIZES), 6, generator=draw, dtype=torch.float64)
+    y = (x @ torch.randn(6, 3, generator=draw, dtype=torch.float64)).argmax(1)
+    ends = torch.tensor([n + 4 for n in SIZES]).cumsum(0)
+    rows = {"train": [], "validation": [], "test": []}
+    for i in order:
+        mine = torch.arange(int(ends[i]) - SIZES[i] - 4, int(ends[i]))
+        rows["test"].append(mine[:2])
+        rows["validation"].append(mine[2:4])
+        rows["train"].append(mine[4:])
+    return Federation(x, y, rows, Classification(3), names=[("abcdef")[i] for i in order])
+
+
+def module(kind="plain"):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        middle = [nn.BatchNorm1d(5), nn.Tanh(), nn.Dropout(0.3)] if kind == "norm" else [nn.Tanh()]
+        return nn.Sequential(nn.Linear(6, 5), *middle, nn.Linear(5, 3)).double()
+
+
+def make(name):
+    return METHODS[name](**SETTINGS.get(name, {}))
+
+
+def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation):
+    method = make(name)
+    data = federation(order)
+    training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
+    fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, chunk=4)
+    return method, fleet, fleet.roster(), History(tuple(data.names), data.task)
+
+
+def outcome(name, participation=0.5, **how):
+    method, fleet, roster, history = start(name, **how)
+    server = run(method, roster, fleet, history, rounds=ROUNDS, participation=participation)
+    return server, fleet, history
+
+
+def same(a, b, exact=False):
+    a, b = wire.pack(a), wire.pack(b)
+    assert a.keys() == b.keys()
+    for key in a:
+        if exact:
+            assert torch.equal(a[key], b[key]), key
+        else:
+            torch.testing.assert_close(a[key], b[key], rtol=1e-9, atol=1e-10, msg=lambda m, key=key: f"{key}: {m}")
+
+
+@pytest.fixture(params=METHODS)
+def name(request):
+    return request.param
+
+
+@pytest.mark.parametrize("kind", ["plain", "norm"])
+def test_executors_agree(name, kind):
+    loop, vmap = (outcome(name, executor=e, kind=kind) for e in ("loop", "vmap"))
+    same(loop[0], vmap[0])
+    same(loop[1].state, vmap[1].state)
+    same(loop[2].models, vmap[2].models)
+    for a, b in zip(loop[2].scores, vmap[2].scores, strict=True):
+        same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()})
+
+
+class Wired(Simulation):
+    """A fleet whose every message is taken apart into named arrays and put together again."""
+
+    def train(self, round, cohort, sent):
+        cohort, uploads = super().train(round, cohort, rewired(sent))
+        return cohort, rewired(uploads)
+
+    def evaluate(self, round, cohort, sent):
+        return super().evaluate(round, cohort, rewired(sent))
+
+
+def rewired(tree):
+    arrays = {key: t.contiguous().clone() for key, t in wire.pack(tree).items()}
+    return wire.unpack(arrays, tree)
+
+
+def test_messages_are_named_arrays(name):
+    direct, wired = outcome(name), outcome(name, fleet=Wired)
+    same(direct[0], wired[0], exact=True)
+    same(direct[2].models, wired[2].models, exact=True)
+
+
+def test_send_only_reads(name):
+    method, fleet, roster, history = start(name)
+    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
+    before = copy.deepcopy(wire.pack(server))
+    roster = replace(roster, round=2)
+    cohort = torch.tensor([0, 3, 4])
+    first = method.send(roster, server, cohort)
+    same(first, method.send(roster, server, cohort), exact=True)
+    same(before, wire.pack(server), exact=True)
+    assert all(t.shape[0] == 3 for t in wire.pack(first).values())
+
+
+def test_an_absent_client_keeps_its_state(name):
+    method, fleet, roster, history = start(name)
+    server = run(method, roster, fleet, history, rounds=2)
+    before = wire.pack(fleet.state)
+    cohort = torch.tensor([1, 2])
+    fleet.train(2, cohort, method.send(replace(roster, round=2), server, cohort))
+    for key, table in wire.pack(fleet.state).items():
+        absent = [0, 3, 4, 5]
+        assert torch.equal(table[absent], before[key][absent]), key
+
+
+def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
+    unbroken = outcome(name)
+    method, fleet, roster, history = start(name)
+    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
+    checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
+    method, fleet, roster, history = start(name)
+    at = checkpoint.load(tmp_path / "c", method.start(roster), fleet.state, history)
+    fleet.state = at.state
+    server = run(method, roster, fleet, history, rounds=ROUNDS, participation=0.5, server=at.server, begin=at.done)
+    same(unbroken[0], server, exact=True)
+    same(unbroken[1].state, fleet.state, exact=True)
+    same(unbroken[2].models, history.models, exact=True)
+    assert unbroken[2].summary() == history.summary()
+    assert (unbroken[2].bytes_up, unbroken[2].rounds) == (history.bytes_up, history.rounds)
+
+
+@pytest.mark.parametrize("participation", [0.5, 1.0])
+def test_reordering_clients_only_reorders_results(name, participation):
+    order = [4, 2, 0, 5, 1, 3]
+    plain, moved = outcome(name, participation), outcome(name, participation, order=order)
+    for key, table in plain[2].models.items():
+        torch.testing.assert_close(table[order], moved[2].models[key], rtol=1e-8, atol=1e-9)
+    for a, b in zip(plain[2].relations, moved[2].relations, strict=True):
+        torch.testing.assert_close(a[..., order, :][..., :, order], b, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_bits(name):
+    same(outcome(name)[2].models, outcome(name)[2].models, exact=True)
+
+
+def test_relations_are_rows_that_sum_to_one(name):
+    _, fleet, history = outcome(name)
+    for relation in history.relations:
+        assert relation.shape[-2:] == (6, 6)
+        torch.testing.assert_close(relation.sum(-1), torch.ones_like(relation[..., 0]))
+    assert len(history.relations) in (0, ROUNDS)
+    assert fleet.method.origin in ("given", "learned", "oracle")
+
+
+def test_one_client_alone_and_one_that_never_took_part(name):
+    method = make(name)
+    data = federation()
+    rows = {split: parts[3:4] for split, parts in data.rows.items()}
+    alone = Federation(data.x, data.y, rows, data.task)
+    training = Training(epochs=1, batch=2, optimiser=SGD(lr=0.1))
+    fleet = Simulation(alone, Model(module()), method, training, executor="loop")
+    history = History(("0",), alone.task)
+    run(method, fleet.roster(), fleet, history, rounds=3)
+    assert torch.isfinite(history.models["theta"]).all()
+    _, _, history = outcome(name, participation=1 / 6)  # four cohorts of one: at least two clients never train
+    assert all(torch.isfinite(v).all() for scores in history.scores for v in scores.values())
