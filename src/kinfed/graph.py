@@ -13,8 +13,8 @@ def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
     """[d] mean of theta: [K, d] with weights: [K] of any positive sum."""
-    share = (weights / weights.sum()).to(theta.dtype)
-    return share @ theta
+    weights = weights.to(theta.dtype)  # counts would be divided in float32
+    return weights / weights.sum() @ theta
 
 
 def mix(weights: Tensor, theta: Tensor, layout: Layout) -> Tensor:
