@@ -59,9 +59,9 @@ class PFedGAT(Method):
     origin = "learned"
 
     def __post_init__(self):
-        if self.heads < 1 or self.width < 1 or self.lr < 0:
+        if self.heads < 1 or self.width < 1 or self.lr <= 0:
             raise UsageError(
-                "pfedgat: heads and width must be at least 1, lr zero or more; "
+                "pfedgat: heads and width must be at least 1, lr positive; "
                 f"got heads={self.heads}, width={self.width}, lr={self.lr}"
             )
         if self.features not in ("full", "head", "delta"):
