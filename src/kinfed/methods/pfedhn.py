@@ -48,10 +48,11 @@ class PFedHN(Method):
     origin = "given"
 
     def __post_init__(self):
-        if min(self.hidden, self.layers, self.embedding or 1) < 1 or self.clip <= 0:
+        size = 1 if self.embedding is None else self.embedding
+        if min(self.hidden, self.layers, size) < 1 or self.clip <= 0 or self.lr <= 0:
             raise UsageError(
-                "pfedhn: embedding, hidden and layers must be at least 1 and clip positive; "
-                f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip}"
+                "pfedhn: embedding, hidden and layers must be at least 1, clip and lr positive; "
+                f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip} and {self.lr}"
             )
 
     @property
