@@ -1,0 +1,359 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kinfed.client import Training
+from kinfed.errors import UsageError
+from kinfed.graph import cosine
+from kinfed.methods import FedAGHN, FedAvg, Local
+from kinfed.methods.fedaghn import Server, Upload
+from kinfed.optimiser import SGD
+
+float64 = torch.float64
+SIGNS = {"descent": 1, "paper": -1}
+
+
+def close(found, expected, atol=1e-6):
+    """Equal to the printed digits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+def two_layers():
+    """Layers of 4 + 2 and 2 + 1 entries."""
+    return nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1)).double()
+
+
+def state(theta, change, home=0.03, sharpness=1.0, layers=1):
+    """A server whose clients have all taken part."""
+    ones = torch.ones(len(theta), layers, dtype=float64)
+    return Server(theta, change, torch.ones(len(theta), dtype=torch.bool), home * ones, sharpness * ones)
+
+
+def anything(known, seed=0):
+    """A server with random models, updates, p and q."""
+    count, layers, d = len(known), len(known.layout.layers), known.layout.size
+    server = state(random(count, d, seed=seed), random(count, d, seed=seed + 1), layers=layers)
+    home = 0.1 + random(count, layers, seed=seed + 2).abs()
+    return server._replace(home=home, sharpness=random(count, layers, seed=seed + 3))
+
+
+def derivatives(known, server, new):
+    """Closed forms of g_p, g_q: [N, L], of the mixed models contracted with new: [N, d]."""
+    count = len(known)
+    slope_home, slope_sharpness = torch.zeros(2, count, len(known.layout.layers), dtype=float64)
+    for r, layer in enumerate(known.layout.layers):
+        theta, change, towards = (t[:, layer.trainable] for t in (server.theta, server.change, new))
+        for i in range(count):
+            p, q, others = server.home[i, r], server.sharpness[i, r], [j for j in range(count) if j != i]
+            c = torch.stack([torch.cosine_similarity(change[i], change[j], dim=0) for j in others])
+            s = (q * c).exp() / (q * c).exp().sum()
+            inner = torch.stack([theta[j] @ towards[i] for j in others])
+            slope_home[i, r] = (theta[i] @ towards[i] - s @ inner) / (1 + p) ** 2
+            slope_sharpness[i, r] = (s * (c - s @ c)) @ inner / (1 + p)
+    return slope_home, slope_sharpness
+
+
+@pytest.fixture
+def example(worked, roster):
+    numbers = worked["fedaghn"]
+    return numbers, roster(3, size=2), state(numbers["Theta"], numbers["Delta"])
+
+
+def test_graph_by_hand(example):
+    numbers, known, server = example
+    close(cosine(server.change @ server.change.T), numbers["cos"])
+    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    close(graph, numbers["alpha"])
+    assert (graph - numbers["alpha_all_j_reading"]).abs().max() > 0.01  # a softmax over oneself too is another method
+    close(FedAGHN().send(known, server, known.everyone).theta, numbers["theta_bar"])
+    close(
+        FedAGHN().graph(known, server._replace(sharpness=0 * server.sharpness), known.everyone)[0], numbers["alpha_q0"]
+    )
+    close(FedAGHN().graph(known, server._replace(home=0 * server.home), known.everyone)[0], numbers["alpha_p0"])
+
+
+@pytest.mark.parametrize(("sign", "printed"), [("descent", "descent"), ("paper", "printed")])
+@pytest.mark.parametrize("feedback", ["train", "val"])
+def test_step_by_hand(example, sign, printed, feedback):
+    numbers, known, server = example
+    method = FedAGHN(sign=sign, feedback=feedback, lr=float(numbers["eta_hn"]))
+    trained = method.send(known, server, known.everyone).theta + numbers["Delta_new"]
+    # The gradient on held-out examples takes the place of minus what training changed.
+    upload = Upload(trained, -numbers["Delta_new"] if feedback == "val" else trained[:, :0])
+    after = method.aggregate(known, server, known.everyone, upload)
+    close(after.home[:, 0], numbers[f"p_{printed}"])
+    close(after.sharpness[:, 0], numbers[f"q_{printed}"])
+    close(SIGNS[sign] * (after.home - server.home)[:, 0] / 0.005, numbers["g_p"])
+    close(SIGNS[sign] * (after.sharpness - server.sharpness)[:, 0] / 0.005, numbers["g_q"])
+    assert torch.equal(after.theta, trained)
+    close(after.change, numbers["Delta_new"], atol=1e-15)
+
+
+def test_derivatives_of_the_mixed_models_by_hand(example):
+    numbers, known, server = example
+    for axis in range(2):  # contract with each unit vector in turn
+        unit = torch.eye(2, dtype=float64)[axis].expand(3, 2)
+        slope_home, slope_sharpness = derivatives(known, server, unit)
+        close(slope_home[:, 0], numbers["dthetabar_dp"][:, axis])
+        close(slope_sharpness[:, 0], numbers["dthetabar_dq"][:, axis])
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+@pytest.mark.parametrize("feedback", ["train", "test"])
+def test_step_follows_the_closed_forms(roster, sign, feedback):
+    known = roster(5, two_layers())
+    server, new = anything(known), random(5, 9, seed=9)
+    method = FedAGHN(sign=sign, feedback=feedback, lr=1e-3)
+    trained = method.send(known, server, known.everyone).theta + (new if feedback == "train" else 7.0)
+    after = method.aggregate(known, server, known.everyone, Upload(trained, -new))
+    slope_home, slope_sharpness = derivatives(known, server, new)
+    close(after.home, server.home + SIGNS[sign] * 1e-3 * slope_home, atol=1e-15)
+    close(after.sharpness, server.sharpness + SIGNS[sign] * 1e-3 * slope_sharpness, atol=1e-15)
+
+
+def test_closed_forms_are_finite_differences(roster):
+    known, method, eps = roster(4, two_layers()), FedAGHN(), 1e-6
+    server, new = anything(known), random(4, 9, seed=9)
+    for name, slope in zip(("home", "sharpness"), derivatives(known, server, new), strict=True):
+        for i in range(4):
+            for r, layer in enumerate(known.layout.layers):
+                bump = torch.zeros_like(server.home)
+                bump[i, r] = eps
+                ahead, behind = (
+                    method.send(known, server._replace(**{name: getattr(server, name) + way * bump}), known.everyone)
+                    for way in (1, -1)
+                )
+                moved = (ahead.theta - behind.theta) / (2 * eps)  # [N, d]
+                assert float(moved[i] @ new[i]) == pytest.approx(float(slope[i, r]), abs=1e-8)
+                moved[i, layer.at] = 0
+                assert (moved == 0).all()  # one client's scalar of one layer moves nothing else
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 10_000))
+def test_rows_are_convex_and_keep_p_of_themselves(roster, count, seed):
+    known = roster(count, two_layers())
+    server = anything(known, seed)
+    graph = FedAGHN().graph(known, server, known.everyone)
+    assert (graph >= 0).all()
+    close(graph.sum(-1), torch.ones(2, count, dtype=float64), atol=1e-12)
+    close(graph.diagonal(dim1=1, dim2=2), (server.home / (1 + server.home)).T, atol=1e-12)
+    sent = FedAGHN().send(known, server, known.everyone).theta
+    assert (sent <= server.theta.max(0).values + 1e-12).all()
+    assert (sent >= server.theta.min(0).values - 1e-12).all()
+
+
+def test_renaming_clients_renames_everything(roster):
+    known, method, order = roster(5, two_layers()), FedAGHN(lr=0.1, feedback="train"), torch.tensor([3, 0, 4, 1, 2])
+    server, trained = anything(known), random(5, 9, seed=8)
+    renamed = Server(*(t[order] for t in server))
+    one = method.aggregate(known, server, known.everyone, Upload(trained, trained[:, :0]))
+    other = method.aggregate(known, renamed, known.everyone, Upload(trained[order], trained[:, :0]))
+    for name, before, after in zip(Server._fields, one, other, strict=True):
+        if name == "seen":
+            assert torch.equal(before, after)
+        else:
+            close(after, before[order], atol=1e-13)
+
+
+def test_length_of_updates_does_not_matter(roster):
+    known, method = roster(4, two_layers()), FedAGHN()
+    server = anything(known)
+    scale = torch.tensor([1.0, 1e-3, 50.0, 7.0], dtype=float64)[:, None]
+    scaled = server._replace(change=server.change * scale)
+    close(method.graph(known, scaled, known.everyone), method.graph(known, server, known.everyone), atol=1e-13)
+
+
+def test_layers_are_independent(roster):
+    known, method = roster(4, two_layers()), FedAGHN()
+    server, (first, second) = anything(known), known.layout.layers
+    change, theta = server.change.clone(), server.theta.clone()
+    change[:, second.at] = random(4, 3, seed=11)
+    theta[:, second.at] = random(4, 3, seed=12)
+    other = server._replace(change=change, theta=theta)
+    before, after = (method.send(known, s, known.everyone).theta for s in (server, other))
+    assert torch.equal(before[:, first.at], after[:, first.at])
+    assert (before[:, second.at] != after[:, second.at]).all()
+
+
+def test_identical_updates_are_listened_to_alike(roster, worked):
+    known, numbers = roster(20, size=2), worked["fedaghn"]["identical_N20"]
+    server = state(random(20, 2), torch.tensor([[0.3, -0.4]], dtype=float64).expand(20, 2), sharpness=3.0)
+    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    itself = torch.eye(20, dtype=torch.bool)
+    close(graph[itself], numbers["alpha_self"].expand(20))
+    close(graph[~itself], numbers["alpha_other"].expand(380))
+
+
+@pytest.mark.parametrize(("sharpness", "best"), [(1e4, [1, 0, 0]), (-1e4, [2, 2, 1])])
+def test_extreme_sharpness_hears_one_client(example, sharpness, best):
+    # By cosine: client 0 is nearest to 1 and furthest from 2, 1 from 2, 2 from 1.
+    _, known, server = example
+    server = state(server.theta, server.change, home=0.0, sharpness=sharpness)
+    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    close(graph, torch.eye(3, dtype=float64)[torch.tensor(best)], atol=1e-12)
+
+
+def test_large_home_is_local(examples, noisy, perceptron, executor):
+    x, y = noisy(3, 2, sizes=[7, 5, 9])
+    training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
+    method = FedAGHN(home=1e15, lr=0.0, feedback="train")
+    mixed, own = (examples(perceptron(), x, y, m, training=training, executor=executor) for m in (method, Local()))
+    mixed.run(3)
+    own.run(3)
+    close(mixed.headline, own.headline, atol=1e-12)
+
+
+def test_no_sharpness_and_equal_home_is_uniform_fedavg(bowls, executor):
+    clients = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 2, "executor": executor}
+    method = FedAGHN(home=1 / 3, sharpness=0.0, lr=0.0, feedback="train")
+    trial = bowls(method, copies=[1, 2, 3, 4], **clients)
+    server, shared = trial.run(4), bowls(FedAvg(), **clients).run(4)
+    sent = method.send(trial.roster, server, trial.roster.everyone).theta
+    close(sent, shared.theta.expand(4, 1), atol=1e-13)
+    close(trial.history.relations[-1], torch.full((1, 4, 4), 0.25))
+
+
+def test_equal_models_teach_nothing(roster):
+    known, method = roster(4, two_layers()), FedAGHN(lr=1.0, feedback="train")
+    server = anything(known)._replace(theta=random(9, seed=5).expand(4, 9).clone())
+    after = method.aggregate(known, server, known.everyone, Upload(random(4, 9, seed=6), server.theta[:, :0]))
+    close(after.home, server.home, atol=1e-13)
+    close(after.sharpness, server.sharpness, atol=1e-13)
+
+
+def test_slopes_do_not_depend_on_the_origin(roster):
+    known, method = roster(4, two_layers()), FedAGHN(lr=0.1)
+    server, uphill, shift = anything(known), random(4, 9, seed=6), random(9, seed=7)
+    one, other = (
+        method.aggregate(known, s, known.everyone, Upload(s.theta, uphill))
+        for s in (server, server._replace(theta=server.theta + shift))
+    )
+    close(other.home, one.home, atol=1e-13)
+    close(other.sharpness, one.sharpness, atol=1e-13)
+
+
+def test_first_round_is_uniform_and_moves_no_scalar(bowls, executor):
+    # All start from one model: only the second aggregation can tell clients apart.
+    method = FedAGHN(feedback="train")
+    trial = bowls(method, [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]], executor=executor, copies=[1, 2, 3])
+    start = method.start(trial.roster)
+    graph = method.graph(trial.roster, start, trial.roster.everyone)[0]
+    expected = torch.full((3, 3), 1 / 2.06, dtype=float64).fill_diagonal_(0.03 / 1.03)
+    close(graph, expected, atol=1e-14)
+    server = trial.run(1)
+    close(server.home, start.home, atol=1e-15)
+    close(server.sharpness, start.sharpness, atol=1e-15)
+    server = trial.run(2, begin=1, server=server)
+    assert (server.home != start.home).all()
+    assert (server.sharpness != start.sharpness).all()
+
+
+def test_engine_reaches_the_worked_graph(bowls, worked, executor):
+    # From 0 one step of rate 1 lands on the optima, so update and model are both the optimum.
+    trial = bowls(FedAGHN(sharpness=1.0, feedback="train"), worked["fedaghn"]["Delta"], lr=1.0, executor=executor)
+    trial.run(1)
+    close(trial.history.relations[0][0], worked["fedaghn"]["alpha"].float())
+
+
+def test_descent_lowers_the_loss_and_the_printed_sign_raises_it(roster):
+    known = roster(4, two_layers())
+    server, goal = anything(known), random(4, 9, seed=9)
+
+    def loss(server):
+        return float((FedAGHN().send(known, server, known.everyone).theta - goal).square().sum() / 2)
+
+    uphill = FedAGHN().send(known, server, known.everyone).theta - goal
+    found = {}
+    for sign in SIGNS:
+        after = FedAGHN(sign=sign, lr=1e-4).aggregate(known, server, known.everyone, Upload(server.theta, uphill))
+        found[sign] = loss(server._replace(home=after.home, sharpness=after.sharpness)) - loss(server)
+    squares = sum(float(s.square().sum()) for s in derivatives(known, server, -uphill))
+    assert found["descent"] == pytest.approx(-1e-4 * squares, rel=0.02)
+    assert found["paper"] == pytest.approx(1e-4 * squares, rel=0.02)
+
+
+def test_no_rate_freezes_the_scalars(roster):
+    known = roster(4, two_layers())
+    server, upload = anything(known), Upload(random(4, 9, seed=6), random(4, 9, seed=7))
+    paper, descent = (
+        FedAGHN(sign=sign, lr=0.0).aggregate(known, server, known.everyone, upload) for sign in ("paper", "descent")
+    )
+    for one, other in zip(paper, descent, strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(paper.home, server.home)
+    assert torch.equal(paper.sharpness, server.sharpness)
+
+
+def test_home_is_never_negative(example):
+    numbers, known, server = example
+    method = FedAGHN(sign="paper", feedback="train", lr=100.0)
+    trained = method.send(known, server, known.everyone).theta + numbers["Delta_new"]
+    after = method.aggregate(known, server, known.everyone, Upload(trained, trained[:, :0]))
+    assert (after.home == 0).all()
+    assert (FedAGHN().graph(known, after, known.everyone)[0].diagonal() == 0).all()
+
+
+def test_zero_updates_resemble_nobody(roster):
+    known, method = roster(3, size=2), FedAGHN(feedback="train")
+    change = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], dtype=float64)
+    server = state(random(3, 2), change, home=0.0, sharpness=1.0)
+    e = torch.tensor(1.0, dtype=float64).exp()
+    expected = torch.tensor(
+        [[0, 0.5, 0.5], [1 / (1 + e), 0, e / (1 + e)], [1 / (1 + e), e / (1 + e), 0]], dtype=float64
+    )
+    close(method.graph(known, server, known.everyone)[0], expected, atol=1e-14)
+    after = method.aggregate(known, server, known.everyone, Upload(random(3, 2, seed=4), server.theta[:, :0]))
+    assert all(torch.isfinite(t).all() for t in after)
+
+
+def test_only_participants_move_and_newcomers_listen_to_all(roster):
+    known, method, cohort = roster(4, two_layers()), FedAGHN(lr=0.1), torch.tensor([0, 2])
+    server = anything(known)._replace(seen=torch.tensor([True, True, True, False]))
+    graph = method.graph(known, server, known.everyone)
+    third = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=float64)
+    close(graph[:, 3], third.expand(2, 4), atol=1e-14)  # no term of its own either
+    assert (graph[:, :3, 3] == 0).all()
+    after = method.aggregate(known, server, cohort, Upload(random(2, 9, seed=6), random(2, 9, seed=7)))
+    for name, before, now in zip(Server._fields, server, after, strict=True):
+        assert torch.equal(before[[1, 3]], now[[1, 3]])
+        assert name == "seen" or (before[cohort] != now[cohort]).all()
+
+
+def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, executor):
+    x, y = noisy(3, 2)
+    trial = examples(perceptron(norm=True), x, y, FedAGHN(), training=Training(1, 4, SGD(0.1)), executor=executor)
+    server = trial.run(2)
+    statistics = ~trial.roster.layout.trainable
+    models = trial.method.send(trial.roster, server, trial.roster.everyone)
+    program = trial.fleet.evaluate(2, trial.roster.everyone, models)
+    own = trial.fleet.state.theta
+    assert torch.equal(program.models.theta, own)
+    for i in range(3):
+        assert (own[i, statistics] != own[(i + 1) % 3, statistics]).all()
+    # A mixture of statistics would score the mixed model differently.
+    wrong = torch.where(statistics, trial.roster.theta, models.theta)
+    right = torch.where(statistics, own, models.theta)
+    for i in range(3):
+        losses = [float((trial.fleet.model(t[i], x[i]) - y[i]).square().mean()) for t in (right, wrong)]
+        assert float(program.scores["mixed", "test", "loss"][i]) == pytest.approx(losses[0], abs=1e-12)
+        assert losses[0] != pytest.approx(losses[1], abs=1e-6)
+
+
+@pytest.mark.parametrize(("feedback", "up"), [("train", 1), ("val", 2)])
+def test_bytes(bowls, feedback, up):
+    trial = bowls(FedAGHN(feedback=feedback), [[1.0, 0.0], [0.0, 1.0]], copies=2)
+    trial.run(3)
+    assert (trial.history.bytes_up, trial.history.bytes_down) == (up * 3 * 2 * 2 * 8, 3 * 2 * 2 * 8)
+
+
+@pytest.mark.parametrize("wrong", [{"home": -1.0}, {"lr": -1.0}, {"sign": "ascent"}, {"feedback": "none"}])
+def test_refuses(wrong):
+    with pytest.raises(UsageError, match="fedaghn"):
+        FedAGHN(**wrong)

@@ -1,0 +1,140 @@
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed.client import Training
+from kinfed.errors import UsageError
+from kinfed.method import Params
+from kinfed.methods import FedAMP, Local
+from kinfed.optimiser import SGD
+
+float64 = torch.float64
+THREE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=float64)
+ATTENTION = torch.tensor(
+    [[0.814534, 0.151633, 0.033834], [0.151633, 0.827846, 0.020521], [0.033834, 0.020521, 0.945645]], dtype=float64
+)
+
+
+def test_attention_by_hand(roster):
+    method, known = FedAMP(alpha=0.5, sigma=2.0), roster(3, size=2)
+    graph = method.graph(known, Params(THREE), known.everyone)
+    torch.testing.assert_close(graph, ATTENTION, rtol=0, atol=1e-6)
+    sent = method.send(known, Params(THREE), known.everyone).theta
+    torch.testing.assert_close(sent[0], torch.tensor([0.151633, 0.067668], dtype=float64), rtol=0, atol=1e-6)
+
+
+def test_attention_of_trained_models(bowls, executor):
+    # One step of rate 1 lands on the optima, where all start points and pulls are equal.
+    trial = bowls(FedAMP(alpha=0.5, sigma=2.0, pull=0.0), THREE, lr=1.0, executor=executor)
+    trial.run(1)
+    torch.testing.assert_close(trial.history.relations[0], ATTENTION.float(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(trial.headline, THREE, rtol=0, atol=1e-14)
+    mixed = 0.5 * (ATTENTION @ THREE - THREE).square().sum(1)
+    torch.testing.assert_close(trial.loss("mixed"), mixed, rtol=0, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:fedamp")
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(-3, 3), min_size=2, max_size=2), min_size=2, max_size=6),
+    st.floats(0.01, 5),
+    st.floats(0.1, 5),
+)
+def test_attention_is_symmetric_and_rows_sum_to_one(roster, theta, alpha, sigma):
+    theta, known = torch.tensor(theta, dtype=float64), roster(len(theta), size=2)
+    graph = FedAMP(alpha=alpha, sigma=sigma).graph(known, Params(theta), known.everyone)
+    torch.testing.assert_close(graph, graph.T, rtol=0, atol=1e-12)
+    torch.testing.assert_close(graph.sum(1), torch.ones(len(theta), dtype=float64), rtol=0, atol=1e-11)
+    off = graph - torch.diag(graph.diagonal())
+    assert (off >= 0).all()
+    assert (off <= alpha / sigma + 1e-12).all()
+
+
+def test_identical_models_stay_and_distant_models_are_strangers(roster):
+    known, method = roster(3, size=2), FedAMP(alpha=0.2, sigma=1.0)
+    same = torch.tensor([[1.5, -2.0]] * 3, dtype=float64)
+    torch.testing.assert_close(method.send(known, Params(same), known.everyone).theta, same, rtol=0, atol=1e-15)
+    graph = method.graph(known, Params(100 * THREE), known.everyone)
+    assert torch.equal(graph, torch.eye(3, dtype=float64))
+
+
+def test_published_constants_keep_at_least_four_fifths(roster):
+    known = roster(20, size=3)
+    theta = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=float64)
+    graph = FedAMP(alpha=100.0, sigma=1e4).graph(known, Params(theta), known.everyone)
+    off = graph - torch.diag(graph.diagonal())
+    assert off.max() <= 0.01
+    assert graph.diagonal().min() >= 0.81
+    assert off.sum() == pytest.approx(3.8, rel=0.01)  # nearby models: almost the bound
+
+
+def test_no_attention_is_local(examples, noisy, perceptron, executor):
+    x, y = noisy(3, 2, sizes=[7, 5, 9])
+    training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
+    alone, own = (
+        examples(perceptron(), x, y, m, training=training, executor=executor) for m in (FedAMP(alpha=0.0), Local())
+    )
+    alone.run(3)
+    own.run(3)
+    assert torch.equal(alone.headline, own.headline)
+
+
+@pytest.mark.parametrize("begin", ["own", "mixed"])
+def test_the_pull_has_a_live_gradient(bowls, executor, begin):
+    # Without a loss of its own a client moves by -lr pull / alpha (w - u) a step; w - u = 0 if it begins at u.
+    method = FedAMP(alpha=0.5, sigma=2.0, pull=0.3, begin=begin)
+    trial = bowls(method, [0.0, 0.0, 0.0], h=0.0, lr=0.1, epochs=2, executor=executor)
+    theta = torch.tensor([[0.0], [1.0], [2.0]], dtype=float64)
+    sent = method.send(trial.roster, Params(theta), trial.roster.everyone)
+    trial.fleet.state = Params(theta)
+    _, uploads = trial.fleet.train(0, trial.roster.everyone, sent)
+    left = (1 - 0.1 * 0.3 / 0.5) ** 2 if begin == "own" else 0
+    torch.testing.assert_close(uploads.theta, sent.theta + left * (theta - sent.theta), rtol=0, atol=1e-14)
+
+
+def test_many_steps_reach_the_proximal_point(bowls):
+    # argmin of h/2 (w - b)^2 + pull / (2 alpha) (w - u)^2 with pull / alpha = 2.
+    method = FedAMP(alpha=0.5, sigma=2.0, pull=1.0)
+    trial = bowls(method, [3.0, -1.0], h=[1.0, 2.0], lr=0.1, epochs=300)
+    theta = torch.tensor([[0.0], [1.0]], dtype=float64)
+    sent = method.send(trial.roster, Params(theta), trial.roster.everyone)
+    trial.fleet.state = Params(theta)
+    _, uploads = trial.fleet.train(0, trial.roster.everyone, sent)
+    u = sent.theta.squeeze(1)
+    expected = torch.stack([(3 + 2 * u[0]) / 3, (-2 + 2 * u[1]) / 4])
+    torch.testing.assert_close(uploads.theta.squeeze(1), expected, rtol=0, atol=1e-12)
+
+
+def test_only_the_cohort_is_mixed(roster):
+    known, method, cohort = roster(3, size=2), FedAMP(alpha=0.5, sigma=2.0), torch.tensor([0, 2])
+    graph = method.graph(known, Params(THREE), cohort)
+    w = 0.033834
+    expected = torch.tensor([[1 - w, 0, w], [w, 0, 1 - w]], dtype=float64)
+    torch.testing.assert_close(graph, expected, rtol=0, atol=1e-6)
+
+
+def test_distances_ignore_running_statistics(roster, perceptron):
+    known, method = roster(3, perceptron(norm=True)), FedAMP(alpha=0.2, sigma=1.0)
+    theta = known.copies()
+    theta[:, ~known.layout.trainable] = torch.arange(3, dtype=float64)[:, None]
+    graph = method.graph(known, Params(theta), known.everyone)
+    torch.testing.assert_close(graph, torch.full((3, 3), 0.2, dtype=float64) + 0.4 * torch.eye(3, dtype=float64))
+
+
+def test_warns_of_negative_self_weights(roster):
+    known, same = roster(3), Params(torch.zeros(3, 1, dtype=float64))
+    with pytest.warns(UserWarning, match=r"own weight is -0.2; alpha up to sigma / \(N - 1\) = 0.5"):
+        FedAMP(alpha=0.6, sigma=1.0).graph(known, same, known.everyone)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FedAMP(alpha=0.5, sigma=1.0).graph(known, same, known.everyone)
+        FedAMP(alpha=2.0, sigma=1.0).graph(roster(1), Params(same.theta[:1]), torch.tensor([0]))  # nobody to resemble
+
+
+@pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": -1.0}, {"pull": -1.0}, {"begin": "cloud"}])
+def test_refuses(wrong):
+    with pytest.raises(UsageError, match="fedamp"):
+        FedAMP(**wrong)

@@ -1,0 +1,100 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kinfed.client import Training
+from kinfed.methods import FedAvg, Local
+from kinfed.optimiser import SGD
+
+float64 = torch.float64
+
+
+def test_weights_by_training_examples(bowls, executor):
+    # One step of rate 1 on curvature 1 lands on each client's optimum: (100 (1, 2) + 300 (5, 6)) / 400 = (4, 5).
+    trial = bowls(FedAvg(), [[1.0, 2.0], [5.0, 6.0]], lr=1.0, copies=[50, 150], executor=executor)
+    server = trial.run(1)
+    assert trial.roster.sizes.tolist() == [100, 300]
+    torch.testing.assert_close(server.theta, torch.tensor([4.0, 5.0], dtype=float64), rtol=0, atol=1e-13)
+
+
+def test_weights_are_shares_of_the_cohort(bowls):
+    trial = bowls(FedAvg(), [1.0, 5.0, 100.0], lr=1.0, copies=[1, 3, 6])
+    cohort = torch.tensor([0, 1])
+    server = trial.method.start(trial.roster)
+    _, uploads = trial.fleet.train(0, cohort, trial.method.send(trial.roster, server, cohort))
+    server = trial.method.aggregate(trial.roster, server, cohort, uploads)
+    assert float(server.theta) == pytest.approx(4.0, abs=1e-13)
+    relation = trial.method.relation(trial.roster, server, cohort)
+    torch.testing.assert_close(relation, torch.tensor([[0.25, 0.75, 0.0]] * 3, dtype=float64))
+
+
+def test_one_full_batch_step_descends_the_weighted_loss(bowls):
+    server = bowls(FedAvg(), [0.0, 4.0, -1.0], h=[1.0, 2.0, 0.5], start=1.0, copies=[2, 5, 3]).run(1)
+    slope = 0.2 * 1 * (1 - 0) + 0.5 * 2 * (1 - 4) + 0.3 * 0.5 * (1 + 1)
+    assert float(server.theta) == pytest.approx(1 - 0.1 * slope, abs=1e-14)
+
+
+def test_one_client_is_central_training(examples, noisy, perceptron):
+    x, y = noisy(1, 2)
+    trial = examples(perceptron(), x, y, FedAvg(), training=Training(3, 100, SGD(0.1, momentum=0.9)))
+    server = trial.run(2)
+    module = perceptron()
+    for _ in range(2):  # momentum starts anew each round
+        optimiser = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimiser.zero_grad()
+            nn.functional.mse_loss(module(x[0]), y[0]).backward()
+            optimiser.step()
+    found = trial.fleet.model.layout.tensors(server.theta)
+    for name, expected in module.named_parameters():
+        torch.testing.assert_close(found[name], expected.detach(), rtol=0, atol=1e-13)
+
+
+def test_one_client_is_local_training(examples, noisy, perceptron, executor):
+    x, y = noisy(1, 2)
+    training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
+    shared, own = (examples(perceptron(), x, y, m, training=training, executor=executor) for m in (FedAvg(), Local()))
+    shared.run(3)
+    own.run(3)
+    assert torch.equal(shared.headline, own.headline)
+
+
+def test_five_local_steps_bias_the_limit(bowls, executor):
+    # x = (0.9^5 x + 0.8^5 x + 4 (1 - 0.8^5)) / 2 has the solution 2.4858619, not the optimum 8/3.
+    trial = bowls(FedAvg(), [0.0, 4.0], h=[1.0, 2.0], start=1.0, epochs=5, executor=executor, every=40)
+    assert float(trial.run(40).theta) == pytest.approx(2.4858619, abs=5e-8)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 4)), min_size=2, max_size=4),
+    st.randoms(use_true_random=False),
+)
+def test_renaming_clients_renames_results(bowls, clients, random):
+    order = list(range(len(clients)))
+    random.shuffle(order)
+
+    def found(clients):
+        b, h, copies = zip(*clients, strict=True)
+        trial = bowls(FedAvg(), b, h=h, copies=copies, epochs=2)
+        trial.run(2)
+        return trial.headline, trial.loss("shared")
+
+    models, losses = found(clients)
+    models_after, losses_after = found([clients[i] for i in order])
+    torch.testing.assert_close(models_after, models[order], rtol=0, atol=1e-12)
+    torch.testing.assert_close(losses_after, losses[order], rtol=0, atol=1e-11)
+
+
+def test_half_a_client_twice_is_the_client(bowls):
+    whole = bowls(FedAvg(), [0.0, 4.0], h=[1.0, 2.0], copies=[2, 1], epochs=3).run(4)
+    halves = bowls(FedAvg(), [0.0, 0.0, 4.0], h=[1.0, 1.0, 2.0], copies=[1, 1, 1], epochs=3).run(4)
+    torch.testing.assert_close(whole.theta, halves.theta, rtol=0, atol=1e-14)
+
+
+def test_sends_the_model_both_ways(bowls):
+    trial = bowls(FedAvg(), [[1.0, 2.0], [5.0, 6.0], [0.0, 0.0]])
+    trial.run(4)
+    assert trial.history.bytes_up == trial.history.bytes_down == 4 * 3 * 2 * 8
