@@ -1,0 +1,244 @@
+"""Several finished runs side by side, each set against Local where that was run too."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
+from rich.text import Text
+
+from ..errors import UsageError
+from ..runs import read_summary
+
+Array = NDArray[np.float64]
+Scores = dict[int, Array]  # of a run's clients: [N], by seed
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run, or one run repeated with several seeds; then every number is a mean over these."""
+
+    folder: str
+    method: str
+    model: str  # the headline, which is scored here
+    dataset: str
+    clients: int
+    metric: str
+    higher_is_better: bool
+    seeds: tuple[int, ...]
+    mean: float  # over clients, of the test score at the selected round
+    over_clients: float  # standard deviation
+    worst5: float
+    best5: float
+    over_seeds: float | None  # standard deviation of `mean`, of a repeated run
+    helped: float | None  # clients with a better test score than under Local
+    hurt: float | None  # and with a worse one
+    auroc: float | None  # of the relation against the true groups
+    seconds: float
+    leaking: bool
+
+    @property
+    def setting(self) -> tuple[str, int, str]:
+        """What must agree for two runs to be comparable."""
+        return self.dataset, self.clients, self.metric
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`sets` of comparable runs, each sorted best first, the largest set first; and what a reader must be told."""
+
+    sets: tuple[tuple[Row, ...], ...]
+    warnings: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: `runs`, each with the number of its set (from 1), and `warnings`."""
+        runs = [{"set": i, **asdict(row)} for i, rows in enumerate(self.sets, 1) for row in rows]
+        return {"runs": runs, "warnings": list(self.warnings)}
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
+
+    Clients helped and hurt are counted against the best Local run of the same data set, client count and metric that
+    has all seeds of the run, client by client and seed by seed. Raises UsageError naming the folder that is no
+    finished run, or whose summary is broken.
+    """
+    if not folders:
+        raise UsageError("nothing to compare: name the folders of finished runs")
+    sets: dict[tuple[str, int, str], list[tuple[Row, Scores]]] = {}
+    for row, scores in map(_read, folders):
+        sets.setdefault(row.setting, []).append((row, scores))
+    ordered = sorted(sets.values(), key=len, reverse=True)
+    warnings = []
+    if len(ordered) > 1:
+        warnings.append("runs of different data sets, client counts or metrics are not comparable with each other")
+    compared = []
+    for alike in ordered:
+        alike.sort(key=lambda one: -one[0].mean if one[0].higher_is_better else one[0].mean)
+        local = [scores for row, scores in alike if row.method == "local"]
+        rows = []
+        for row, scores in alike:
+            reference = next((theirs for theirs in local if scores.keys() <= theirs.keys()), None)
+            if local and reference is None:
+                seeds = ", ".join(map(str, row.seeds))
+                warnings.append(f"{row.method} is not set against local, which was not run with its seeds ({seeds})")
+            rows.append(row if row.method == "local" or reference is None else _against(row, scores, reference))
+        compared.append(tuple(rows))
+    return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)))
+
+
+def table(comparison: Comparison) -> Table:
+    """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it."""
+    several = len(comparison.sets) > 1
+    # Runs are numbered only where their method does not tell them apart.
+    twins = any(len({row.method for row in rows}) < len(rows) for rows in comparison.sets)
+    lines: list[dict[str, str]] = []
+    notes = [f"! {warning}" for warning in comparison.warnings]
+    for i, rows in enumerate(comparison.sets):
+        if i:
+            lines.append(dict.fromkeys(lines[0], ""))
+        if several:
+            notes.append(f"{_letter(i)}: {_setting(rows[0])}")
+        for number, row in enumerate(rows, 1):
+            name = (_letter(i) if several else "") + (str(number) if twins else "")
+            lines.append({"run": name} | _cells(row, _decimals(rows)))
+            if twins:
+                notes.append(f"{name}: {row.folder}")
+    if any(row.leaking for rows in comparison.sets for row in rows):
+        notes.append("* leaking: used test examples as feedback, so its scores are no fair estimate")
+    drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
+    for heading in shown:
+        words = heading in ("run", "method", "model")
+        drawn.add_column(heading, justify="left" if words else "right", vertical="bottom", no_wrap=True)
+    for line in lines:
+        drawn.add_row(*(Text(line[heading]) for heading in shown))
+    page = Table.grid()  # so that words may be wider than the numbers
+    title = "Test scores" if several else f"Test scores: {_setting(comparison.sets[0][0])}"
+    page.add_row(Text(title, style="bold"))
+    page.add_row(drawn)
+    for note in notes:
+        page.add_row(Text(note))
+    return page
+
+
+def _cells(row: Row, decimals: int) -> dict[str, str]:
+    """Headings and cells; empty where there is nothing to say."""
+    percent = 100 if _is_share(row) else 1
+    score = {
+        "mean": row.mean,
+        "± over\nclients": row.over_clients,
+        "worst\n5 %": row.worst5,
+        "best\n5 %": row.best5,
+        "± over\nseeds": row.over_seeds,
+    }
+    return {
+        "method": row.method + (" *" if row.leaking else ""),
+        "model": row.model,
+        **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
+        "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
+        "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
+        "time\n(s)": f"{row.seconds:.0f}",
+    }
+
+
+def _decimals(rows: Sequence[Row]) -> int:
+    """Two for percents; else what gives the least mean three digits that say something."""
+    least = min(abs(row.mean) for row in rows)
+    return 2 if _is_share(rows[0]) or least == 0 else min(6, max(0, 2 - math.floor(math.log10(least))))
+
+
+def _read(folder: Path) -> tuple[Row, Scores]:
+    """A run's row, with nothing counted against Local yet, and its clients' test scores by seed."""
+    repeats = sorted(path for path in folder.glob("seed-*") if path.is_dir())
+    found = {one.seeds[0]: (one, scores) for one, scores in map(_read_one, repeats or [folder])}
+    rows = [row for row, _ in found.values()]
+    first, alike = rows[0], ("method", "model", "setting")
+    if len(rows) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
+        raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
+
+    def average(key: str) -> float:
+        return float(np.mean([getattr(row, key) for row in rows]))
+
+    aurocs = [row.auroc for row in rows if row.auroc is not None]
+    row = replace(
+        first,
+        folder=str(folder),
+        seeds=tuple(sorted(found)),
+        over_seeds=float(np.std([row.mean for row in rows], ddof=1)) if len(rows) > 1 else None,
+        auroc=float(np.mean(aurocs)) if len(aurocs) == len(rows) else None,
+        leaking=any(row.leaking for row in rows),
+        mean=average("mean"),
+        over_clients=average("over_clients"),
+        worst5=average("worst5"),
+        best5=average("best5"),
+        seconds=average("seconds"),
+    )
+    return row, {seed: scores for seed, (_, scores) in found.items()}
+
+
+def _read_one(folder: Path) -> tuple[Row, Array]:
+    """The row of one run with one seed, and its clients' test scores: [N]."""
+    summary = read_summary(folder)
+    try:
+        model, score = next(iter(summary["scores"].items()))
+        relation = summary["relation"] or {}
+        auroc = relation.get("auroc")
+        row = Row(
+            folder=str(folder),
+            method=str(summary["method"]),
+            model=model,
+            dataset=str(summary["dataset"]),
+            clients=int(summary["clients"]),
+            metric=str(summary["metric"]),
+            higher_is_better=bool(summary["higher_is_better"]),
+            seeds=(int(summary["seed"]),),
+            mean=float(score["mean"]),
+            over_clients=float(score["std"]),
+            worst5=float(score["worst5"]),
+            best5=float(score["best5"]),
+            over_seeds=None,
+            helped=None,
+            hurt=None,
+            auroc=None if auroc is None or math.isnan(auroc) else float(auroc),
+            seconds=float(summary["seconds"]),
+            leaking=bool(summary["leaking"]),
+        )
+        scores = np.array(summary["clients_scores"][model], np.float64)
+    except KeyError as missing:
+        raise UsageError(f"{folder}/summary.json is not a run's summary: it has no {missing}") from None
+    except (AttributeError, StopIteration, TypeError, ValueError) as problem:
+        raise UsageError(
+            f"{folder}/summary.json is not a run's summary: {str(problem) or 'it has no scores'}"
+        ) from None
+    if scores.shape != (row.clients,) or not np.isfinite([*scores, row.mean]).all():
+        raise UsageError(
+            f"{folder}/summary.json must hold a finite test score for each of its {row.clients} clients; "
+            f"got {int(np.isfinite(scores).sum())}"
+        )
+    return row, scores
+
+
+def _against(row: Row, scores: Scores, local: Scores) -> Row:
+    """The row with the clients counted that do better, and worse, than under Local: means over seeds."""
+    sign = 1 if row.higher_is_better else -1
+    gain = sign * np.stack([scores[seed] - local[seed] for seed in row.seeds])  # [seeds, N]
+    return replace(row, helped=float((gain > 0).sum(1).mean()), hurt=float((gain < 0).sum(1).mean()))
+
+
+def _is_share(row: Row) -> bool:
+    return row.metric.endswith("accuracy")
+
+
+def _setting(row: Row) -> str:
+    unit = " in %" if _is_share(row) else ""
+    better = "higher" if row.higher_is_better else "lower"
+    return f"{row.dataset}, {row.clients} clients, {row.metric}{unit} ({better} is better)"
+
+
+def _letter(i: int) -> str:
+    return chr(ord("A") + i)

@@ -1,0 +1,231 @@
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from kinfed.errors import UsageError
+from kinfed.report.compare import compare, table
+
+
+def write(folder, method, values, **changes):
+    """A run's folder with a summary of these clients' test scores."""
+    mean = sum(values) / len(values)
+    summary = {
+        "method": method,
+        "dataset": "mnist",
+        "rounds": 3,
+        "seed": 0,
+        "clients": len(values),
+        "parameters": 10,
+        "metric": "accuracy",
+        "higher_is_better": True,
+        "scores": {
+            "own": {
+                "mean": mean,
+                "std": math.sqrt(sum((s - mean) ** 2 for s in values) / len(values)),
+                "worst5": min(values),
+                "best5": max(values),
+                "round": 2,
+            },
+            "mixed": {"mean": 0.0, "std": 0.0, "worst5": 0.0, "best5": 0.0, "round": 1},
+        },
+        "clients_scores": {"own": values, "mixed": [0.0] * len(values)},
+        "relation": None,
+        "executor": "loop",
+        "seconds": 12.0,
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "leaking": False,
+        "out": str(folder),
+    } | changes
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    return folder
+
+
+def drawn(comparison, width=80):
+    console = Console(width=width, no_color=True)
+    with console.capture() as captured:
+        console.print(table(comparison))
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def test_rows_are_sorted_best_first_and_headed_by_the_headline_model(tmp_path):
+    worse = write(tmp_path / "a", "fedavg", [0.5, 0.7])
+    better = write(tmp_path / "b", "fedamp", [0.8, 0.6], relation={"origin": "learned", "auroc": 0.9})
+    (rows,) = compare([worse, better]).sets
+    assert [row.method for row in rows] == ["fedamp", "fedavg"]
+    assert [row.model for row in rows] == ["own", "own"]
+    assert [row.auroc for row in rows] == [0.9, None]
+    assert rows[0].mean == pytest.approx(0.7)
+    assert rows[0].over_clients == pytest.approx(0.1)
+    assert (rows[0].worst5, rows[0].best5, rows[0].over_seeds) == (0.6, 0.8, None)
+
+
+def test_an_error_is_sorted_and_counted_the_other_way(tmp_path):
+    error = {"metric": "mse", "higher_is_better": False}
+    local = write(tmp_path / "local", "local", [2.0, 1.0, 4.0, 3.0], **error)
+    other = write(tmp_path / "other", "fedavg", [1.0, 1.0, 5.0, 2.0], **error)
+    (rows,) = compare([local, other]).sets
+    assert [(row.method, row.helped, row.hurt) for row in rows] == [("fedavg", 2, 1), ("local", None, None)]
+
+
+def test_clients_helped_and_hurt_against_local(tmp_path):
+    local = write(tmp_path / "local", "local", [0.5, 0.5, 0.5, 0.5, 0.5])
+    other = write(tmp_path / "other", "fedavg", [0.6, 0.5, 0.4, 0.3, 0.1])
+    (rows,) = compare([local, other]).sets
+    assert (rows[1].helped, rows[1].hurt) == (1, 3)
+    assert compare([other]).sets[0][0].helped is None
+
+
+def test_spread_over_seeds_is_apart_from_spread_over_clients(tmp_path):
+    for seed, (own, local) in enumerate([([0.2, 0.4], [0.1, 0.5]), ([0.4, 0.8], [0.5, 0.9]), ([0.9, 0.9], [0.1, 0.1])]):
+        write(tmp_path / "fedamp" / f"seed-{seed}", "fedamp", own, seed=seed, seconds=10.0 * (seed + 1))
+        write(tmp_path / "local" / f"seed-{seed}", "local", local, seed=seed)
+    # The summary over seeds that a repeated run also leaves is not read: it knows no client.
+    (tmp_path / "fedamp" / "summary.json").write_text(json.dumps({"seeds": [0, 1, 2]}))
+    (rows,) = compare([tmp_path / "local", tmp_path / "fedamp"]).sets
+    row = rows[0]
+    assert (row.method, row.seeds, row.folder) == ("fedamp", (0, 1, 2), str(tmp_path / "fedamp"))
+    # Means 0.3, 0.6 and 0.9 over two clients each, which differ by 0.2, 0.4 and 0.
+    assert row.mean == pytest.approx(0.6)
+    assert row.over_seeds == pytest.approx(0.3)
+    assert row.over_clients == pytest.approx((0.1 + 0.2 + 0.0) / 3)
+    assert row.worst5 == pytest.approx((0.2 + 0.4 + 0.9) / 3)
+    assert row.seconds == 20
+    # Helped: client 0; none; both. Hurt: client 1; both; none.
+    assert (row.helped, row.hurt) == (1, 1)
+
+
+def test_local_with_other_seeds_is_no_reference(tmp_path):
+    local = write(tmp_path / "local", "local", [0.5, 0.5], seed=1)
+    comparison = compare([local, write(tmp_path / "other", "fedavg", [0.6, 0.4])])
+    assert comparison.sets[0][0].helped is None
+    assert comparison.warnings == ("fedavg is not set against local, which was not run with its seeds (0)",)
+
+
+@pytest.mark.parametrize(
+    ("clients", "changes"),
+    [(3, {"dataset": "cifar10"}), (2, {}), (3, {"metric": "mse", "higher_is_better": False})],
+)
+def test_runs_that_are_not_comparable_are_told_apart(tmp_path, clients, changes):
+    local = write(tmp_path / "local", "local", [0.1, 0.2, 0.3])
+    other = write(tmp_path / "other", "fedavg", [0.9] * clients, **changes)
+    third = write(tmp_path / "third", "fedamp", [0.3, 0.3, 0.3])
+    comparison = compare([other, local, third])
+    assert [[row.method for row in rows] for rows in comparison.sets] == [["fedamp", "local"], ["fedavg"]]
+    assert comparison.sets[1][0].helped is None
+    assert "not comparable" in comparison.warnings[0]
+    lines = drawn(comparison)
+    assert [line.split()[:2] for line in lines[3:7]] == [["A", "fedamp"], ["A", "local"], [], ["B", "fedavg"]]
+    assert any(line.startswith("! runs of different data sets") for line in lines)
+
+
+def test_leaking_runs_are_marked_and_explained(tmp_path):
+    fair = write(tmp_path / "fair", "fedavg", [0.5, 0.7])
+    lines = drawn(compare([fair, write(tmp_path / "leaks", "pfedgat", [0.9, 0.9], leaking=True)]), width=200)
+    assert lines[3].startswith("pfedgat * ")
+    assert lines[4].startswith("fedavg   ")
+    assert any(line.startswith("* leaking") for line in lines)
+    assert not any("leaking" in line for line in drawn(compare([fair])))
+
+
+def test_runs_of_one_method_are_numbered_and_named_by_folder(tmp_path):
+    one = write(tmp_path / "one", "fedavg", [0.5, 0.7])
+    two = write(tmp_path / "two", "fedavg", [0.6, 0.8])
+    lines = drawn(compare([one, two]), width=400)
+    assert [line.split()[:2] for line in lines[3:5]] == [["1", "fedavg"], ["2", "fedavg"]]
+    assert "".join(lines[5:]).replace(" ", "") == f"1:{two}2:{one}".replace(" ", "")
+
+
+def test_the_fullest_table_fits_eighty_columns(tmp_path):
+    long = ("per-fedavg", "generated")
+    for seed in range(2):
+        for method in ("local", "fedaghn", long[0]):
+            scores = [min(1.0, 0.1 * seed + 0.005 * i) for i in range(200)]
+            write(
+                tmp_path / method / f"seed-{seed}",
+                method,
+                scores,
+                seed=seed,
+                leaking=method == long[0],
+                relation={"origin": "learned", "auroc": 0.5},
+                seconds=86400.0,
+                scores={long[1]: {"mean": 0.5, "std": 0.2, "worst5": 0.1, "best5": 1.0, "round": 2}},
+                clients_scores={long[1]: scores},
+            )
+    comparison = compare([tmp_path / "local", tmp_path / "fedaghn", tmp_path / long[0]])
+    narrow, wide = drawn(comparison), drawn(comparison, width=300)
+    assert narrow[:6] == wide[:6]
+    assert max(map(len, narrow)) <= 80
+    assert not any("…" in line for line in narrow)
+    assert wide[5].split()[:3] == ["per-fedavg", "*", "generated"]
+
+
+def test_numbers_in_the_table(tmp_path):
+    write(tmp_path / "run", "fedamp", [0.25, 0.75], relation={"origin": "learned", "auroc": 0.875})
+    lines = drawn(compare([tmp_path / "run"]))
+    assert lines[0] == "Test scores: mnist, 2 clients, accuracy in % (higher is better)"
+    assert lines[3].split() == ["fedamp", "own", "50.00", "25.00", "25.00", "75.00", "0.875", "12"]
+    error = write(tmp_path / "error", "fedamp", [0.011, 0.013], metric="mse", higher_is_better=False)
+    assert drawn(compare([error]))[3].split() == ["fedamp", "own", "0.0120", "0.0010", "0.0110", "0.0130", "12"]
+
+
+def test_to_dict_is_plain_json(tmp_path):
+    undefined = write(tmp_path / "a", "fedamp", [0.5, 0.7], relation={"origin": "learned", "auroc": math.nan})
+    given = write(tmp_path / "b", "local", [0.5, 0.6], relation={"origin": "given"})
+    found = json.loads(json.dumps(compare([undefined, given]).to_dict(), allow_nan=False))
+    assert [(run["set"], run["method"], run["auroc"], run["seeds"]) for run in found["runs"]] == [
+        (1, "fedamp", None, [0]),
+        (1, "local", None, [0]),
+    ]
+    assert found["warnings"] == []
+
+
+def test_what_is_no_run_is_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match="nothing to compare"):
+        compare([])
+    with pytest.raises(UsageError, match=r"nowhere.*summary\.json"):
+        compare([tmp_path / "nowhere"])
+    broken = write(tmp_path / "broken", "fedavg", [0.5])
+    (broken / "summary.json").write_text('{"method": ')
+    with pytest.raises(UsageError, match="broken"):
+        compare([broken])
+    write(tmp_path / "repeated" / "seed-0", "fedavg", [0.5])
+    (tmp_path / "repeated" / "seed-1").mkdir()
+    with pytest.raises(UsageError, match="seed-1"):
+        compare([tmp_path / "repeated"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "not a run's summary"),
+        ("{}", "has no 'scores'"),
+        ('{"scores": {}}', "has no scores"),
+        ('{"scores": {"own": {}}, "relation": null}', "has no 'method'"),
+    ],
+)
+def test_a_summary_of_something_else_is_refused(tmp_path, text, message):
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        compare([tmp_path])
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_scores_that_are_missing_or_not_numbers_are_refused(tmp_path):
+    for name, scores in (("nan", [0.5, math.nan]), ("short", [0.5])):
+        folder = write(tmp_path / name, "fedavg", [0.5, 0.6], clients_scores={"own": scores})
+        with pytest.raises(UsageError, match=f"{name}.*each of its 2 clients; got 1"):
+            compare([folder])
+
+
+def test_folders_of_seeds_must_be_one_run(tmp_path):
+    write(tmp_path / "mixed" / "seed-0", "fedavg", [0.5])
+    write(tmp_path / "mixed" / "seed-1", "fedamp", [0.5], seed=1)
+    write(tmp_path / "copied" / "seed-0", "fedavg", [0.5])
+    write(tmp_path / "copied" / "seed-0-copy", "fedavg", [0.5])
+    for name in ("mixed", "copied"):
+        with pytest.raises(UsageError, match=f"{name} are not one run repeated with different seeds"):
+            compare([tmp_path / name])
