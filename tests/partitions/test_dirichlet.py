@@ -51,14 +51,15 @@ def test_the_largest_gives_at_every_step(deal):
     pytest.fail("no seed gave the two classes to two clients")
 
 
-def test_shares_follow_the_dirichlet_law(deal):
+@pytest.mark.parametrize("alpha", [0.7, 4.0])
+def test_shares_follow_the_dirichlet_law(deal, alpha):
     # A share of Dir(alpha 1_4) is Beta(alpha, 3 alpha); classes are independent without the cap.
-    counts = deal(Dirichlet(alpha=0.7, min_size=1, cap=False), list(range(300)) * 500, 4)
+    counts = deal(Dirichlet(alpha=alpha, min_size=1, cap=False), list(range(800)) * 500, 4)
     shares = counts.double() / 500
     for client in range(4):
-        assert stats.kstest(shares[client].numpy(), stats.beta(0.7, 2.1).cdf).pvalue > 0.01
-    # Var = (1/4) (3/4) / (4 alpha + 1), here 0.0493; 1,200 correlated values know it to about 8 %.
-    assert float(shares.var()) == pytest.approx(0.1875 / 3.8, rel=0.2)
+        assert stats.kstest(shares[client].numpy(), stats.beta(alpha, 3 * alpha).cdf).pvalue > 0.01
+    # Var = (1/4) (3/4) / (4 alpha + 1); 3,200 values, correlated in fours, know it to about 3 %.
+    assert float(shares.var()) == pytest.approx(0.1875 / (4 * alpha + 1), rel=0.08)
 
 
 def test_too_many_clients_for_the_least_size(deal):
