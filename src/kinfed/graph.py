@@ -49,6 +49,7 @@ def squared_distances(theta: Tensor) -> Tensor:
 
 def project_simplex(rows: Tensor) -> Tensor:
     """Euclidean projection of each row of [..., N] onto the probability simplex (Held et al., 1974)."""
+    rows = rows - rows.amax(-1, keepdim=True)  # the projection is the same, and beside large numbers 1 is not lost
     ordered = rows.sort(dim=-1, descending=True).values
     excess = ordered.cumsum(-1) - 1
     rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
