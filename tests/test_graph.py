@@ -1,0 +1,152 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import nn
+
+from kinfed.graph import cosine, inner_by_layer, mix, project_simplex, put, squared_distances, weighted_mean
+from kinfed.layout import Layout
+
+float64 = torch.float64
+rows_of_numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
+
+
+def close(found, expected, atol=1e-13):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+@pytest.fixture(scope="module")
+def layout():
+    """Two linear layers around a norm, which has running statistics beside what it learns."""
+    return Layout.of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Linear(2, 2)))
+
+
+def test_put_replaces_rows_of_a_copy():
+    table, rows = torch.zeros(4, 2), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    after = put(table, torch.tensor([3, 1]), rows)
+    assert after.tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
+    assert (table == 0).all()
+
+
+def test_weighted_mean_by_hand():
+    theta = torch.tensor([[1.0, 2.0], [5.0, 6.0]], dtype=float64)
+    assert weighted_mean(theta, torch.tensor([100, 300])).tolist() == [4, 5]
+    # Counts are integers; thirds must be thirds in the models' own type.
+    thirds = weighted_mean(torch.eye(3, dtype=float64), torch.tensor([1, 1, 1]))
+    close(thirds, torch.full((3,), 1 / 3, dtype=float64), atol=1e-16)
+    assert weighted_mean(torch.eye(3), torch.tensor([1, 1, 1])).dtype == torch.float32
+
+
+def test_mix_with_one_relation_is_a_matrix_product(layout):
+    weights, theta = random(2, 4), random(4, layout.size)
+    expected = torch.stack([sum(weights[k, j] * theta[j] for j in range(4)) for k in range(2)])
+    close(mix(weights, theta, layout), expected)
+
+
+def test_mix_by_layer_is_a_loop_over_tensors(layout):
+    weights, theta = random(3, 2, 4), random(4, layout.size)
+    found = mix(weights, theta, layout)
+    place = {"0": 0, "1": 1, "2": 2}
+    for k in range(2):
+        for entry in layout.entries:  # every entry, statistics too, goes with its own layer's relation
+            row = weights[place[entry.name.split(".")[0]], k]
+            close(found[k, entry.at], sum(row[j] * theta[j, entry.at] for j in range(4)))
+
+
+def test_inner_products_by_layer_are_over_learned_entries(layout):
+    a, b = random(2, layout.size), random(4, layout.size, seed=1)
+    found = inner_by_layer(a, b, layout)
+    assert found.shape == (3, 2, 4)
+    for r, name in enumerate("012"):
+        entries = [e for e in layout.entries if e.name.split(".")[0] == name and e.trainable]
+        for k in range(2):
+            for j in range(4):
+                expected = sum(float(a[k, e.at] @ b[j, e.at]) for e in entries)
+                assert float(found[r, k, j]) == pytest.approx(expected, abs=1e-13)
+
+
+def test_cosine_against_torch():
+    theta = random(5, 7)
+    expected = torch.cosine_similarity(theta[:, None], theta[None], dim=2)
+    close(cosine(theta @ theta.T), expected)
+    close(cosine((theta @ theta.T).expand(3, 5, 5)), expected.expand(3, 5, 5))
+
+
+def test_cosine_beside_a_zero_vector_is_zero():
+    theta = torch.tensor([[3.0, 4.0], [0.0, 0.0], [-6.0, -8.0], [1e-9, 0.0]], dtype=float64)
+    expected = torch.tensor([[1, 0, -1, 0.6], [0, 0, 0, 0], [-1, 0, 1, -0.6], [0.6, 0, -0.6, 0]], dtype=float64)
+    close(cosine(theta @ theta.T), expected)  # a vector of length 1e-9 is zero to itself: 1e-18 is below the guard
+
+
+def test_cosine_stays_in_range():
+    theta = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
+    found = cosine(theta @ theta.T)
+    assert found.max() <= 1
+    assert found.min() >= -1
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
+def test_squared_distances_against_cdist(count, size, seed):
+    theta = random(count, size, seed=seed)
+    found = squared_distances(theta)
+    close(found, torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square(), atol=1e-12)
+    assert (found.diagonal() == 0).all()
+
+
+def test_squared_distances_far_from_the_origin():
+    # In float32 a Gram matrix around 1e4 has no digit left for distances of a few units.
+    theta = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]) + 1e4
+    assert squared_distances(theta).tolist() == pytest.approx(np.array([[0, 1, 4], [1, 0, 5], [4, 5, 0]]), abs=1e-5)
+
+
+def test_simplex_by_hand():
+    # A descent step of 0.01 from thirds along [[1, 1, 0], [1, -2, 6], [7, 7, -6]] / 3, then back to the simplex.
+    slope = torch.tensor([[1.0, 1.0, 0.0], [1.0, -2.0, 6.0], [7.0, 7.0, -6.0]], dtype=float64) / 3
+    expected = [[0.332222, 0.332222, 0.335556], [0.335556, 0.345556, 0.318889], [0.318889, 0.318889, 0.362222]]
+    close(project_simplex(1 / 3 - 0.01 * slope), torch.tensor(expected, dtype=float64), atol=1e-6)
+    assert project_simplex(torch.tensor([[2.0, 0.0], [0.5, 0.5], [-1.0, -3.0]])).tolist() == [
+        [1, 0],
+        [0.5, 0.5],
+        [1, 0],
+    ]
+
+
+def test_simplex_against_a_quadratic_programme():
+    for seed in range(5):
+        row = 0.5 * random(6, seed=seed).numpy()
+        solved = minimize(
+            lambda w, row=row: ((w - row) ** 2).sum(),
+            np.full(6, 1 / 6),
+            jac=lambda w, row=row: 2 * (w - row),
+            bounds=[(0, None)] * 6,
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+            options={"ftol": 1e-15},
+        )
+        assert solved.success
+        close(project_simplex(torch.from_numpy(row)), torch.from_numpy(solved.x), atol=1e-7)
+
+
+@given(rows_of_numbers)
+def test_simplex_is_reached_by_one_common_shift(row):
+    # The optimality conditions: w = max(row - tau, 0) for one tau, non-negative, summing to one.
+    row = torch.tensor(row, dtype=float64)
+    found = project_simplex(row)
+    assert (found >= 0).all()
+    assert float(found.sum()) == pytest.approx(1, abs=1e-12)
+    tau = (row - found)[found > 0]
+    close(tau, tau[:1].expand_as(tau), atol=1e-12)
+    assert (row[found == 0] <= tau[0] + 1e-12).all()
+    close(project_simplex(found), found, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, float64])
+def test_simplex_of_huge_numbers(dtype):
+    rows = torch.tensor([[1e20, 0.0, -1e20], [1e9, 1e9, 0.0]], dtype=dtype)
+    assert project_simplex(rows).tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
