@@ -20,7 +20,9 @@ def synthetic(
     seed: int = 0,
     mode: Literal["separable", "printed"] = "separable",
 ) -> Dataset:
-    r"""Every client has a direction $\varphi_i \sim U(0, 2\pi)$ and points x: [n, 2] of two classes around $\pm m_i$.
+    r"""Points [n, 2] of two classes, in another direction for every client; near directions are linked.
+
+    Client i has a direction $\varphi_i \sim U(0, 2\pi)$, and its classes lie around $m_i$ and $-m_i$.
 
     `separable` makes data like DG-60 (Xu et al., 2022): $m_i$ lies $1 + 6 \varphi_i / 2\pi$ from the origin, points
     are normal around it but within radius 1, so every client is linearly separable; clients i and j are linked with

@@ -8,7 +8,7 @@ from ..errors import UsageError
 
 
 def cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """[B, channels, height, width] -> [B, classes]: two 5x5 convolutions (6, 16), each with pooling, then 120-84-C.
+    """Two 5x5 convolutions (6, 16) with pooling, layers 120-84-C, [B, channels, height, width] -> [B, classes].
 
     62,006 parameters for 3x32x32 and 10 classes. Raises UsageError unless the shape is an image of 16x16 or more.
     """

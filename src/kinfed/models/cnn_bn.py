@@ -8,7 +8,7 @@ from .cnn import pooled_twice
 
 
 def cnn_bn(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """[B, channels, height, width] -> [B, classes]: two 5x5 convolutions (32, 64) with BatchNorm and pooling, 512-C.
+    """Two 5x5 convolutions (32, 64) with BatchNorm and pooling, layers 512-C, [B, channels, height, width] -> [B, C].
 
     878,730 parameters for 3x32x32 and 10 classes. Raises UsageError unless the shape is an image of 16x16 or more.
     """

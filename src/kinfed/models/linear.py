@@ -6,5 +6,8 @@ from .mlp import mlp
 
 
 def linear(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """[B, *shape] -> [B, classes]. Raises UsageError for a shape without axes."""
+    """One linear layer, [B, *shape] -> [B, classes].
+
+    Raises UsageError for a shape without axes.
+    """
     return mlp(shape, classes, hidden=())

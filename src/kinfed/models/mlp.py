@@ -11,9 +11,10 @@ from ..errors import UsageError
 
 
 def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
-    """[B, *shape] -> [B, classes] through layers of the `hidden` widths; the last layer is `head`.
+    """Fully connected layers of the `hidden` widths, [B, *shape] -> [B, classes].
 
-    Raises UsageError for a shape without axes or a width below 1.
+    Every layer but the last, `head`, is followed by ReLU. Raises UsageError for a shape without axes
+    or a width below 1.
     """
     if not shape or min(shape) < 1:
         raise UsageError(f"mlp: an example needs an axis or more, none of them empty; got shape {list(shape)}")

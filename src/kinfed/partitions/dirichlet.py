@@ -13,7 +13,9 @@ from .deal import check_clients, hand_over, rows_by_class
 
 @dataclass(frozen=True)
 class Dirichlet:
-    r"""Class c goes to the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$; small alpha: uneven.
+    r"""Every class is shared out in random shares, the more uneven the smaller alpha.
+
+    Class c goes to the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$, cut with cumulative rounding.
 
     With `cap`, as in MOON's code, a client that already holds n / N examples gets none of later classes. Clients then
     short of `min_size` are given random examples of the client that is the largest at that moment, one at a time:

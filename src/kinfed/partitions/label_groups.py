@@ -11,10 +11,11 @@ from .deal import check_clients, hand_over, hidden_groups, rows_by_class
 
 @dataclass(frozen=True)
 class LabelGroups:
-    """The classes are dealt to groups at random; `share` of a class is split equally within its group.
+    """Each hidden group of clients shares most of its own classes; the rest of every class goes to everyone.
 
-    Client i is in group floor(i groups / N). The other examples are dealt to all clients as in IID. This is the case
-    study of FedAGHN: 20 clients, 5 groups, 80 %.
+    Client i is in group floor(i groups / N). The classes are dealt to the groups at random, and `share` of a class is
+    split equally within its group. The other examples are dealt to all clients as in IID. This is the case study of
+    FedAGHN: 20 clients, 5 groups, 80 %.
     """
 
     groups: int = 5

@@ -13,10 +13,11 @@ from .iid import IID
 
 @dataclass(frozen=True)
 class LabelPermutations:
-    """IID over N clients; client i is in group g = floor(i groups / N), which renames the classes in its own way.
+    """IID, but each hidden group of clients renames the classes in its own way.
 
-    The classes are laid on a random circle and group g moves each label g places on. So group 0 keeps the labels, and
-    any two groups disagree about every one of them: there are C groups at most.
+    Client i is in group g = floor(i groups / N). The classes are laid on a random circle and group g moves each label g
+    places on. So group 0 keeps the labels, and any two groups disagree about every one of them: there are C groups at
+    most.
     """
 
     groups: int = 4

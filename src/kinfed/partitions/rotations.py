@@ -12,10 +12,10 @@ from .iid import IID
 
 @dataclass(frozen=True)
 class Rotations:
-    """IID over N clients; client i is in group g = floor(i groups / N).
+    """IID, but each hidden group of clients sees its images turned by another angle.
 
-    The group's images are turned by g 360 / groups degrees, counter-clockwise. Only quarter turns keep every pixel, so
-    there are 1, 2 or 4 groups.
+    Client i is in group g = floor(i groups / N). The group's images are turned by g 360 / groups degrees,
+    counter-clockwise. Only quarter turns keep every pixel, so there are 1, 2 or 4 groups.
     """
 
     groups: int = 4
