@@ -25,7 +25,6 @@ class Natural:
             raise UsageError(f"natural: owner {', '.join(empty[:8]) or '0'} has no example; number the owners 0..N-1")
         if clients not in (0, len(count)):
             raise UsageError(
-                f"natural: the examples have {len(count)} owners, so clients must be {len(count)} "
-                f"(or 0, which means all owners); got {clients}"
+                f"natural: the examples have {len(count)} owners, so clients must be {len(count)}; got {clients}"
             )
         return Parts(list(dataset.client.argsort(stable=True).split(count.tolist())), dataset)
