@@ -7,6 +7,7 @@ from .federation import Federation, Graph, Split
 from .method import Averaging, GraphMethod, Method, Params, Roster
 from .methods import METHODS
 from .optimiser import SGD, Adam
+from .runs import load_model
 
 __version__ = "0.1.0"
 
@@ -28,5 +29,6 @@ __all__ = [
     "Training",
     "UsageError",
     "fit",
+    "load_model",
     "towards",
 ]

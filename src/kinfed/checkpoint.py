@@ -34,7 +34,7 @@ def save(path: Path, progress: Progress, history: History) -> None:
 def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
     """Read a checkpoint; `server` and `state` have the structure of what was saved. Fills `history`."""
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             text = file.metadata()
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         history.restore(arrays, text["history"])

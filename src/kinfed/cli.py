@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from . import __version__, config, runs
 from .datasets import DATASETS
@@ -21,7 +23,7 @@ from .methods import METHODS
 from .models import MODELS
 from .partitions import PARTITIONS
 from .record import History
-from .report.compare import compare
+from .report.compare import compare, table
 from .runs import Machine
 
 SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how many arguments are not settings
@@ -115,35 +117,34 @@ def _compare(asked: argparse.Namespace, console: Console) -> None:
     if asked.json:
         print(json.dumps(found.to_dict()))
     else:
-        Console(highlight=False).print(found.table())
+        Console(highlight=False).print(table(found))
 
 
 def _list(asked: argparse.Namespace, console: Console) -> None:
     shelf, given = SHELVES[asked.shelf]
     entries = {}
     for name, part in shelf.items():
-        module = inspect.getmodule(part)
-        text = inspect.getdoc(module if asked.shelf == "methods" else part) or ""
-        defaults = {
+        text = inspect.getdoc(inspect.getmodule(part) if asked.shelf == "methods" else part) or ""
+        known = {
             key: None if p.default is inspect.Parameter.empty else p.default
             for key, p in config.settings(part, given).items()
         }
-        entries[name] = (text.partition("\n")[0], defaults)
+        entries[name] = (text.partition("\n")[0], known)
     if asked.json:
         print(json.dumps({name: {"what": what, "arguments": known} for name, (what, known) in entries.items()}))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for column in (asked.shelf[:-1], "what it is", "arguments and defaults"):
-        table.add_column(column, overflow="fold", no_wrap=column == asked.shelf[:-1])
+    out = Console(highlight=False)
     for name, (what, known) in entries.items():
-        table.add_row(name, what, ", ".join(f"{k}={_toml(v)}" for k, v in known.items()))
-    Console(highlight=False).print(table)
+        out.print(Text.assemble((name, "bold"), "  ", what))
+        if known:
+            said = Text(", ".join(f"{k}={_toml(v)}" for k, v in known.items()), style="dim")
+            out.print(Padding(said, (0, 0, 0, 4)))
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "(unset)" if value is None else json.dumps(value)
 
 
 def _machine(asked: argparse.Namespace, bar: "_Bar") -> Machine:
@@ -193,19 +194,24 @@ def _show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) 
         f"{summary['method']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds, "
         f"{summary['parameters']:,} parameters, {seeds}"
     )
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
-    table.add_column("model")
-    for column in (f"test {summary['metric']}", "over clients", "worst 5 %", "best 5 %"):
-        table.add_column(column, justify="right")
-    table.add_column("over seeds" if repeated else "best round", justify="right")
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    # Accuracies are told in percent, as in the pictures and comparisons.
+    share = summary["metric"].endswith("accuracy")
+    percent, digits = (100, ".2f") if share else (1, ".4g")
+    shown.add_column("model")
+    for column in (f"test {summary['metric']}{', %' * share}", "over clients", "worst 5 %", "best 5 %"):
+        shown.add_column(column, justify="right")
+    shown.add_column("over seeds" if repeated else "best round", justify="right")
     for name, s in summary["scores"].items():
-        last = f"± {s['std_seeds']:.4f}" if repeated else str(s["round"])
-        table.add_row(name, f"{s['mean']:.4f}", f"± {s['std']:.4f}", f"{s['worst5']:.4f}", f"{s['best5']:.4f}", last)
-    console.print(table)
+        mean, std, worst, best, seeds_std = (
+            f"{percent * s.get(key, 0):{digits}}" for key in ("mean", "std", "worst5", "best5", "std_seeds")
+        )
+        shown.add_row(name, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
+    console.print(shown)
     if summary["leaking"]:
         console.print("LEAKING: the method used test examples as feedback; these scores are not a fair estimate")
     relation = summary["relation"]
-    if relation and "auroc" in relation:
+    if relation and {"auroc", "within", "between"} <= relation.keys():
         console.print(
             f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
             f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"

@@ -4,7 +4,7 @@ import inspect
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,7 @@ def resolve(raw: Table) -> Experiment:
     partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
     model, model_table = make(MODELS, raw.get("model"), "model", given=2)
-    clients = _value(federation, "clients", int, 20, "federation.")
-    if clients < 1:
-        raise UsageError(f"federation.clients must be at least 1; got {clients}")
+    clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
     table = {
         **top,
         "federation": {
@@ -221,7 +219,7 @@ def _check(value: Any, kind: Any, where: str) -> Any:
     """The value as the annotated kind, or UsageError."""
     options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for option in options:
-        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+        if typing.get_origin(option) in (tuple, Sequence) and isinstance(value, list | tuple):
             inner = typing.get_args(option)[0]
             return tuple(_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -240,7 +238,7 @@ def _check(value: Any, kind: Any, where: str) -> Any:
 
 
 def _wanted(option: Any, said: dict[Any, str]) -> str:
-    if typing.get_origin(option) is tuple:
+    if typing.get_origin(option) in (tuple, Sequence):
         return "a list"
     if typing.get_origin(option) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(option)))

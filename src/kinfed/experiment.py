@@ -1,5 +1,6 @@
 """fit: from a method, a federation and a module to one personalised model a client."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -75,9 +76,10 @@ class Run:
         if self.relation is not None:
             found["relation"] = {"origin": self.method.origin}
             if self.federation.groups is not None:
-                _, within, between = group_weights(self.relation, self.federation.groups)
-                auroc = edge_auroc(self.relation, self.federation.groups)
-                found["relation"] |= {"auroc": auroc, "within": within, "between": between}
+                weights = group_weights(self.relation, self.federation.groups)
+                quality = {"auroc": edge_auroc(self.relation, self.federation.groups), **weights._asdict()}
+                # What a single group, or groups of one, leave undefined is left out.
+                found["relation"] |= {name: value for name, value in quality.items() if math.isfinite(value)}
         return found
 
 

@@ -209,7 +209,7 @@ def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> 
     good = torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
     for leaf in tree_leaves(uploads):
         if leaf.is_floating_point():
-            good &= torch.isfinite(leaf.flatten(1).sum(1))
+            good &= torch.isfinite(leaf).reshape(len(cohort), -1).all(1)
     if not good.all():
         bad = [names[i] for i in cohort[~good].tolist()]
         raise RunError(

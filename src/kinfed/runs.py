@@ -77,7 +77,7 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
         build = config.resolve(table).model
         module = build(tuple(found["shape"]), found["outputs"])
     try:
-        with safe_open(folder / "models.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(folder / "models.safetensors", "pt") as file:
             tensors = {e: file.get_tensor(f"{name}/{e}") for e in Model(module).layout.names}
     except (SafetensorError, OSError) as problem:
         raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({problem})") from None
@@ -154,7 +154,8 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1
-    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png")
+    selected = {name: history.select(name) + 1 for name in history.named_models}
+    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png", selected)
     scores = {name: history.test(name).numpy() for name in history.named_models}
     charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
     if run.relation is not None:
@@ -166,6 +167,7 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
         **run.summary(),
         "method": table["method"]["name"],
         "dataset": table["federation"]["dataset"]["name"],
+        "federation": table["federation"],
         "names": names,
         "shape": list(run.federation.x.shape[1:]),
         "outputs": getattr(run.federation.task, "classes", None) or run.federation.y[:1].numel(),
@@ -187,9 +189,24 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         scores[name]["std_seeds"] = float(each["mean"].std(ddof=1))
     relation = first["relation"]
     if relation is not None:
-        numbers = {key: float(np.mean([f["relation"][key] for f in found])) for key in relation if key != "origin"}
+        numbers = {
+            key: float(np.mean([f["relation"][key] for f in found]))
+            for key in relation
+            if key != "origin" and all(key in f["relation"] for f in found)
+        }
         relation = {"origin": relation["origin"], **numbers}
-    kept = ("method", "dataset", "rounds", "clients", "parameters", "metric", "higher_is_better", "executor", "leaking")
+    kept = (
+        "method",
+        "dataset",
+        "federation",
+        "rounds",
+        "clients",
+        "parameters",
+        "metric",
+        "higher_is_better",
+        "executor",
+        "leaking",
+    )
     return {
         **{key: first[key] for key in kept},
         "seed": first["seed"],

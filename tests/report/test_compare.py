@@ -14,6 +14,7 @@ def write(folder, method, values, **changes):
     summary = {
         "method": method,
         "dataset": "mnist",
+        "federation": {"dataset": {"name": "mnist"}, "partition": {"name": "iid"}},
         "rounds": 3,
         "seed": 0,
         "clients": len(values),

@@ -1,5 +1,6 @@
 """Several finished runs side by side, each set against Local where that was run too."""
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,7 @@ class Row:
     method: str
     model: str  # the headline, which is scored here
     dataset: str
+    federation: str  # how it was dealt to clients and split, as JSON
     clients: int
     metric: str
     higher_is_better: bool
@@ -42,9 +44,9 @@ class Row:
     leaking: bool
 
     @property
-    def setting(self) -> tuple[str, int, str]:
+    def setting(self) -> tuple[str, str, int, str]:
         """What must agree for two runs to be comparable."""
-        return self.dataset, self.clients, self.metric
+        return self.dataset, self.federation, self.clients, self.metric
 
 
 @dataclass(frozen=True)
@@ -69,13 +71,15 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
-    sets: dict[tuple[str, int, str], list[tuple[Row, Scores]]] = {}
+    sets: dict[tuple[str, str, int, str], list[tuple[Row, Scores]]] = {}
     for row, scores in map(_read, folders):
         sets.setdefault(row.setting, []).append((row, scores))
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = []
     if len(ordered) > 1:
-        warnings.append("runs of different data sets, client counts or metrics are not comparable with each other")
+        warnings.append(
+            "runs of different data sets, partitions, client counts or metrics are not comparable with each other"
+        )
     compared = []
     for alike in ordered:
         alike.sort(key=lambda one: -one[0].mean if one[0].higher_is_better else one[0].mean)
@@ -193,6 +197,7 @@ def _read_one(folder: Path) -> tuple[Row, Array]:
             method=str(summary["method"]),
             model=model,
             dataset=str(summary["dataset"]),
+            federation=json.dumps(summary["federation"], sort_keys=True),
             clients=int(summary["clients"]),
             metric=str(summary["metric"]),
             higher_is_better=bool(summary["higher_is_better"]),

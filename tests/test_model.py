@@ -1,0 +1,121 @@
+"""Models as functions of theta: layout, BatchNorm on real rows only, dropout, export."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from kinfed import UsageError
+from kinfed.layout import Layout
+from kinfed.model import Model
+from kinfed.seeding import key
+
+KEY = key(0, "test")
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 3, 2), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+
+
+def test_layout_lists_layers_with_their_buffers_behind_their_parameters():
+    layout = Layout.of(network())
+    assert [layer.name for layer in layout.layers] == ["0", "1", "4"]
+    assert [(layer.at.start, layer.at.stop) for layer in layout.layers] == [(0, 15), (15, 27), (27, 53)]
+    assert [(layer.trainable.start, layer.trainable.stop) for layer in layout.layers] == [(0, 15), (15, 21), (27, 53)]
+    assert layout.size == 53
+    assert layout.parameters == 47
+    assert layout.head == {"4.weight", "4.bias"}
+    assert layout.trainable.sum() == 47
+    assert layout.index(layout.head).tolist() == list(range(27, 53))
+
+
+def test_flatten_undoes_tensors():
+    model = Model(network())
+    theta = torch.randn_like(model.theta)
+    assert torch.equal(model.layout.flatten(model.layout.tensors(theta)), theta)
+
+
+def test_patterns_choose_tensors_and_name_the_nearest():
+    layout = Layout.of(network())
+    assert layout.match(["4.*", "*.running_mean"]) == {"4.weight", "4.bias", "1.running_mean"}
+    with pytest.raises(UsageError, match=r"did you mean '4\.weight'"):
+        layout.match(["4.wieght"])
+    with pytest.raises(UsageError, match="no layer 'haed'"):
+        Layout.of(network(), head="haed")
+    with pytest.raises(UsageError, match="no trainable parameter"):
+        Layout.of(nn.ReLU())
+
+
+def test_training_pass_is_the_stock_modules_with_its_moved_statistics():
+    net = network()
+    model = Model(net)
+    x = torch.randn(6, 1, 3, 3, dtype=torch.float64)
+    tensors = model.layout.tensors(model.theta.clone())
+    outputs, buffers = model.run(tensors, x, None, KEY)
+    torch.testing.assert_close(outputs, net.train()(x))
+    torch.testing.assert_close(buffers["1.running_mean"], net[1].running_mean)
+    torch.testing.assert_close(buffers["1.running_var"], net[1].running_var)
+    moved = model.layout.flatten(tensors | buffers)
+    torch.testing.assert_close(model(moved, x), net.eval()(x))
+    assert torch.equal(tensors["1.running_mean"], torch.zeros(3, dtype=torch.float64))  # nothing changed in place
+
+
+@pytest.mark.parametrize("real", [1, 2, 5])
+def test_rows_of_weight_zero_leave_no_trace_in_batch_statistics(real):
+    model = Model(network())
+    x = torch.randn(7, 1, 3, 3, dtype=torch.float64)
+    weight = (torch.arange(7) < real).double()
+    tensors = model.layout.tensors(model.theta.clone())
+    padded, moved = model.run(tensors, x, weight, KEY)
+    alone, expected = model.run(tensors, x[:real], None, KEY)
+    torch.testing.assert_close(padded[:real], alone)
+    for name, value in expected.items():
+        torch.testing.assert_close(moved[name], value)
+    nothing, kept = model.run(tensors, x, torch.zeros(7, dtype=torch.float64), KEY)
+    assert torch.isfinite(nothing).all()
+    assert torch.equal(kept["1.running_mean"], tensors["1.running_mean"])
+
+
+def test_dropout_is_a_function_of_its_key():
+    model = Model(nn.Sequential(nn.Dropout(0.4), nn.Linear(50, 1), nn.Dropout(0.4)))
+    x = torch.ones(30, 50)
+    tensors = model.layout.tensors(model.theta)
+    a, b, c = (model.run(tensors, x, None, k).outputs for k in (KEY, KEY, key(0, "other")))
+    assert torch.equal(a, b)
+    assert not torch.equal(a, c)
+    assert torch.equal(model(model.theta, x), nn.functional.linear(x, tensors["1.weight"], tensors["1.bias"]))
+    together = vmap(lambda k: model.run(tensors, x, None, k).outputs)(torch.stack([KEY, key(0, "other")]))
+    torch.testing.assert_close(together, torch.stack([a, c]))
+    drop = Model(nn.Sequential(nn.Dropout(0.25), nn.Linear(1, 1)))
+    kept = drop.module[0].train()(torch.ones(20000))
+    assert abs(float((kept > 0).float().mean()) - 0.75) < 0.02
+    assert float(kept.max()) == pytest.approx(4 / 3)
+
+
+def test_recurrent_modules_and_shared_layers_work():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gru, self.out, self.norm = nn.GRU(2, 3, batch_first=True), nn.Linear(3, 2), nn.BatchNorm1d(3)
+            self.again = self.norm
+
+        def forward(self, x):
+            return self.out(self.again(self.norm(self.gru(x)[0][:, -1])))
+
+    net = Net().double()
+    model = Model(net)
+    x = torch.randn(5, 4, 2, dtype=torch.float64)
+    torch.testing.assert_close(model(model.theta, x), net.eval()(x))
+    assert model.layout.parameters == sum(p.numel() for p in net.parameters())
+    other = model.theta + 0.1
+    exported = model.export(other)
+    assert type(exported) is Net
+    torch.testing.assert_close(exported(x), model(other, x))
+    torch.testing.assert_close(model(model.theta, x), net.eval()(x))  # the original is as it was
+
+
+def test_batchnorm_that_would_couple_predictions_is_refused():
+    for bad in (nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm1d(2, momentum=None)):
+        with pytest.raises(UsageError, match="BatchNorm needs running statistics and a momentum"):
+            Model(nn.Sequential(nn.Linear(2, 2), bad))
