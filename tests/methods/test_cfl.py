@@ -67,7 +67,8 @@ def test_splits_of_splits_keep_clients_ids(roster):
     ("linkage", "expected", "cross"), [("single", {0, 1, 2}, 0.7071068), ("complete", {0, 1}, 0.7660444)]
 )
 def test_linkages_differ(roster, linkage, expected, cross):
-    known, change = roster(4, size=2), directions(0, 40, 80, 125)
+    # Complete linkage would have to toss a coin if the first two angles were equal to the last digit.
+    known, change = roster(4, size=2), directions(0, 40, 80 + 1e-6, 125)
     bound = math.sqrt((1 - cross) / 2)
     for gamma, splits in ((bound - 1e-6, True), (bound + 1e-6, False)):
         method = CFL(eps1=10.0, eps2=0.5, begin=1, linkage=linkage, gamma=gamma)
