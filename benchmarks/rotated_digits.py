@@ -127,7 +127,7 @@ def main():
                 rule,
                 *faster,
                 "",
-                f"`kinfed run fedaghn` from the shell to its end, imports and pictures included: {command:.1f} s.",
+                f"`kinfed run fedaghn` from start to end, imports and pictures included: {command:.1f} s.",
                 "",
             ]
         )

@@ -12,7 +12,7 @@ import warnings
 
 import torch
 
-from kinfed import config
+from kinfed import RunError, config
 from kinfed.experiment import fit
 
 warnings.simplefilter("ignore")
@@ -29,10 +29,10 @@ GRID = {
     "fedrep": {"head_epochs": [1, 2, 5, 10], "base_epochs": [1, 2]},
     "per-fedavg": {"alpha": [0.03, 0.1, 0.3], "beta": [0.03, 0.1, 0.2], "adapt_steps": [1, 10]},
     "pfedhn": {"lr": [0.003, 0.01, 0.03, 0.1, 0.3], "embedding": [6, 20], "weight_decay": [0.0]},
-    "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [2]},
-    "fedamp": {"alpha": [0.03, 0.1, 0.3], "sigma": [1.0, 3.0, 10.0], "pull": [0.03, 0.3]},
+    "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [1]},
+    "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
-    "pfedgat": {"lr": [1.0, 10.0, 100.0], "features": ["full", "delta"], "heads": [2, 4, 8]},
+    "pfedgat": {"lr": [0.1, 1.0, 10.0], "features": ["full", "delta"], "heads": [1, 4, 8]},
 }
 
 
@@ -42,14 +42,17 @@ def score(overrides):
     for seed in SEEDS:
         experiment = config.resolve(config.read(str(config.DEFAULT), overrides))
         federation = experiment.federation(None, seed)
-        run = fit(
-            experiment.method,
-            federation,
-            experiment.module(federation, seed),
-            rounds=experiment.table["rounds"],
-            training=experiment.training,
-            seed=seed,
-        )
+        try:
+            run = fit(
+                experiment.method,
+                federation,
+                experiment.module(federation, seed),
+                rounds=experiment.table["rounds"],
+                training=experiment.training,
+                seed=seed,
+            )
+        except RunError:  # diverged
+            return 0.0, []
         curve = run.history.curve(run.history.headline, "validation", "accuracy").mean(1)
         found.append((float(curve.max()), int(curve.argmax()) + 1))
     return sum(value for value, _ in found) / len(found), [round for _, round in found]

@@ -42,18 +42,26 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         asked.command(asked, console)
         return 0
-    except KeyboardInterrupt:
-        code, text = 130, "interrupted"
-    except UsageError as problem:
-        code, text = 2, str(problem)
-    except (RunError, OSError) as problem:
-        code, text = 1, str(problem)
-    except Exception as problem:
-        code, text = 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
-    if asked.debug:
-        traceback.print_exc()
-    print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
-    return code
+    except (KeyboardInterrupt, Exception) as problem:
+        code, text = _explain(problem)
+        if asked.debug:
+            traceback.print_exc()
+        print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
+        return code
+
+
+def _explain(problem: BaseException) -> tuple[int, str]:
+    """Exit code and the one line that a person reads."""
+    match problem:
+        case KeyboardInterrupt():
+            return 130, str(problem) or "interrupted"
+        case UsageError():
+            return 2, str(problem)
+        case RunError() | OSError():
+            return 1, str(problem)
+        case MemoryError():
+            return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
+    return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -70,6 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     running.add_argument("--executor", default="auto", choices=["auto", "loop", "vmap"], help="default: auto")
+    running.add_argument(
+        "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
+    )
     running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
     parser = argparse.ArgumentParser(
         prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
@@ -149,7 +160,7 @@ def _toml(value: Any) -> str:
 
 def _machine(asked: argparse.Namespace, bar: "_Bar") -> Machine:
     data_dir = Path(asked.data_dir) if asked.data_dir else None
-    return Machine(data_dir, asked.device, asked.executor, bar.update)
+    return Machine(data_dir, asked.device, asked.executor, asked.checkpoint, bar.update)
 
 
 class _Bar:

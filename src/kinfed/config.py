@@ -118,6 +118,8 @@ def resolve(raw: Table) -> Experiment:
         "participation": _value(raw, "participation", float, 1.0),
         "evaluate_every": _value(raw, "evaluate_every", int, 1),
     }
+    if not 0 <= top["seed"] < 2**62:
+        raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     federation = _table(raw, "federation", "")

@@ -33,6 +33,7 @@ class Machine:
     data_dir: Path | None = None
     device: str = "auto"
     executor: Executor = "auto"
+    checkpoint_seconds: float = 10.0
     progress: Progress = lambda history, rounds: None
 
 
@@ -96,18 +97,21 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any]:
-    seeds = experiment.table["seeds"]
-    if seeds == 1:
-        return _one(experiment, experiment.table["seed"], out, machine)
-    found = []
-    for seed in range(experiment.table["seed"], experiment.table["seed"] + seeds):
-        folder = out / f"seed-{seed}"
-        if (folder / "summary.json").exists():
-            found.append(read_summary(folder))
-            continue
-        _make(folder)
-        config.write({**experiment.table, "seed": seed, "seeds": 1}, folder / "config.toml")
-        found.append(_one(experiment, seed, folder, machine))
+    table = experiment.table
+    try:
+        if table["seeds"] == 1:
+            return _one(experiment, table["seed"], out, machine)
+        found = []
+        for seed in range(table["seed"], table["seed"] + table["seeds"]):
+            folder = out / f"seed-{seed}"
+            if (folder / "summary.json").exists():
+                found.append(read_summary(folder))
+                continue
+            _make(folder)
+            config.write({**table, "seed": seed, "seeds": 1}, folder / "config.toml")
+            found.append(_one(experiment, seed, folder, machine))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; go on with: kinfed resume {out}") from None
     summary = _over_seeds(found, out)
     _write_json(summary, out / "summary.json")
     return summary
@@ -131,6 +135,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         executor=machine.executor,
         device=machine.device,
         folder=out,
+        checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
     )
     return _write(run, table, out)

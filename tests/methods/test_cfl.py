@@ -33,13 +33,13 @@ def test_splits_by_hand(roster, linkage):
     known = roster(4, size=2)
     # The mean update has length 0.05 and the longest 1.004988.
     for eps1, eps2, splits in [(0.4, 1.6, 0), (0.4, 0.5, 1), (0.0501, 1.0049, 1), (0.0499, 0.5, 0), (0.4, 1.0051, 0)]:
-        method = CFL(eps1=eps1, eps2=eps2, begin=1, linkage=linkage)
+        method = CFL(eps1=eps1, eps2=eps2, begin=0, linkage=linkage)
         server = aggregate(method, known, method.start(known), PAIRS)
         assert groups(server.label) == ({frozenset({0, 1}), frozenset({2, 3})} if splits else {frozenset(range(4))})
 
 
 def test_new_clusters_move_by_their_own_members_mean(roster):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=1)
+    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0)
     start = method.start(known)
     server = aggregate(method, known, start, PAIRS)
     expected = start.theta + torch.tensor([[0.95, 0.05], [-0.95, 0.05]], dtype=float64)
@@ -48,7 +48,7 @@ def test_new_clusters_move_by_their_own_members_mean(roster):
 
 def test_splits_of_splits_keep_clients_ids(roster):
     # Two rounds: east against west, then each against its own north and south; clients are interleaved on purpose.
-    known, method = roster(8, size=2), CFL(eps1=0.5, eps2=0.5, begin=1)
+    known, method = roster(8, size=2), CFL(eps1=0.5, eps2=0.5, begin=0)
     east, west = {1, 3, 4, 6}, {0, 2, 5, 7}
     north = {1, 5, 6, 7}
     first = torch.tensor([[1.0 if i in east else -1.0, 0.01 * i] for i in range(8)], dtype=float64)
@@ -71,14 +71,14 @@ def test_linkages_differ(roster, linkage, expected, cross):
     known, change = roster(4, size=2), directions(0, 40, 80 + 1e-6, 125)
     bound = math.sqrt((1 - cross) / 2)
     for gamma, splits in ((bound - 1e-6, True), (bound + 1e-6, False)):
-        method = CFL(eps1=10.0, eps2=0.5, begin=1, linkage=linkage, gamma=gamma)
+        method = CFL(eps1=10.0, eps2=0.5, begin=0, linkage=linkage, gamma=gamma)
         server = aggregate(method, known, method.start(known), change)
         halves = {frozenset(expected), frozenset(range(4)) - expected}
         assert groups(server.label) == (halves if splits else {frozenset(range(4))})
 
 
 def test_single_linkage_is_the_best_cut(roster):
-    known, method = roster(7, size=3), CFL(eps1=10.0, eps2=0.1, begin=1, linkage="single")
+    known, method = roster(7, size=3), CFL(eps1=10.0, eps2=0.1, begin=0, linkage="single")
     for seed in range(10):
         change = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=float64)
         alike = torch.corrcoef(torch.cat([change, -change], 1))  # centred already, so these are the cosines
@@ -92,7 +92,7 @@ def test_single_linkage_is_the_best_cut(roster):
 
 
 def test_before_begin_it_is_uniform_fedavg(bowls, executor):
-    method = CFL(eps1=100.0, eps2=0.0, begin=4)
+    method = CFL(eps1=100.0, eps2=0.0, begin=3)
     clients = {"h": [1.0, 2.0, 1.5], "epochs": 2, "executor": executor}
     trial = bowls(method, [0.0, 4.0, 9.0], copies=[1, 2, 3], **clients)
     uniform = bowls(FedAvg(), [0.0, 4.0, 9.0], **clients)
@@ -104,7 +104,7 @@ def test_before_begin_it_is_uniform_fedavg(bowls, executor):
 
 
 def test_clusters_relate_their_members(bowls, executor):
-    trial = bowls(CFL(eps1=10.0, eps2=0.0, begin=1, min_size=2), [0.0, 1.0, 9.0], start=5.0, executor=executor)
+    trial = bowls(CFL(eps1=10.0, eps2=0.0, begin=0, min_size=2), [0.0, 1.0, 9.0], start=5.0, executor=executor)
     trial.run(1)
     half = [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
     torch.testing.assert_close(trial.history.relations[0], torch.tensor(half))
@@ -114,13 +114,13 @@ def test_clusters_relate_their_members(bowls, executor):
 
 @pytest.mark.parametrize(("size", "splits"), [(1, True), (2, True), (3, True), (4, False), (5, False)])
 def test_small_clusters_stay_whole(roster, size, splits):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=1, min_size=size)
+    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0, min_size=size)
     server = aggregate(method, known, method.start(known), PAIRS)
     assert len(server.theta) == (2 if splits else 1)
 
 
 def test_one_client_never_splits(roster):
-    known, method = roster(3, size=2), CFL(eps1=10.0, eps2=0.0, begin=1, min_size=1)
+    known, method = roster(3, size=2), CFL(eps1=10.0, eps2=0.0, begin=0, min_size=1)
     server = method.start(known)
     for _ in range(4):
         server = aggregate(method, known, server, directions(0, 90, 200))
@@ -128,7 +128,7 @@ def test_one_client_never_splits(roster):
 
 
 def test_a_cluster_waits_until_all_have_taken_part(roster):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=1)
+    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0)
     server = method.start(known)
     for cohort, clusters in ((torch.tensor([0, 2]), 1), (torch.tensor([1]), 1), (torch.tensor([3]), 2)):
         sent = method.send(known, server, cohort).theta
@@ -141,7 +141,7 @@ def test_a_cluster_waits_until_all_have_taken_part(roster):
 
 
 def test_running_statistics_do_not_split(roster, perceptron):
-    known, method = roster(4, perceptron(norm=True)), CFL(eps1=1e9, eps2=0.0, begin=1, linkage="single")
+    known, method = roster(4, perceptron(norm=True)), CFL(eps1=1e9, eps2=0.0, begin=0, linkage="single")
     change = torch.zeros(4, known.layout.size, dtype=float64)
     change[:, known.layout.trainable.nonzero()[:2, 0]] = PAIRS
     change[:, ~known.layout.trainable] = 100 * directions(0, 180, 0, 180).repeat(1, 3)

@@ -34,7 +34,7 @@ class CFL(Method):
 
     eps1: float = 0.4  # the cluster's mean update must be shorter than this
     eps2: float = 1.6  # and one member's longer than this
-    begin: int = 20  # first round in which clusters may split
+    begin: int = 20  # rounds before clusters may split
     min_size: int = 2  # a cluster of so many members or fewer stays whole
     linkage: str = "complete"
     gamma: float = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
@@ -62,7 +62,7 @@ class CFL(Method):
         for cluster, model in enumerate(server.theta):
             members = (server.label == cluster).nonzero().squeeze(1)
             parts = [members]
-            if roster.round + 1 >= self.begin and seen[members].all():
+            if roster.round >= self.begin and seen[members].all():
                 parts = self._split(members, change[members][:, roster.layout.trainable.to(members.device)])
             for part in parts:
                 label[part] = len(theta)

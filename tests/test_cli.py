@@ -1,0 +1,253 @@
+"""The command line as a person uses it, and what it says when the request is wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import kinfed
+from kinfed.cli import main
+
+SMALL = ["rounds=3", "federation.clients=6", "federation.partition.groups=2"]
+
+
+def kinfed_run(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    code = main(list(arguments))
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
+    code, out, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"), "--json")
+    assert code == 0
+    summary = json.loads(out)
+    assert (summary["method"], summary["rounds"], summary["clients"], summary["metric"]) == (
+        "fedaghn",
+        3,
+        6,
+        "accuracy",
+    )
+    assert list(summary["scores"]) == ["own", "mixed"]
+    assert {"mean", "std", "worst5", "best5", "round"} <= summary["scores"]["own"].keys()
+    assert summary["parameters"] == 4810
+    assert summary["out"] in err
+    folder = tmp_path / "a"
+    table = pd.read_csv(folder / "history.csv")
+    assert list(table.columns) == ["round", "client", "model", "split", "metric", "value"]
+    assert len(table) == 3 * 6 * 2 * 2 * 2
+    at = summary["scores"]["own"]["round"]
+    rows = table.query("round == @at and model == 'own' and split == 'test' and metric == 'accuracy'")
+    assert rows.value.mean() == pytest.approx(summary["scores"]["own"]["mean"], abs=1e-6)
+    best = (
+        table.query("model == 'own' and split == 'validation' and metric == 'accuracy'").groupby("round").value.mean()
+    )
+    assert best.idxmax() == at
+    relations = np.load(folder / "relations.npz")
+    assert relations["relation"].shape == (3, 2, 6, 6)
+    assert relations["round"].tolist() == [1, 2, 3]
+    assert str(relations["origin"]) == "learned"
+    for picture in ("accuracy-by-round", "accuracy-by-client", "relation", "classes"):
+        assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "checkpoint.safetensors").exists()
+    assert not list(folder.glob(".*part"))
+
+
+def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, capsys):
+    assert main(["run", "fedrep", *SMALL, "--out", str(tmp_path / "a"), "--quiet"]) == 0
+    assert main(["run", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "b"), "--quiet"]) == 0
+    for name in ("models.safetensors", "history.csv", "config.toml"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    experiment = kinfed.config.resolve(kinfed.config.read(str(tmp_path / "a" / "config.toml"), []))
+    federation = experiment.federation(None, 0)
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    for client in (0, "5"):
+        module = kinfed.load_model(tmp_path / "a", client)
+        rows = federation.rows["test"][int(client)]
+        hits = (module(federation.x[rows]).argmax(1) == federation.y[rows]).float().mean()
+        assert float(hits) == pytest.approx(summary["clients_scores"]["mixed"][int(client)])
+    with pytest.raises(kinfed.UsageError, match="there is no client 6"):
+        kinfed.load_model(tmp_path / "a", 6)
+
+
+def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):
+    command = [sys.executable, "-m", "kinfed"]
+    asked = ["run", "fedaghn", "rounds=40", "federation.clients=8", "--quiet", "--checkpoint", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([*command, *asked, "--out", str(tmp_path / "whole")], check=True, env=environment)
+    broken = subprocess.Popen([*command, *asked, "--out", str(tmp_path / "cut")], env=environment)
+    while not (tmp_path / "cut" / "checkpoint.safetensors").exists() and broken.poll() is None:
+        time.sleep(0.01)
+    broken.send_signal(signal.SIGKILL)
+    broken.wait()
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    again = subprocess.run(
+        [*command, "resume", str(tmp_path / "cut"), "--json", "--quiet"],
+        capture_output=True,
+        env=environment,
+        check=True,
+    )
+    assert json.loads(again.stdout)["rounds"] == 40
+    for name in ("models.safetensors", "history.csv"):
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "cut" / name).read_bytes()
+
+
+def test_resume_of_a_finished_run_only_reports(tmp_path, capsys):
+    main(["run", "local", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
+    before = (tmp_path / "a" / "models.safetensors").stat().st_mtime_ns
+    code, out, _ = kinfed_run(capsys, "resume", str(tmp_path / "a"), "--json", "--quiet")
+    assert code == 0
+    assert json.loads(out)["method"] == "local"
+    assert (tmp_path / "a" / "models.safetensors").stat().st_mtime_ns == before
+
+
+def test_seeds_repeat_a_run_and_tell_both_spreads(tmp_path, capsys):
+    code, out, err = kinfed_run(capsys, "run", "local", *SMALL, "seeds=2", "--out", str(tmp_path / "a"), "--json")
+    assert code == 0
+    summary = json.loads(out)
+    each = [json.loads((tmp_path / "a" / f"seed-{s}" / "summary.json").read_text()) for s in (0, 1)]
+    means = [e["scores"]["own"]["mean"] for e in each]
+    assert summary["seeds"] == [0, 1]
+    assert summary["scores"]["own"]["mean"] == pytest.approx(np.mean(means))
+    assert summary["scores"]["own"]["std_seeds"] == pytest.approx(np.std(means, ddof=1))
+    assert "over seeds" in err
+    # An interrupted repetition goes on with what is missing.
+    (tmp_path / "a" / "summary.json").unlink()
+    (tmp_path / "a" / "seed-1" / "summary.json").unlink()
+    code, out, _ = kinfed_run(capsys, "resume", str(tmp_path / "a"), "--json", "--quiet")
+    again = json.loads(out)
+    assert again["scores"] == summary["scores"]
+
+
+def test_compare_and_list(tmp_path, capsys):
+    for method in ("local", "fedavg"):
+        main(["run", method, *SMALL, "--out", str(tmp_path / method), "--quiet"])
+    code, out, _ = kinfed_run(capsys, "compare", str(tmp_path / "local"), str(tmp_path / "fedavg"))
+    assert code == 0
+    assert "helped" in out
+    code, out, _ = kinfed_run(capsys, "compare", str(tmp_path / "local"), str(tmp_path / "fedavg"), "--json")
+    assert {run["method"] for run in json.loads(out)["runs"]} == {"local", "fedavg"}
+    for shelf in ("methods", "datasets", "partitions", "models"):
+        code, out, _ = kinfed_run(capsys, "list", shelf, "--json")
+        entries = json.loads(out)
+        assert code == 0
+        assert all(entry["what"] for entry in entries.values())
+    code, out, _ = kinfed_run(capsys, "list", "methods")
+    assert "fedaghn" in out
+    assert "sharpness=" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "fedagnh"], "did you mean 'fedaghn'?"),
+        (["run", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
+        (["run", "fedavg", "roundz=3"], "unknown key 'roundz'; did you mean 'rounds'?"),
+        (["run", "fedavg", "method.mu=1"], "unknown key 'method.mu'"),
+        (["run", "fedprox", "method.mu=-1"], "mu must be zero or more; got -1.0"),
+        (["run", "fedprox", "method.mu=high"], "method.mu must be a number; got 'high'"),
+        (["run", "fedavg", "rounds=two"], "rounds must be a whole number; got 'two'"),
+        (["run", "fedavg", "rounds=0"], "rounds and evaluate_every must be at least 1"),
+        (["run", "fedavg", "training.epochs=true"], "training.epochs must be a whole number; got True"),
+        (["run", "fedavg", "federation.dataset=digit"], "did you mean 'digits'?"),
+        (["run", "fedavg", "federation.partition.name=rotation"], "did you mean 'rotations'?"),
+        (["run", "fedavg", "federation.clients=5000"], "1797"),
+        (["run", "fedavg", "federation.clients=1000"], "have too few examples for training, validation and test"),
+        (["run", "fedavg", "federation.split.test=1.5"], "test must lie in (0, 1)"),
+        (["run", "fedavg", "participation=0"], "participation is the share of clients in a round"),
+        (["run", "fedavg", "nonsense"], "write dotted.key=value"),
+        (["run", "fedavg", "--device", "cuda:7"], "device 'cuda:7' is not here"),
+        (["run", "fedavg", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:NUMBER; got 'gpu'"),
+        (["resume", "."], "is not a run's folder: it has no config.toml"),
+        (["compare", "nowhere"], "is not the folder of a finished run"),
+    ],
+)
+def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = kinfed_run(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    lines = err.strip().splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix not in (".toml", ".png")]
+
+
+def test_broken_config_files(capsys, tmp_path):
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = = 3")
+    code, _, err = kinfed_run(capsys, "run", str(broken))
+    assert code == 2
+    assert "is not valid TOML" in err
+    broken.write_text('federation = { dataset = "digits" }')
+    code, _, err = kinfed_run(capsys, "run", str(broken))
+    assert code == 2
+    assert "method needs a name; known: cfl, fedaghn" in err
+
+
+def test_divergence_names_client_and_round_and_keeps_the_last_good_checkpoint(capsys, tmp_path):
+    out = str(tmp_path / "a")
+    code, _, err = kinfed_run(capsys, "run", "local", *SMALL, "training.optimiser.lr=1e38", "--out", out, "--quiet")
+    assert code == 1
+    assert len(err.strip().splitlines()) == 1
+    assert "training diverged to NaN or infinity at client" in err
+    assert "round " in err
+    assert not (tmp_path / "a" / "summary.json").exists()
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(capsys, tmp_path):
+    main(["run", "local", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
+    code, _, err = kinfed_run(capsys, "run", "fedavg", *SMALL, "--out", str(tmp_path / "a"))
+    assert code == 2
+    assert "holds a run already" in err
+
+
+def test_a_folder_that_cannot_be_made(capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    code, _, err = kinfed_run(capsys, "run", "local", *SMALL, "--out", str(tmp_path / "file" / "run"))
+    assert code == 1
+    assert "cannot make the run's folder" in err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full to play a full disk")
+def test_a_full_disk_is_told_and_leaves_nothing_half_written(capsys, tmp_path, monkeypatch):
+    real = Path.open
+
+    def full(self, *arguments, **how):
+        return real(Path("/dev/full") if self.name.startswith(".history.csv") else self, *arguments, **how)
+
+    monkeypatch.setattr(Path, "open", full)
+    code, _, err = kinfed_run(capsys, "run", "local", *SMALL, "--out", str(tmp_path / "a"), "--quiet")
+    assert code == 1
+    assert "cannot write" in err
+    assert "No space left on device" in err
+    monkeypatch.undo()
+    assert not list((tmp_path / "a").glob("*history*"))
+    assert not (tmp_path / "a" / "summary.json").exists()
+
+
+def test_debug_shows_the_traceback(capsys):
+    code, _, err = kinfed_run(capsys, "run", "fedagnh", "--debug")
+    assert code == 2
+    assert "Traceback" in err
+
+
+def test_module_and_script_are_the_same():
+    said = subprocess.run([sys.executable, "-m", "kinfed", "--version"], capture_output=True, text=True, check=True)
+    assert said.stdout == f"kinfed {kinfed.__version__}\n"
+
+
+def test_your_own_random_state_is_left_alone(tmp_path):
+    torch.manual_seed(1)
+    first = torch.rand(1)
+    torch.manual_seed(1)
+    main(["run", "pfedgat", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
+    assert torch.equal(first, torch.rand(1))
