@@ -7,7 +7,7 @@ from .federation import Federation, Graph, Split
 from .method import Averaging, GraphMethod, Method, Params, Roster
 from .methods import METHODS
 from .optimiser import SGD, Adam
-from .runs import load_model
+from .runs import load_model, save
 
 __version__ = "0.1.0"
 
@@ -30,5 +30,6 @@ __all__ = [
     "UsageError",
     "fit",
     "load_model",
+    "save",
     "towards",
 ]

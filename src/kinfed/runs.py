@@ -86,6 +86,19 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
     return module.eval()
 
 
+def save(run: Run, folder: str | Path) -> dict[str, Any]:
+    """Write a run made with `kinfed.fit` as a run's folder, and return its summary.
+
+    The folder has no config.toml: your own data and module are not in a config. Its models load with
+    `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
+    """
+    folder = Path(folder)
+    if (folder / "summary.json").exists():
+        raise UsageError(f"{folder} holds a run already; choose another folder")
+    _make(folder)
+    return _write(run, type(run.method).__name__.lower(), "your own", {}, folder)
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished run; raises UsageError if there is none."""
     try:
@@ -120,9 +133,6 @@ def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any
 def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict[str, Any]:
     table = experiment.table
     federation = experiment.federation(machine.data_dir, seed)
-    if isinstance(federation.task, Classification):
-        classes = federation.classes or [str(c) for c in range(federation.task.classes)]
-        charts.classes_by_client(federation.class_counts().numpy(), classes, federation.names, out / "classes.png")
     run = fit(
         experiment.method,
         federation,
@@ -138,12 +148,16 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
     )
-    return _write(run, table, out)
+    dealt = table["federation"]
+    return _write(run, table["method"]["name"], dealt["dataset"]["name"], dealt, out)
 
 
-def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
+def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict[str, Any]:
     """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished."""
-    history, names = run.history, list(run.federation.names)
+    history, names, task = run.history, list(run.federation.names), run.federation.task
+    if isinstance(task, Classification):
+        classes = run.federation.classes or [str(c) for c in range(task.classes)]
+        charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
     layout = run.model.layout
     history.write_csv(out / "history.csv")
     history.write_relations(out / "relations.npz", run.method.origin, [layer.name for layer in layout.layers])
@@ -155,7 +169,7 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
             )
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
     checkpoint.write(arrays, out / "models.safetensors")
-    metric = run.federation.task.metric
+    metric = task.metric
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1
@@ -170,12 +184,12 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
         charts.relation_heatmap(relation, names, run.method.origin, out / "relation.png", groups=groups, layers=layers)
     summary = {
         **run.summary(),
-        "method": table["method"]["name"],
-        "dataset": table["federation"]["dataset"]["name"],
-        "federation": table["federation"],
+        "method": method,
+        "dataset": dataset,
+        "federation": dealt,
         "names": names,
         "shape": list(run.federation.x.shape[1:]),
-        "outputs": getattr(run.federation.task, "classes", None) or run.federation.y[:1].numel(),
+        "outputs": getattr(task, "classes", None) or run.federation.y[:1].numel(),
         "reason": run.reason,
         "out": str(out),
     }
