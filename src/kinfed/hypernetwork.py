@@ -1,0 +1,66 @@
+"""Hypernetworks: what methods share whose server writes every client's model with a network of its own."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .client import Client
+from .graph import put
+from .method import Method, Params, Roster
+
+Tree = Any
+
+
+class Dense(NamedTuple):
+    """The linear layers of a network."""
+
+    weights: tuple[Tensor, ...]  # [out, in] each
+    biases: tuple[Tensor, ...]  # [out] each
+
+
+def dense(shapes: Iterable[tuple[int, int]], draw: torch.Generator, like: Tensor) -> Dense:
+    """Layers of shapes (in, out), uniform in ±1/√in as those of `nn.Linear`, of the type and device of `like`."""
+    both = [((2 * torch.rand(out, into + 1, generator=draw) - 1) / into**0.5).to(like) for into, out in shapes]
+    return Dense(tuple(u[:, 1:].clone() for u in both), tuple(u[:, 0].clone() for u in both))
+
+
+def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> Tensor:
+    """[K, out] of the last layer for x: [K, in], with ReLU between the layers."""
+    for weight, bias in zip(weights[:-1], biases[:-1], strict=True):
+        x = (x @ weight.T + bias).relu()
+    return x @ weights[-1].T + biases[-1]
+
+
+def clip(slopes: list[Tensor], limit: float) -> list[Tensor]:
+    """The gradient, shortened to the norm `limit` if it is longer."""
+    norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
+    shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    return [s * shrink for s in slopes]
+
+
+class Hypernetwork(Method):
+    """The client half of a method whose server writes the models.
+
+    Only trainable tensors, d' of the d entries, travel; running statistics stay with the client.
+    """
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return None
+
+    def join(self, client: Client) -> Tree:
+        return Params(client.model.theta)  # of which only the running statistics are used
+
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        theta = client.descend(self._with_own_statistics(client, state, received))
+        return Params(theta), Params(theta[self._generated(client)])
+
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        return {"generated": Params(self._with_own_statistics(client, state, received)), "own": state}
+
+    def _generated(self, client: Client) -> Tensor:
+        return client.model.layout.trainable.nonzero().squeeze(1).to(client.tag.device)
+
+    def _with_own_statistics(self, client: Client, state: Tree, received: Tree) -> Tensor:
+        return put(state.theta, self._generated(client), received.theta)
