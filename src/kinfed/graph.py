@@ -32,10 +32,14 @@ def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     return torch.stack([a[:, layer.trainable] @ b[:, layer.trainable].T for layer in layout.layers])
 
 
-def cosine(inner: Tensor, eps: float = 1e-12) -> Tensor:
-    """[..., N, N] cosines from inner products [..., N, N] of vectors with themselves; 0 beside a zero vector."""
-    norm = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
-    scale = norm[..., :, None] * norm[..., None, :]
+def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
+    """[..., K, N] cosines from inner products of vectors whose lengths are rows: [..., K] and columns: [..., N].
+
+    Without lengths the vectors are the same on both sides and the lengths lie on the diagonal. 0 beside a zero vector.
+    """
+    if rows is None or columns is None:
+        rows = columns = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
+    scale = rows[..., :, None] * columns[..., None, :]
     return torch.where(scale > eps, inner / scale.clamp(min=eps), torch.zeros_like(inner)).clamp(-1, 1)
 
 

@@ -5,28 +5,43 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.func import vjp
 
 from ..errors import UsageError
-from ..graph import cosine, inner_by_layer, put
+from ..granularity import GRANULARITIES, Groups
+from ..graph import cosine, inner_by_layer, mix, put
 from ..method import GraphMethod, Params
+
+CHOICES = {
+    "feedback": ("val", "train", "test"),
+    "sign": ("descent", "paper"),
+    "granularity": GRANULARITIES,
+    "ablation": ("full", "frozen", "shared", "without-p", "without-q", "without-p-q", "selfless"),
+}
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """What the server remembers. Each of G groups of layers has a graph of its own."""
 
     theta: Tensor  # [N, d] each client's latest model
     change: Tensor  # [N, d] what its last local training changed
     seen: Tensor  # [N] bool, has taken part
-    home: Tensor  # [N, L] how much it keeps of itself: the paper's p
-    sharpness: Tensor  # [N, L] how choosy it is among the others: the paper's q
+    home: Tensor  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
+    sharpness: Tensor  # [N, G] how choosy it is among the others: the paper's q
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
     theta: Tensor  # [d] its trained model
-    uphill: Tensor  # [d] the gradient on held-out examples at the model it received; [0] if training is the feedback
+    uphill: Tensor  # [d] the gradient on held-out examples at the model it received; [0] if that is not used
+
+
+class Attention(NamedTuple):
+    """Whom a cohort listens to, before a client and the others are brought to one scale."""
+
+    alike: Tensor  # [G, K, N] cosines of updates
+    others: Tensor  # [G, K, N] the softmax; a row of zeros where there is nobody to listen to
+    keeps: Tensor  # [G, K] the weight of the client's own model beside it
 
 
 @dataclass(frozen=True)
@@ -35,7 +50,8 @@ class FedAGHN(GraphMethod):
 
     One $p$ and $q$ a client and layer, moved each round along the derivative of the mixed model contracted with the
     client's feedback (Equations 4 to 6 and A1). `sign="descent"` lowers the loss; the paper prints, and its released
-    code runs, the opposite: `sign="paper"`.
+    code runs, the opposite: `sign="paper"`. Without p a client's own model is one more entry of the softmax, and
+    `ablation="selfless"` leaves it out altogether.
     """
 
     home: float = 0.03  # initial p
@@ -43,60 +59,73 @@ class FedAGHN(GraphMethod):
     lr: float = 0.005  # of p and q
     feedback: str = "val"  # "val": held-out gradient; "train": what local training changed, as in the paper
     sign: str = "descent"
+    granularity: str = "module"  # what has a graph of its own: module, tensor, block (child of the model) or model
+    ablation: str = "full"
+    clamp_sharpness: bool = False  # keep q at zero or more: nobody prefers who is unlike
 
     def __post_init__(self):
         if self.home < 0 or self.lr < 0:
             raise UsageError(f"fedaghn: home and lr must be zero or more; got {self.home} and {self.lr}")
-        if self.sign not in ("descent", "paper"):
-            raise UsageError(f"fedaghn: sign must be 'descent' or 'paper'; got '{self.sign}'")
-        if self.feedback not in ("val", "train", "test"):
-            raise UsageError(f"fedaghn: feedback must be 'val', 'train' or 'test'; got '{self.feedback}'")
+        if self.clamp_sharpness and self.sharpness < 0:
+            raise UsageError(f"fedaghn: clamp_sharpness needs a sharpness of zero or more; got {self.sharpness}")
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"fedaghn: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
+
+    @property
+    def _rates(self):
+        """Of p and of q, zero for what does not move."""
+        rate = self.lr if self.sign == "descent" else -self.lr
+        still = self.ablation in ("frozen", "without-p-q")
+        home = 0.0 if still or self.ablation in ("without-p", "selfless") else rate
+        return home, 0.0 if still or self.ablation == "without-q" else rate
 
     def start(self, roster):
         theta = roster.copies()
-        ones = theta.new_ones(len(roster), len(roster.layout.layers))
+        groups = 1 if self.ablation == "shared" else len(self._groups(roster))
+        ones = theta.new_ones(len(roster), groups)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        return Server(theta, torch.ones_like(theta), nobody, self.home * ones, self.sharpness * ones)
+        home = 0.0 if self.ablation in ("without-p", "without-p-q", "selfless") else self.home
+        sharpness = 1.0 if self.ablation in ("without-q", "without-p-q") else self.sharpness
+        return Server(theta, torch.ones_like(theta), nobody, home * ones, sharpness * ones)
 
     def graph(self, roster, server, cohort):
-        return self._graph(roster, server, server.home, server.sharpness)[:, cohort]
+        """[P, K, N], a graph a piece of the model, or [K, N] if the model is one."""
+        return self._rows(roster, cohort, self._attend(roster, server, cohort))
 
-    def _graph(self, roster, server, home, sharpness):
-        """[L, N, N]; who has not taken part yet is not listened to and listens to all others alike."""
-        alike = cosine(inner_by_layer(server.change, server.change, roster.layout))
-        heard = server.seen | ~server.seen.any()
-        deaf = torch.eye(len(roster), dtype=torch.bool, device=heard.device) | ~heard
-        scores = torch.where(heard[:, None], sharpness.T[..., None] * alike, torch.zeros_like(alike))
-        others = scores.masked_fill(deaf, -torch.inf).softmax(-1)
-        alone = deaf.all(1)  # nobody else to listen to
-        others = torch.where(alone[:, None], torch.zeros_like(others), others)
-        keeps = torch.where(alone, 1.0, home.T * heard)  # [L, N]
-        return (others + torch.diag_embed(keeps)) / (others.sum(-1) + keeps)[..., None]
+    def send(self, roster, server, cohort):
+        return Params(mix(self.graph(roster, server, cohort), server.theta, self._groups(roster).layout))
+
+    def relation(self, roster, server, cohort):
+        graph = self.graph(roster, server, roster.everyone)
+        return graph if graph.ndim == 2 else self._groups(roster).by_layer(graph, roster.layout.layers)
 
     def aggregate(self, roster, server, cohort, uploads):
-        sent = self.send(roster, server, cohort).theta
-        change = uploads.theta - sent
-        uphill = uploads.uphill if self.feedback != "train" else -change
-        # d loss / d w_ij is the inner product of client i's slope with client j's model, layer by layer.
-        slope = inner_by_layer(uphill, server.theta, roster.layout)  # [L, K, N]
-        _, pull_back = vjp(
-            lambda home, sharpness: self._graph(roster, server, home, sharpness)[:, cohort],
-            server.home,
-            server.sharpness,
-        )
-        rate = self.lr if self.sign == "descent" else -self.lr
-        slope_home, slope_sharpness = pull_back(slope)
+        groups, attention = self._groups(roster), self._attend(roster, server, cohort)
+        change = uploads.theta - mix(self._rows(roster, cohort, attention), server.theta, groups.layout)
+        home, sharpness = server.home[cohort], server.sharpness[cohort]
+        if any(self._rates):
+            downhill = change if self.feedback == "train" else -uploads.uphill
+            # d loss / d w_ij is the inner product of client i's slope with client j's model, group by group.
+            slope = -groups.sum(inner_by_layer(downhill, server.theta, groups.layout))  # [G, K, N]
+            slopes = [s * _heard(server)[cohort] for s in _slopes(attention, slope, cohort)]
+            if self.ablation == "shared":
+                slopes = [s.sum(0, keepdim=True) for s in slopes]
+            home, sharpness = (
+                value - rate * s.T for value, rate, s in zip((home, sharpness), self._rates, slopes, strict=True)
+            )
         return Server(
             theta=put(server.theta, cohort, uploads.theta),
             change=put(server.change, cohort, change),
             seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
-            home=(server.home - rate * slope_home).clamp(min=0),
-            sharpness=server.sharpness - rate * slope_sharpness,
+            home=put(server.home, cohort, home.clamp(min=0)),
+            sharpness=put(server.sharpness, cohort, sharpness.clamp(min=0) if self.clamp_sharpness else sharpness),
         )
 
     def train(self, client, state, received):
         theta = self._with_own_statistics(client, state, received)
-        uphill = theta[:0] if self.feedback == "train" else client.gradient(theta, client.held_out)
+        asked = self.feedback != "train" and any(self._rates)
+        uphill = client.gradient(theta, client.held_out) if asked else theta[:0]
         theta = client.descend(theta)
         return Params(theta), Upload(theta, uphill)
 
@@ -106,3 +135,43 @@ class FedAGHN(GraphMethod):
     def _with_own_statistics(self, client, state, received):
         """[d] the received model; running statistics never travel."""
         return torch.where(client.model.layout.trainable.to(state.theta.device), received.theta, state.theta)
+
+    def _groups(self, roster):
+        return Groups.of(roster.layout, self.granularity)
+
+    def _attend(self, roster, server, cohort):
+        """Who has not taken part yet is not listened to and listens to all others alike."""
+        groups, change = self._groups(roster), server.change
+        inner = groups.sum(inner_by_layer(change[cohort], change, groups.layout))
+        square = groups.sum(torch.stack([change[:, p.trainable].norm(dim=1).square() for p in groups.layout.layers]))
+        alike = cosine(inner, square[:, cohort].sqrt(), square.sqrt())
+        heard = _heard(server)
+        deaf = (~heard).expand(len(cohort), -1)  # [K, N]
+        if self.ablation not in ("without-p", "without-p-q"):
+            deaf = deaf | (cohort[:, None] == roster.everyone)
+        alone = deaf.all(1)
+        scores = server.sharpness[cohort].T[..., None] * alike * heard[cohort, None]
+        others = scores.masked_fill(deaf, -torch.inf).softmax(-1).masked_fill(alone[:, None], 0)
+        keeps = (server.home[cohort].T * heard[cohort]).masked_fill(alone, 1).expand(len(groups), -1)
+        return Attention(alike, others, keeps)
+
+    def _rows(self, roster, cohort, attention):
+        itself = (cohort[:, None] == roster.everyone).to(attention.others.dtype)
+        rows = attention.others + attention.keeps[..., None] * itself
+        rows = rows / rows.sum(-1, keepdim=True)
+        return rows[0] if self.granularity == "model" else rows[self._groups(roster).member.to(rows.device)]
+
+
+def _heard(server):
+    """[N] bool: who has taken part; everyone as long as nobody has."""
+    return server.seen | ~server.seen.any()
+
+
+def _slopes(attention, slope, cohort):
+    """[G, K] derivatives of the loss by p and by q, from those by the weights, slope: [G, K, N]."""
+    alike, others, keeps = attention
+    listened, total = (others * slope).sum(-1), others.sum(-1) + keeps
+    own = slope[:, torch.arange(len(cohort), device=cohort.device), cohort]
+    by_home = (others.sum(-1) * own - listened) / total.square()
+    by_sharpness = ((others * alike * slope).sum(-1) - (others * alike).sum(-1) * listened) / total
+    return by_home, by_sharpness
