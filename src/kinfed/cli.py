@@ -23,6 +23,7 @@ from .methods import METHODS
 from .models import MODELS
 from .partitions import PARTITIONS
 from .record import History
+from .relations import GRAPHS
 from .report.compare import compare, table
 from .runs import Machine
 
@@ -30,6 +31,7 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
     "methods": (METHODS, 0),
     "datasets": (DATASETS, 1),
     "partitions": (PARTITIONS, 0),
+    "graphs": (GRAPHS, 2),
     "models": (MODELS, 2),
 }
 

@@ -5,7 +5,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,14 @@ from torch import nn
 from .client import Training
 from .datasets import DATASETS
 from .errors import UsageError, nearest
-from .federation import Federation, Partition, Split, divide
+from .federation import Federation, Graph, Partition, Split, divide
 from .files import replacing
 from .method import Method
 from .methods import METHODS
 from .models import MODELS
 from .optimiser import OPTIMISERS
 from .partitions import PARTITIONS
+from .relations import GRAPHS
 from .seeding import generator, key
 
 Table = dict[str, Any]
@@ -40,15 +41,16 @@ class Experiment:
     training: Training
     partition: Partition
     split: Split
+    graph: Callable[[Federation, int], Graph | None]
     dataset: Callable[..., Any]
     model: Callable[..., nn.Module]
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
-        """Load the data set and deal it to the clients."""
+        """Load the data set, deal it to the clients and relate these."""
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
-        return divide(
+        federation = divide(
             dataset.x,
             dataset.y,
             owned,
@@ -59,6 +61,7 @@ class Experiment:
             groups=groups,
             classes=dataset.classes,
         )
+        return replace(federation, graph=self.graph(federation, seed))
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
         """The model with its initial numbers, the same for every client; your own random state is left alone."""
@@ -98,7 +101,7 @@ def override(table: Table, overrides: list[str]) -> Table:
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
-            if isinstance(held, str) and part in ("method", "dataset", "partition", "optimiser", "model"):
+            if isinstance(held, str) and part in ("method", "dataset", "partition", "graph", "optimiser", "model"):
                 held = inner[part] = {"name": held}
             if not isinstance(held, dict):
                 raise UsageError(f"'{dotted}': '{part}' is not a table")
@@ -123,7 +126,7 @@ def resolve(raw: Table) -> Experiment:
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     federation = _table(raw, "federation", "")
-    _only(federation, {"dataset", "clients", "partition", "split"}, "federation.")
+    _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
     training = dict(_table(raw, "training", ""))
     optimiser, optimiser_table = make(OPTIMISERS, training.pop("optimiser", "sgd"), "training.optimiser")
     made, training_table = call(Training, training, "training", optimiser=optimiser)
@@ -133,6 +136,7 @@ def resolve(raw: Table) -> Experiment:
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
+    graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
     model, model_table = make(MODELS, raw.get("model"), "model", given=2)
     clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
     table = {
@@ -142,12 +146,13 @@ def resolve(raw: Table) -> Experiment:
             "clients": clients,
             "partition": partition_table,
             "split": split_table,
+            "graph": graph_table,
         },
         "model": model_table,
         "training": {**training_table, "optimiser": optimiser_table},
         "method": method_table,
     }
-    return Experiment(table, method, made, partition, split, dataset, model)
+    return Experiment(table, method, made, partition, split, graph, dataset, model)
 
 
 def write(table: Table, path: Path) -> None:
@@ -219,7 +224,7 @@ def _only(table: Table, known: set[str], where: str) -> None:
 
 def _check(value: Any, kind: Any, where: str) -> Any:
     """The value as the annotated kind, or UsageError."""
-    options = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    options = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     for option in options:
         if typing.get_origin(option) in (tuple, Sequence) and isinstance(value, list | tuple):
             inner = typing.get_args(option)[0]

@@ -15,7 +15,7 @@ from . import checkpoint, engine
 from .checkpoint import Progress
 from .client import Training
 from .errors import RunError, UsageError
-from .federation import Federation
+from .federation import Federation, Origin
 from .fleet import Executor, Simulation
 from .method import Method
 from .metrics.graphs import edge_auroc, group_weights
@@ -33,6 +33,7 @@ class Run:
     federation: Federation
     model: Model
     history: History
+    origin: Origin  # of the relation
     seed: int
     executor: str
     reason: str  # why this executor
@@ -74,7 +75,7 @@ class Run:
             "leaking": self.method.feedback == "test",
         }
         if self.relation is not None:
-            found["relation"] = {"origin": self.method.origin}
+            found["relation"] = {"origin": self.origin}
             if self.federation.groups is not None:
                 weights = group_weights(self.relation, self.federation.groups)
                 quality = {"auroc": edge_auroc(self.relation, self.federation.groups), **weights._asdict()}
@@ -161,7 +162,9 @@ def fit(
         if path and at.done and history.done == at.done:
             checkpoint.save(path, at, history)
         raise
-    return Run(method, federation, model, history, seed, fleet.executor, fleet.reason, at.seconds)
+    return Run(
+        method, federation, model, history, method.origin_of(roster), seed, fleet.executor, fleet.reason, at.seconds
+    )
 
 
 def pick_device(name: str) -> torch.device:

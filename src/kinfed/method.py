@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .client import Client, Training
-from .federation import Graph
+from .federation import Graph, Origin
 from .graph import mix, weighted_mean
 from .layout import Layout
 from .seeding import fold, generator, key, normal
@@ -67,7 +67,7 @@ class Method(ABC):
 
     feedback: str = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
     #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
-    origin: ClassVar[str] = "given"  # of the relation it reports: given, learned or oracle
+    origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
 
     def start(self, roster: Roster) -> Tree:
         """The server's first state."""
@@ -95,6 +95,10 @@ class Method(ABC):
     @abstractmethod
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         """Named models, the headline first."""
+
+    def origin_of(self, roster: Roster) -> Origin:
+        """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
+        return self.origin
 
     def introduce(self, client: Client) -> Tree:
         """Said once, before round 1."""
@@ -138,7 +142,7 @@ class Averaging(Method):
 class GraphMethod(Method):
     """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
 
-    origin: ClassVar[str] = "learned"
+    origin: ClassVar[Origin] = "learned"
 
     @abstractmethod
     def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:

@@ -148,7 +148,8 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
     )
-    dealt = table["federation"]
+    # Without the graph: what a graph is worth is seen by comparing runs that differ in nothing else.
+    dealt = {key: value for key, value in table["federation"].items() if key != "graph"}
     return _write(run, table["method"]["name"], dealt["dataset"]["name"], dealt, out)
 
 
@@ -160,7 +161,7 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
     layout = run.model.layout
     history.write_csv(out / "history.csv")
-    history.write_relations(out / "relations.npz", run.method.origin, [layer.name for layer in layout.layers])
+    history.write_relations(out / "relations.npz", run.origin, [layer.name for layer in layout.layers])
     arrays: dict[str, torch.Tensor] = {}
     for i, name in enumerate(names):
         for part, values in history.models.items():
@@ -181,7 +182,7 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
         groups = None if run.federation.groups is None else run.federation.groups.numpy()
         layers = [layer.name for layer in layout.layers]
         relation = run.relation.numpy()
-        charts.relation_heatmap(relation, names, run.method.origin, out / "relation.png", groups=groups, layers=layers)
+        charts.relation_heatmap(relation, names, run.origin, out / "relation.png", groups=groups, layers=layers)
     summary = {
         **run.summary(),
         "method": method,
