@@ -84,6 +84,13 @@ def test_cosine_beside_a_zero_vector_is_zero():
     close(cosine(theta @ theta.T), expected)  # a vector of length 1e-9 is zero to itself: 1e-18 is below the guard
 
 
+def test_cosine_of_some_rows_against_torch():
+    theta, cohort = random(5, 7), torch.tensor([3, 0])
+    length = theta.norm(dim=1)
+    expected = torch.cosine_similarity(theta[cohort][:, None], theta[None], dim=2)
+    close(cosine(theta[cohort] @ theta.T, length[cohort], length), expected)
+
+
 def test_cosine_stays_in_range():
     theta = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)).repeat(2, 1)
     found = cosine(theta @ theta.T)

@@ -353,7 +353,213 @@ def test_bytes(bowls, feedback, up):
     assert (trial.history.bytes_up, trial.history.bytes_down) == (up * 3 * 2 * 2 * 8, 3 * 2 * 2 * 8)
 
 
-@pytest.mark.parametrize("wrong", [{"home": -1.0}, {"lr": -1.0}, {"sign": "ascent"}, {"feedback": "none"}])
+NORMED = nn.Sequential(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), nn.Tanh(), nn.Linear(3, 1)).double()
+# theta: 0.0 weight 0:6, bias 6:9, 0.1 weight 9:12, bias 12:15, mean 15:18, variance 18:21, 2 weight 21:24, bias 24:25
+PARTS = {  # of each group: what it mixes, and what its cosines see
+    "module": [(range(9), range(9)), (range(9, 21), range(9, 15)), (range(21, 25), range(21, 25))],
+    "tensor": [
+        (range(6), range(6)),
+        (range(6, 9), range(6, 9)),
+        (range(9, 12), range(9, 12)),
+        (range(12, 21), range(12, 15)),
+        (range(21, 24), range(21, 24)),
+        (range(24, 25), range(24, 25)),
+    ],
+    "block": [(range(21), range(15)), (range(21, 25), range(21, 25))],
+    "model": [(range(25), [*range(15), *range(21, 25)])],
+}
+ABLATIONS = ("full", "frozen", "shared", "without-p", "without-q", "without-p-q", "selfless")
+
+
+def slowly(server, cohort, granularity, ablation, home, sharpness):
+    """[K, N] weights a group and [K, d] mixed models, client by client; home, sharpness: [N, G] or [N, 1]."""
+    count, parts = len(server.theta), PARTS[granularity]
+    graphs, mixed = [], [torch.zeros(25, dtype=float64) for _ in cohort]
+    for g, (at, seen) in enumerate(parts):
+        rows = []
+        for k, i in enumerate(cohort.tolist()):
+            listens = [j for j in range(count) if server.seen[j] and (j != i or ablation.startswith("without-p"))]
+            p = torch.zeros((), dtype=float64) if ablation.startswith("without-p") else home[i, g % home.shape[1]]
+            q = sharpness[i, g % home.shape[1]]
+            if ablation == "selfless":
+                p = 0 * p
+            if ablation in ("without-q", "without-p-q"):
+                q = torch.ones((), dtype=float64)
+            if not server.seen[i]:
+                p, q = 0 * p, 0 * q
+            change = server.change[:, list(seen)]
+            scores = {j: (q * torch.cosine_similarity(change[i], change[j], dim=0)).exp() for j in listens}
+            row = [scores.get(j, torch.zeros((), dtype=float64)) / sum(scores.values()) for j in range(count)]
+            row[i] = row[i] + p
+            row = torch.stack(row) / (1 + p)
+            mask = torch.zeros(25, dtype=float64)
+            mask[list(at)] = 1
+            mixed[k] = mixed[k] + mask * (row @ server.theta)
+            rows.append(row)
+        graphs.append(torch.stack(rows))
+    return torch.stack(graphs), torch.stack(mixed)
+
+
+@pytest.mark.parametrize("ablation", ABLATIONS)
+@pytest.mark.parametrize("granularity", PARTS)
+def test_every_variant_against_autograd(roster, granularity, ablation):
+    # Five clients of which one has not taken part; the cohort has it and two others.
+    known, cohort = roster(5, NORMED), torch.tensor([0, 2, 3])
+    method = FedAGHN(granularity=granularity, ablation=ablation, lr=1e-3, home=0.3, sharpness=2.0)
+    server = method.start(known)
+    assert server.home.shape == (5, 1 if ablation == "shared" else len(PARTS[granularity]))
+    free = [ablation not in ("without-p", "without-p-q", "selfless"), ablation not in ("without-q", "without-p-q")]
+    spread = 0.2 * random(*server.home.shape, seed=40)
+    server = Server(
+        theta=random(5, 25, seed=41),
+        change=random(5, 25, seed=42),
+        seen=torch.tensor([True, True, True, False, True]),
+        home=server.home + spread.abs() * free[0],
+        sharpness=server.sharpness + spread * free[1],
+    )
+    leaves = [t.clone().requires_grad_() for t in (server.home, server.sharpness)]
+    graphs, mixed = slowly(server, cohort, granularity, ablation, *leaves)
+    found = method.graph(known, server, cohort)
+    if granularity == "model":
+        close(found, graphs[0].detach(), atol=1e-13)
+    else:
+        group = {"module": [0, 1, 2], "tensor": range(6), "block": [0, 0, 1]}[granularity]
+        close(found, torch.stack([graphs[g] for g in group]).detach(), atol=1e-13)
+    close(method.send(known, server, cohort).theta, mixed.detach(), atol=1e-13)
+    uphill = random(3, 25, seed=43) * known.layout.trainable
+    loss = (mixed * uphill).sum() + 0 * sum(leaf.sum() for leaf in leaves)  # some variants use neither
+    slopes = torch.autograd.grad(loss, leaves)
+    after = method.aggregate(known, server, cohort, Upload(random(3, 25, seed=44), uphill))
+    for name, slope, moves in zip(("home", "sharpness"), slopes, free, strict=True):
+        moved = getattr(after, name) - getattr(server, name)
+        close(moved, -1e-3 * slope * moves * (ablation not in ("frozen", "without-p-q")), atol=1e-15)
+        if moves and ablation != "frozen":
+            assert (moved[[0, 2]] != 0).all()
+            assert (moved[[1, 3, 4]] == 0).all()
+
+
+def test_without_p_by_hand(example):
+    numbers, known, server = example
+    server = server._replace(home=0 * server.home)
+    found = FedAGHN(ablation="without-p").graph(known, server, known.everyone)[0]
+    by_hand = [[0.473041, 0.352937, 0.174022], [0.387084, 0.518809, 0.094107], [0.237454, 0.117081, 0.645466]]
+    close(found, torch.tensor(by_hand, dtype=float64))
+    close(FedAGHN(ablation="without-p-q").graph(known, server, known.everyone)[0], found, atol=0)  # here q is 1
+    close(FedAGHN(ablation="selfless").graph(known, server, known.everyone)[0], numbers["alpha_p0"])
+
+
+@pytest.mark.parametrize("ablation", ["frozen", "without-p-q"])
+def test_frozen_is_no_rate_and_asks_for_no_gradient(bowls, executor, ablation):
+    clients = {"b": [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]], "copies": 3, "epochs": 2, "executor": executor}
+    still = bowls(FedAGHN(ablation=ablation, lr=0.5), **clients)
+    first, last = still.method.start(still.roster), still.run(3)
+    assert torch.equal(first.home, last.home)
+    assert torch.equal(first.sharpness, last.sharpness)
+    assert still.history.bytes_up == 3 * 3 * 2 * 8
+    if ablation == "frozen":
+        rateless = bowls(FedAGHN(lr=0.0), **clients)
+        rateless.run(3)
+        assert torch.equal(still.headline, rateless.headline)
+
+
+def test_shared_scalars_move_by_the_sum_over_layers(roster):
+    known, cohort = roster(4, two_layers()), torch.tensor([0, 1, 3])
+    server, upload = anything(known), Upload(random(3, 9, seed=6), random(3, 9, seed=7))
+    server = server._replace(home=server.home[:, :1].expand(4, 2), sharpness=server.sharpness[:, :1].expand(4, 2))
+    shared = server._replace(home=server.home[:, :1], sharpness=server.sharpness[:, :1])
+    apart = FedAGHN(lr=1e-3).aggregate(known, server, cohort, upload)
+    together = FedAGHN(lr=1e-3, ablation="shared").aggregate(known, shared, cohort, upload)
+    for name in ("home", "sharpness"):
+        moved = (getattr(apart, name) - getattr(server, name)).sum(1, keepdim=True)
+        close(getattr(together, name), getattr(shared, name) + moved, atol=1e-14)
+    assert together.home.shape == (4, 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(list(PARTS)), st.sampled_from(ABLATIONS), st.integers(1, 6), st.integers(0, 10_000))
+def test_rows_of_every_variant_are_convex(roster, granularity, ablation, count, seed):
+    known, method = roster(count, NORMED), FedAGHN(granularity=granularity, ablation=ablation)
+    server = method.start(known)._replace(theta=random(count, 25, seed=seed), change=random(count, 25, seed=seed + 1))
+    for seen in (torch.rand(count, generator=torch.Generator().manual_seed(seed)) < 0.5, server.seen | True):
+        graph = method.graph(known, server._replace(seen=seen), known.everyone)
+        assert (graph >= 0).all()
+        close(graph.sum(-1), torch.ones(graph.shape[:-1], dtype=float64), atol=1e-13)
+        relation = method.relation(known, server._replace(seen=seen), known.everyone)
+        assert relation.shape == ((count, count) if granularity == "model" else (3, count, count))
+        close(relation.sum(-1), torch.ones(relation.shape[:-1], dtype=float64), atol=1e-13)
+
+
+def test_relation_of_tensors_is_their_mean_by_entries(roster):
+    known, method = roster(4, NORMED), FedAGHN(granularity="tensor", sharpness=5.0)
+    server = method.start(known)._replace(change=random(4, 25), seen=torch.ones(4, dtype=torch.bool))
+    graph = method.graph(known, server, known.everyone)
+    relation = method.relation(known, server, known.everyone)
+    close(relation[0], (6 * graph[0] + 3 * graph[1]) / 9, atol=1e-14)
+    close(relation[1], (graph[2] + graph[3]) / 2, atol=1e-14)
+    close(relation[2], (3 * graph[4] + graph[5]) / 4, atol=1e-14)
+
+
+def test_a_model_of_one_layer_is_one_whatever_the_granularity(bowls, executor):
+    found = []
+    for granularity in ("module", "block", "model", "tensor"):
+        trial = bowls(
+            FedAGHN(granularity=granularity, sharpness=3.0, lr=0.1), [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]],
+            copies=3, epochs=2, executor=executor,
+        )  # fmt: skip
+        trial.run(4)
+        found.append(trial.headline)
+    for other in found[1:]:
+        close(other, found[0], atol=1e-14)
+
+
+VARIANTS = [{"ablation": a} for a in ABLATIONS] + [{"granularity": g} for g in PARTS] + [{"clamp_sharpness": True}]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("feedback", ["val", "train"])
+def test_executors_agree_on_every_variant(examples, noisy, perceptron, variant, feedback):
+    x, y = noisy(4, 2, sizes=[7, 2, 9, 4])
+    found = []
+    for executor in ("loop", "vmap"):
+        method = FedAGHN(feedback=feedback, home=0.3, sharpness=2.0, lr=0.5, **variant)
+        trial = examples(perceptron(norm=True), x, y, method, training=Training(2, 3, SGD(0.1)), executor=executor)
+        found.append((trial.run(4, participation=0.5), trial.headline))
+    for one, other in zip(found[0][0], found[1][0], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-11)
+    close(found[0][1], found[1][1], atol=1e-11)
+
+
+@pytest.mark.parametrize("clamp", [True, False])
+def test_sharpness_turns_negative_unless_clamped(example, clamp):
+    # In the worked example descent lowers every q.
+    numbers, known, server = example
+    method = FedAGHN(feedback="train", lr=1e4, clamp_sharpness=clamp)
+    trained = method.send(known, server, known.everyone).theta + numbers["Delta_new"]
+    after = method.aggregate(known, server, known.everyone, Upload(trained, trained[:, :0]))
+    assert (after.sharpness == 0).all() if clamp else (after.sharpness < 0).all()
+
+
+def test_uniform_softmax_over_all_is_fedavg(bowls, executor):
+    # Without p the own model is one of the softmax; with q = 0 everyone counts alike.
+    clients = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 2, "executor": executor}
+    method = FedAGHN(ablation="without-p", sharpness=0.0, lr=0.0)
+    trial = bowls(method, copies=2, **clients)
+    server, shared = trial.run(4), bowls(FedAvg(), **clients).run(4)
+    close(method.send(trial.roster, server, trial.roster.everyone).theta, shared.theta.expand(4, 1), atol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"home": -1.0},
+        {"lr": -1.0},
+        {"sign": "ascent"},
+        {"feedback": "none"},
+        {"granularity": "layer"},
+        {"ablation": "none"},
+        {"clamp_sharpness": True, "sharpness": -1.0},
+    ],
+)
 def test_refuses(wrong):
-    with pytest.raises(UsageError, match="fedaghn"):
+    with pytest.raises(UsageError, match=f"fedaghn: .*{next(iter(wrong))}"):
         FedAGHN(**wrong)
