@@ -11,7 +11,7 @@ from kinfed import checkpoint, wire
 from kinfed.checkpoint import Progress
 from kinfed.client import Training
 from kinfed.engine import run
-from kinfed.federation import Federation
+from kinfed.federation import Federation, Graph
 from kinfed.fleet import Simulation
 from kinfed.methods import METHODS
 from kinfed.model import Model
@@ -21,12 +21,14 @@ from kinfed.tasks import Classification
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
 ORDER = tuple(range(len(SIZES)))
+LINKS = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 4], [1, 4]])  # of clients; the last has none
 ROUNDS = 4
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
     "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
     "pfedhn": {"hidden": 7},
+    "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
     "fedaghn": {"sharpness": 3.0, "lr": 0.1},
 }
@@ -44,7 +46,9 @@ def federation(order=ORDER):
         rows["test"].append(mine[:2])
         rows["validation"].append(mine[2:4])
         rows["train"].append(mine[4:])
-    return Federation(x, y, rows, Classification(3), names=[("abcdef")[i] for i in order])
+    links = torch.zeros(len(SIZES), len(SIZES)).index_put((LINKS[:, 0], LINKS[:, 1]), torch.tensor(1.0))
+    graph = Graph((links + links.T)[list(order)][:, list(order)], "given")
+    return Federation(x, y, rows, Classification(3), names=[("abcdef")[i] for i in order], graph=graph)
 
 
 def module(kind="plain"):
@@ -63,7 +67,7 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation):
     data = federation(order)
     training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
     fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, chunk=4)
-    return method, fleet, fleet.roster(), History(tuple(data.names), data.task)
+    return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
 
 
 def outcome(name, participation=0.5, **how):
@@ -185,11 +189,11 @@ def test_one_client_alone_and_one_that_never_took_part(name):
     method = make(name)
     data = federation()
     rows = {split: parts[3:4] for split, parts in data.rows.items()}
-    alone = Federation(data.x, data.y, rows, data.task)
+    alone = Federation(data.x, data.y, rows, data.task, graph=Graph(torch.zeros(1, 1), "given"))
     training = Training(epochs=1, batch=2, optimiser=SGD(lr=0.1))
     fleet = Simulation(alone, Model(module()), method, training, executor="loop")
     history = History(("0",), alone.task)
-    run(method, fleet.roster(), fleet, history, rounds=3)
+    run(method, fleet.roster(alone.graph), fleet, history, rounds=3)
     assert torch.isfinite(history.models["theta"]).all()
     _, _, history = outcome(name, participation=1 / 6)  # four cohorts of one: at least two clients never train
     assert all(torch.isfinite(v).all() for scores in history.scores for v in scores.values())

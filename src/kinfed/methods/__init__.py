@@ -6,9 +6,11 @@ from .fedaghn import FedAGHN
 from .fedamp import FedAMP
 from .fedavg import FedAvg
 from .fedavg_ft import FedAvgFT
+from .fedcedar import FedCedar
 from .fedprox import FedProx
 from .fedrep import FedRep
 from .local import Local
+from .panacea import Panacea
 from .per_fedavg import PerFedAvg
 from .pfedgat import PFedGAT
 from .pfedhn import PFedHN
@@ -23,7 +25,9 @@ METHODS: dict[str, type[Method]] = {
     "fedrep": FedRep,
     "per-fedavg": PerFedAvg,
     "pfedhn": PFedHN,
+    "panacea": Panacea,
     "cfl": CFL,
+    "fedcedar": FedCedar,
     "fedamp": FedAMP,
     "fedaghn": FedAGHN,
     "pfedgat": PFedGAT,
