@@ -15,6 +15,7 @@ from torch import nn
 
 from .client import Training
 from .datasets import DATASETS
+from .engine import Participation
 from .errors import UsageError, nearest
 from .federation import Federation, Graph, Partition, Split, divide
 from .files import replacing
@@ -39,6 +40,7 @@ class Experiment:
     table: Table
     method: Method
     training: Training
+    participation: Participation
     partition: Partition
     split: Split
     graph: Callable[[Federation, int], Graph | None]
@@ -118,13 +120,15 @@ def resolve(raw: Table) -> Experiment:
         "rounds": _value(raw, "rounds", int, 20),
         "seed": _value(raw, "seed", int, 0),
         "seeds": _value(raw, "seeds", int, 1),
-        "participation": _value(raw, "participation", float, 1.0),
         "evaluate_every": _value(raw, "evaluate_every", int, 1),
     }
     if not 0 <= top["seed"] < 2**62:
         raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    asked = raw.get("participation", 1.0)
+    asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
+    participation, participation_table = call(Participation, asked, "participation")
     federation = _table(raw, "federation", "")
     _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
     training = dict(_table(raw, "training", ""))
@@ -141,6 +145,7 @@ def resolve(raw: Table) -> Experiment:
     clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
     table = {
         **top,
+        "participation": participation_table,
         "federation": {
             "dataset": dataset_table,
             "clients": clients,
@@ -152,7 +157,7 @@ def resolve(raw: Table) -> Experiment:
         "training": {**training_table, "optimiser": optimiser_table},
         "method": method_table,
     }
-    return Experiment(table, method, made, partition, split, graph, dataset, model)
+    return Experiment(table, method, made, participation, partition, split, graph, dataset, model)
 
 
 def write(table: Table, path: Path) -> None:

@@ -41,13 +41,13 @@ class Run:
 
     @property
     def relation(self) -> Tensor | None:
-        """[N, N] or [L, N, N] the relation at the headline model's selected round, if models are mixed."""
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
         if not self.history.relations:
             return None
-        return self.history.relations[self.history.rounds.index(self.history.select(self.history.headline))]
+        return self.history.relations[self.history.rounds.index(self.history.select(self.history.chosen))]
 
     def theta(self, client: int | str) -> Tensor:
-        """[d] the personalised model of one client, by position or name, at the round that validation selects."""
+        """[d] the personalised model of one client, by position or name: the named model and round validation prefers."""
         return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
 
     def load_model(self, client: int | str) -> nn.Module:
@@ -66,6 +66,7 @@ class Run:
             "metric": task.metric,
             "higher_is_better": task.higher_is_better,
             "scores": history.summary(),
+            "chosen": history.chosen,
             "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
             "relation": None,
             "executor": self.executor,
@@ -91,7 +92,7 @@ def fit(
     *,
     rounds: int = 20,
     training: Training | None = None,
-    participation: float = 1.0,
+    participation: float | engine.Participation = 1.0,
     seed: int = 0,
     evaluate_every: int = 1,
     head: str | None = None,
@@ -111,8 +112,6 @@ def fit(
     """
     if rounds < 1 or evaluate_every < 1:
         raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
-    if not 0 < participation <= 1:
-        raise UsageError(f"participation is the share of clients in a round, in (0, 1]; got {participation}")
     started = time.perf_counter()
     model = Model(module.to(federation.x.dtype), head)
     fleet = Simulation(
@@ -154,6 +153,7 @@ def fit(
             history,
             rounds=rounds,
             participation=participation,
+            groups=None if federation.groups is None else federation.groups.to(fleet.device),
             server=at.server,
             begin=at.done,
             after=after,

@@ -139,7 +139,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         experiment.module(federation, seed),
         rounds=table["rounds"],
         training=experiment.training,
-        participation=table["participation"],
+        participation=experiment.participation,
         seed=seed,
         evaluate_every=table["evaluate_every"],
         executor=machine.executor,
