@@ -15,6 +15,7 @@ from .per_fedavg import PerFedAvg
 from .pfedgat import PFedGAT
 from .pfedhn import PFedHN
 from .scaffold import Scaffold
+from .sfl import SFL
 
 METHODS: dict[str, type[Method]] = {
     "local": Local,
@@ -27,6 +28,7 @@ METHODS: dict[str, type[Method]] = {
     "pfedhn": PFedHN,
     "panacea": Panacea,
     "cfl": CFL,
+    "sfl": SFL,
     "fedcedar": FedCedar,
     "fedamp": FedAMP,
     "fedaghn": FedAGHN,

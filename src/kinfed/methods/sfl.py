@@ -1,0 +1,285 @@
+"""SFL: models spread along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad
+
+from ..errors import UsageError
+from ..graph import project_simplex, put, squared_distances
+from ..method import Method, Params
+from ..optimiser import SGD
+
+CHOICES = {
+    "norm": ("row", "sym"),
+    "begin": ("own", "mixed", "shared"),
+    "reg": ("squared", "norm", "off"),
+    "weights": ("uniform", "samples"),
+    "absent": ("stale", "cohort"),
+    "bn": ("propagated", "local"),
+    "structure": ("given", "similarity", "qp", "official"),
+    "compare": ("own", "mixed", "change"),
+}
+
+
+class Server(NamedTuple):
+    """What the server remembers; d' entries of a model leave a client."""
+
+    theta: Tensor  # [N, d'] each client's latest model: the paper's V
+    change: Tensor  # [N, d'] what its last training changed; [N, 0] unless updates are compared
+    seen: Tensor  # [N] bool, has taken part
+    graph: Tensor  # [N, N] who is linked to whom, itself included: the paper's A + I
+    mixing: Tensor  # [N, N] what the last aggregation made of it: U = mixing V
+    common: Tensor  # [N] and its read-out: w = common V
+
+
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    mixed: Tensor  # [d'] its neighbourhood's model: the paper's u_i
+    shared: Tensor  # [d'] the read-out over all clients: the paper's w
+
+
+@dataclass(frozen=True)
+class SFL(Method):
+    r"""$U = \rho P^m V + (1 - \rho) V$, $P = D^{-1}(A + I)$, $w = \frac1N \sum_i u_i$.
+
+    Client i minimises $F_i(v) + \lambda (R(v, w) + R(v, u_i))$ with $R(a, b) = \frac12 \|a - b\|^2$ and $\lambda = 0$
+    in the first round. The graph is `roster.graph`. With a `structure` other than "given" this is SFL*: after each
+    aggregation the graph moves by `beta` towards one found from the models, and where none is known it starts complete.
+    Released code: steps=3, begin="shared", reg="off".
+    """
+
+    steps: int = 1  # m, propagation steps
+    norm: str = "row"  # "sym": D^-1/2 (A + I) D^-1/2, whose rows do not sum to one
+    rho: float = 1.0  # share of the propagated model in u
+    pull: float = 0.3  # lambda
+    reg: str = "squared"  # R; "norm" is not squared, "off" is none
+    begin: str = "own"  # local training starts from v, from u ("mixed") or from w ("shared")
+    weights: str = "uniform"  # of the read-out; or by "samples"
+    absent: str = "stale"  # models of clients outside the cohort are passed on, or only those of the "cohort"
+    personal: Sequence[str] = ()  # patterns of tensors that stay with the client, such as "head.*"
+    bn: str = "propagated"  # running statistics; or "local"
+    structure: str = "given"  # what the graph is moved towards: "similarity", "qp", or what "official" code does
+    compare: str = "own"  # similar in v, in u ("mixed"), or in what training changed ("change")
+    neighbours: int = 30  # K, most links of a client, itself included
+    beta: float = 0.05  # share of the new graph
+    gamma: float = 1.0  # of "qp": how much weights cost that similarity would not give
+
+    def __post_init__(self):
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"sfl: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
+        if self.steps < 0 or self.neighbours < 1:
+            raise UsageError(
+                "sfl: steps must be zero or more, neighbours at least 1; "
+                f"got steps={self.steps}, neighbours={self.neighbours}"
+            )
+        if not (0 <= self.rho <= 1 and 0 <= self.beta <= 1):
+            raise UsageError(f"sfl: rho and beta are shares, in [0, 1]; got rho={self.rho}, beta={self.beta}")
+        if not (0 <= self.pull < float("inf") and 0 < self.gamma < float("inf")):
+            raise UsageError(
+                f"sfl: pull must be zero or more, gamma positive; got pull={self.pull}, gamma={self.gamma}"
+            )
+        if isinstance(self.personal, str):
+            raise UsageError(f"sfl: personal is a list of patterns; write ['{self.personal}']")
+
+    def origin_of(self, roster):
+        if roster.graph is not None and (self.structure == "given" or roster.graph.origin == "oracle"):
+            return roster.graph.origin
+        return "learned"
+
+    def start(self, roster):
+        theta = roster.theta[self._index(roster.layout).to(roster.theta.device)].expand(len(roster), -1).clone()
+        return Server(
+            theta=theta,
+            change=torch.zeros_like(theta) if self.compare == "change" else theta[:, :0],
+            seen=torch.zeros(len(roster), dtype=torch.bool, device=theta.device),
+            graph=self._links(roster),
+            mixing=torch.eye(len(roster), dtype=theta.dtype, device=theta.device),
+            common=theta.new_full((len(roster),), 1 / len(roster)),
+        )
+
+    def send(self, roster, server, cohort):
+        shared = server.common @ server.theta
+        return Sent(server.mixing[cohort] @ server.theta, shared.expand(len(cohort), -1))
+
+    def aggregate(self, roster, server, cohort, uploads):
+        change = server.change
+        if self.compare == "change":
+            change = put(change, cohort, uploads.theta - self._began(roster, server, cohort))
+        here = torch.ones_like(cohort, dtype=torch.bool)
+        seen = put(server.seen, cohort, here)
+        heard = seen if self.absent == "stale" else put(torch.zeros_like(seen), cohort, here)
+        mixing = self.propagate(server.graph, heard, seen)
+        readout = heard * (roster.sizes if self.weights == "samples" else torch.ones_like(roster.sizes))
+        readout = readout.to(mixing.dtype)
+        after = Server(
+            put(server.theta, cohort, uploads.theta),
+            change,
+            seen,
+            server.graph,
+            mixing,
+            readout / readout.sum() @ mixing,
+        )
+        if self.structure == "given":
+            return after
+        return after._replace(graph=self._learn(roster, after, newcomer=seen & ~server.seen))
+
+    def relation(self, roster, server, cohort):
+        return server.mixing
+
+    def join(self, client):
+        return Params(client.model.theta)
+
+    def train(self, client, state, received):
+        mixed, shared = (self._with_personal(client, state, theta) for theta in received)
+        penalty = None
+        if self.reg != "off" and self.pull and client.round > 0:
+            moving = self._index(client.model.layout, trainable_only=True).to(mixed.device)
+            anchors = torch.stack([mixed, shared])[:, moving]
+
+            def penalty(theta):
+                apart = theta[moving] - anchors
+                return self.pull * (apart.square().sum() / 2 if self.reg == "squared" else apart.norm(dim=1).sum())
+
+        begin = {"own": state.theta, "mixed": mixed, "shared": shared}[self.begin]
+        theta = client.descend(begin, penalty=penalty)
+        return Params(theta), Params(theta[self._index(client.model.layout).to(theta.device)])
+
+    def personalise(self, client, state, received):
+        mixed, shared = (Params(self._with_personal(client, state, theta)) for theta in received)
+        return {"mixed": mixed, "own": state, "shared": shared}
+
+    def propagate(self, graph, heard, seen):
+        """[N, N] the weights of `theta` in u, from links: [N, N] and whose models are passed on, heard: [N].
+
+        Who was not heard counts for itself alone, and who was never seen does so only if it hears nobody.
+        """
+        itself = torch.eye(len(graph), dtype=torch.bool, device=graph.device)
+        links = graph * (heard | (itself & seen))
+        alone = links.sum(1, keepdim=True) == 0
+        links = torch.where(alone, itself.to(links.dtype), links)
+        degree = links.sum(1)
+        step = links / degree[:, None] if self.norm == "row" else links * (degree[:, None] * degree).rsqrt()
+        return self.rho * torch.linalg.matrix_power(step, self.steps) + (1 - self.rho) * itself
+
+    def _shared(self, layout):
+        """The tensors that leave a client, in order."""
+        personal = layout.match(self.personal)
+        shared = [e for e in layout.entries if e.name not in personal and (e.trainable or self.bn == "propagated")]
+        if not any(e.trainable for e in shared):
+            raise UsageError("sfl: personal keeps every parameter with the client, so nothing is left to share")
+        return shared
+
+    def _index(self, layout, trainable_only=False):
+        """[d'] positions in theta of what leaves a client."""
+        shared = self._shared(layout)
+        return layout.index(frozenset(e.name for e in shared if e.trainable or not trainable_only))
+
+    def _with_personal(self, client, state, theta):
+        """[d] the client's own model with theta: [d'] in place of what it shares."""
+        return state.theta.index_copy(0, self._index(client.model.layout).to(theta.device), theta)
+
+    def _began(self, roster, server, cohort):
+        """[K, d'] what the cohort's training started from."""
+        if self.begin == "own":
+            return server.theta[cohort]
+        return getattr(self.send(roster, server, cohort), self.begin)
+
+    def _links(self, roster):
+        """[N, N] the known graph, or the complete one, with a link of every client to itself."""
+        if roster.graph is not None:
+            links = roster.graph.weights.to(roster.theta)
+        elif self.structure == "given":
+            raise UsageError(
+                "sfl needs a graph of the clients and this data set has none: choose one by federation.graph, or let "
+                "it be learned by method.structure=similarity"
+            )
+        else:
+            links = roster.theta.new_ones(len(roster), len(roster))
+        return links + torch.diag((links.diagonal() == 0).to(links.dtype))
+
+    def _learn(self, roster, server, newcomer):
+        """[N, N] the graph of the next round; rows of clients that were never seen stay as they are."""
+        table = server.change if self.compare == "change" else server.theta
+        square, at = 0, 0
+        for entry in self._shared(roster.layout):  # one at a time: tables [N, d'] are large
+            at, start = at + entry.shape.numel(), at
+            if entry.trainable:
+                x = table[:, start:at]
+                square = square + squared_distances(server.mixing @ x if self.compare == "mixed" else x)
+        if self.structure == "official":
+            found, old = self._released(roster, square.sqrt(), server.seen), self._links(roster)
+            rate = torch.full_like(found[:, :1], 1.0 if roster.graph is None else self.beta)
+        else:
+            found, old = self._alike(square, server.seen), server.graph
+            first = newcomer[:, None] & (roster.graph is None)
+            rate = torch.where(first, 1.0, self.beta).to(found.dtype)
+        new = torch.lerp(_share(old), _share(found), rate)
+        return torch.where(server.seen[:, None], new, server.graph)
+
+    def _alike(self, square, seen):
+        r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
+
+        For "qp" row i is instead, on those links, the mixture that minimises
+        $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - a^*\|^2$, with $a^*$ the row of similarity.
+        """
+        itself = torch.eye(len(square), dtype=torch.bool, device=square.device)
+        apart = square[seen[:, None] & seen & ~itself]
+        scale = apart.median() if len(apart) else square.new_ones(())
+        square = square / torch.where(scale > 0, scale, 1.0)  # 0: more than half of the models are equal
+        alike = torch.exp(-square / 2)
+        linked = _largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
+        linked &= seen | itself
+        alike = _share(alike * linked)
+        if self.structure == "similarity":
+            return alike
+        centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
+        inner = -self.pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
+        target = alike.double()
+        steepest = torch.linalg.eigvalsh(inner)[-1].clamp(min=0) + self.gamma
+        narrow = (self.gamma / steepest).sqrt()
+        # Nesterov's gradient steps shrink the error by 1 - narrow each.
+        row = ahead = target
+        for _ in range(int(50 / narrow) + 1):
+            slope = (ahead - itself.double()) @ inner + self.gamma * (ahead - target)
+            before, row = row, project_simplex((ahead - slope / steepest).masked_fill(~linked, -torch.inf))
+            ahead = row + (1 - narrow) / (1 + narrow) * (row - before)
+        return row.to(square.dtype)
+
+    def _released(self, roster, distance, seen):
+        """[N, N] what the released code learns: it links clients whose models are far apart, and anew every round."""
+        width, draw = 40, roster.generator("sfl")
+        tables = [roster.normal(f"sfl.{side}.{roster.round}", width) for side in ("left", "right")]
+        maps = [((2 * torch.rand(width + 1, width, generator=draw) - 1) / width**0.5).to(distance) for _ in tables]
+        goal = F.normalize(distance)
+
+        def links(values):
+            left, right = (torch.tanh(3 * (x @ m[1:] + m[0])) for x, m in zip(values[:2], values[2:], strict=True))
+            one_way = left @ right.T
+            return torch.tanh(3 * (one_way - one_way.T)).relu()
+
+        optimiser, values = SGD(0.01, weight_decay=1e-4), [*tables, *maps]
+        memory = optimiser.init(values)
+        for _ in range(10):
+            slopes = grad(lambda now: F.mse_loss(F.normalize(links(now)), goal))(values)
+            values, memory = optimiser.step(values, slopes, memory)
+        found = links(values) * seen
+        return found * _largest(found, self.neighbours)
+
+
+def _share(rows):
+    """[N, N] the rows, each divided by its sum; a row of zeros stays."""
+    total = rows.sum(1, keepdim=True)
+    return rows / torch.where(total > 0, total, 1.0)
+
+
+def _largest(rows, count):
+    """[N, N] bool: the `count` largest of each row; of equals the first."""
+    first = rows.argsort(dim=1, descending=True, stable=True)[:, :count]
+    return torch.zeros_like(rows, dtype=torch.bool).scatter(1, first, True)
