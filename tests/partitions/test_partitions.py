@@ -25,7 +25,7 @@ def images(n, classes, seed, clients):
 @st.composite
 def cases(draw):
     """A partition, a data set and a number of clients that go together."""
-    name = draw(st.sampled_from(sorted(PARTITIONS)))
+    name = draw(st.sampled_from(sorted(set(PARTITIONS) - {"topologies"})))  # leaves classes out: has its own tests
     classes, clients = draw(st.integers(2, 6)), draw(st.integers(1, 9))
     n = draw(st.integers(classes * clients, 120))
     setting = {}
@@ -104,14 +104,14 @@ def test_the_graph_of_natural_owners_is_not_passed_to_others(case):
         assert found.client is None
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural", "topologies"}))
 def test_another_generator_deals_otherwise(name):
     dataset = images(100, 5, 0, 5)
     first, second = (PARTITIONS[name]()(dataset, 5, generator(seed, "partition")).owned for seed in (0, 1))
     assert any(sorted(a.tolist()) != sorted(b.tolist()) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
+@pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural", "topologies"}))
 def test_digits_make_a_federation(name):
     parts = PARTITIONS[name]()(DATASETS["digits"](None), 10, generator(0, "partition"))
     data = parts.dataset

@@ -11,6 +11,7 @@ from .natural import Natural
 from .pathological import Pathological
 from .rotations import Rotations
 from .shards import Shards
+from .topologies import Topologies
 
 PARTITIONS: dict[str, Callable[..., Partition]] = {
     "iid": IID,
@@ -20,6 +21,7 @@ PARTITIONS: dict[str, Callable[..., Partition]] = {
     "rotations": Rotations,
     "label_permutations": LabelPermutations,
     "label_groups": LabelGroups,
+    "topologies": Topologies,
     "natural": Natural,
 }
 
@@ -33,4 +35,5 @@ __all__ = [
     "Pathological",
     "Rotations",
     "Shards",
+    "Topologies",
 ]
