@@ -4,9 +4,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfed.attention import Attention, attend
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, PFedGAT
-from kinfed.methods.pfedgat import Attention, Upload
+from kinfed.methods.pfedgat import Upload
 
 float64 = torch.float64
 
@@ -45,7 +46,7 @@ def slowly(attention, theta, slope=0.2):
 
 def ready(method, known, attention, uploads):
     """A server that has just mixed these models of all its clients; uploads: [N, d]."""
-    server = method.start(known)._replace(attention=attention)
+    server = method.start(known)._replace(network=attention)
     return method.aggregate(known, server, known.everyone, Upload(uploads, torch.zeros_like(uploads)))
 
 
@@ -57,19 +58,19 @@ def test_rounds_by_hand(bowls, worked, heads, executor):
     expected, attention = numbers[f"K{heads}"], attention_of(numbers, heads)
     method = PFedGAT(heads=heads, width=2, lr=0.01, feedback="test")
     trial = bowls(method, numbers["Theta"], held=numbers["targets_c"], lr=1.0, executor=executor)
-    server = trial.run(2, begin=1, server=method.start(trial.roster)._replace(attention=attention))
-    for found, start in zip(server.attention, attention, strict=True):
+    server = trial.run(2, begin=1, server=method.start(trial.roster)._replace(network=attention))
+    for found, start in zip(server.network, attention, strict=True):
         assert torch.equal(found, start)  # no feedback yet
     close(trial.history.relations[0], expected["R"].float())
     close(trial.headline, expected["Theta_next"])
     close(trial.loss("mixed"), expected["L_i"])
     close(trial.loss("mixed").sum(), expected["L_total"])
     server = trial.run(3, begin=2, server=server)
-    a = torch.cat([server.attention.listen, server.attention.speak], 1)
+    a = torch.cat([server.network.listen, server.network.speak], 1)
     close(a, expected["a_after_step_eta0.01"])
     before = torch.cat([attention.listen, attention.speak], 1)
     close((before - a) / 0.01, expected["dL_da"])
-    close((attention.project - server.attention.project) / 0.01, expected["dL_dW"])
+    close((attention.project - server.network.project) / 0.01, expected["dL_dW"])
     close(trial.history.relations[1], expected["R_after_step"].float())
     close(trial.loss("mixed").sum(), expected["L_total_after_step_same_Theta"])
 
@@ -78,7 +79,7 @@ def test_rounds_by_hand(bowls, worked, heads, executor):
 def test_gradient_of_the_graph_by_hand(worked, heads):
     numbers = worked["pfedgat"]
     expected, theta = numbers[f"K{heads}"], numbers["Theta"]
-    graph = PFedGAT(heads=heads, width=2).attend(attention_of(numbers, heads), theta)
+    graph = attend(attention_of(numbers, heads), theta, 0.2)
     uphill = graph @ theta - numbers["targets_c"]
     slope = uphill @ theta.T
     close(slope, expected["dL_dR"])
@@ -101,22 +102,22 @@ def test_scores_by_hand(worked):
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 10_000))
 def test_graph_is_positive_rows_sum_to_one_for_any_number_of_clients(count, heads, seed):
     attention, theta = network(heads, seed=seed), random(count, 5, seed=seed + 5)
-    graph = PFedGAT(heads=heads, width=3).attend(attention, theta)
+    graph = attend(attention, theta, 0.2)
     assert (graph > 0).all()
     close(graph.sum(1), torch.ones(count, dtype=float64), atol=1e-13)
     close(graph, slowly(attention, theta), atol=1e-12)
 
 
 def test_renaming_clients_renames_the_graph():
-    method, theta, order = PFedGAT(), random(4, 5), torch.tensor([2, 0, 3, 1])
-    graph = method.attend(network(), theta)
-    close(method.attend(network(), theta[order]), graph[order][:, order], atol=1e-14)
+    theta, order = random(4, 5), torch.tensor([2, 0, 3, 1])
+    graph = attend(network(), theta, 0.2)
+    close(attend(network(), theta[order], 0.2), graph[order][:, order], atol=1e-14)
 
 
 def test_equal_models_are_equal_in_the_graph(roster):
     known, method, theta = roster(4, size=5), PFedGAT(heads=2, width=3), random(4, 5)
     theta[2] = theta[1]
-    graph = method.attend(network(), theta)
+    graph = attend(network(), theta, 0.2)
     close(graph[2], graph[1], atol=1e-15)
     close(graph[:, 2], graph[:, 1], atol=1e-15)
     same = theta[:1].expand(4, 5).clone()
@@ -126,10 +127,10 @@ def test_equal_models_are_equal_in_the_graph(roster):
 
 
 def test_scale_and_shift_of_a_model_do_not_matter():
-    method, theta = PFedGAT(), 1e3 * random(4, 5)  # large beside the constant that guards the normalisation
+    theta = 1e3 * random(4, 5)  # large beside the constant that guards the normalisation
     scale = torch.tensor([1.0, 7.0, 0.5, 100.0], dtype=float64)[:, None]
     shift = torch.tensor([0.0, -3e3, 5e2, 9e3], dtype=float64)[:, None]
-    close(method.attend(network(), theta * scale + shift), method.attend(network(), theta), atol=1e-9)
+    close(attend(network(), theta * scale + shift, 0.2), attend(network(), theta, 0.2), atol=1e-9)
 
 
 @pytest.mark.parametrize("zero", ["a", "W"])
@@ -142,11 +143,11 @@ def test_without_a_or_w_it_is_uniform_fedavg(bowls, zero, executor):
         attention = Attention(attention.project, *(torch.zeros_like(t) for t in attention[1:]))
     else:
         attention = attention._replace(project=torch.zeros_like(attention.project))
-    server = trial.run(2, begin=1, server=method.start(trial.roster)._replace(attention=attention))
+    server = trial.run(2, begin=1, server=method.start(trial.roster)._replace(network=attention))
     uniform = bowls(FedAvg(), **clients).run(1)
     close(trial.headline, uniform.theta.expand(3, 2), atol=1e-14)
     close(trial.history.relations[0], torch.full((3, 3), 1 / 3))
-    after = trial.run(3, begin=2, server=server).attention
+    after = trial.run(3, begin=2, server=server).network
     if zero == "a":  # what a multiplies is not zero, but what it lets through is
         assert (after.speak != 0).any()
         assert torch.equal(after.project, attention.project)
@@ -157,10 +158,10 @@ def test_without_a_or_w_it_is_uniform_fedavg(bowls, zero, executor):
 
 def test_one_head_orders_speakers_alike_for_all_listeners():
     for seed in range(5):
-        graph = PFedGAT(heads=1).attend(network(heads=1, seed=seed), random(6, 5, seed=seed + 9))
+        graph = attend(network(heads=1, seed=seed), random(6, 5, seed=seed + 9), 0.2)
         assert len(set(map(tuple, graph.argsort(1).tolist()))) == 1
     # More heads can do more.
-    graphs = [PFedGAT().attend(network(heads=4, seed=s), random(6, 5, seed=s + 9)) for s in range(5)]
+    graphs = [attend(network(heads=4, seed=s), random(6, 5, seed=s + 9), 0.2) for s in range(5)]
     assert any(len(set(map(tuple, graph.argsort(1).tolist()))) > 1 for graph in graphs)
 
 
@@ -177,7 +178,7 @@ def test_step_is_the_gradient_of_the_summed_losses(roster):
 
     slopes = torch.autograd.grad(loss(leaves), leaves)
     uphill = server.theta - goal + server.theta.cos()
-    after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=22), uphill)).attention
+    after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=22), uphill)).network
     for found, start, slope in zip(after, network(), slopes, strict=True):
         close(found, start - 0.1 * slope, atol=1e-12)
     # A small step lowers the loss by its squared length.
@@ -189,7 +190,7 @@ def test_no_feedback_moves_nothing(roster):
     known, method = roster(4, size=5), PFedGAT(heads=2, width=3)
     server = ready(method, known, network(), random(4, 5))
     after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=1), torch.zeros(4, 5).double()))
-    for found, start in zip(after.attention, network(), strict=True):
+    for found, start in zip(after.network, network(), strict=True):
         assert torch.equal(found, start)
 
 
@@ -197,17 +198,23 @@ def test_only_the_cohort_is_mixed_and_only_its_mix_is_judged(roster):
     known, method = roster(4, size=5), PFedGAT(heads=2, width=3, lr=0.1)
     first, second = torch.tensor([0, 1, 3]), torch.tensor([1, 2, 3])
     uploads, uphill = random(4, 5, seed=30), random(4, 5, seed=31)
-    server = method.start(known)._replace(attention=network())
+    server = method.start(known)._replace(network=network())
     server = method.aggregate(known, server, first, Upload(uploads[first], uphill[first]))
     graph = slowly(network(), uploads[first])
     close(server.theta[first], graph @ uploads[first], atol=1e-13)
     assert torch.equal(server.theta[2], known.theta)
     relation = method.relation(known, server, first)
-    expected = torch.eye(4, dtype=float64)
+    expected = torch.zeros(4, 4, dtype=float64)
     expected[first[:, None], first] = graph
+    expected[2, first] = 1 / 3  # whoever is new starts from the mean of the others
     close(relation, expected, atol=1e-13)
+    close(method.send(known, server, torch.tensor([2])).theta[0], server.theta[first].mean(0), atol=1e-13)
+    kept = PFedGAT(heads=2, width=3, newcomer="initial")
+    assert torch.equal(kept.send(known, server, torch.tensor([2])).theta[0], known.theta)
+    expected[2] = torch.eye(4)[2]
+    close(kept.relation(known, server, first), expected, atol=1e-13)
     # Client 2 received no mix and client 0 says nothing: only 1 and 3 judge, and over the three who were mixed.
-    after = method.aggregate(known, server, second, Upload(random(3, 5, seed=32), uphill[second])).attention
+    after = method.aggregate(known, server, second, Upload(random(3, 5, seed=32), uphill[second])).network
     leaves = Attention(*(t.clone().requires_grad_() for t in network()))
     mixed = slowly(leaves, uploads[first]) @ uploads[first]
     slopes = torch.autograd.grad((mixed[1:] * uphill[[1, 3]]).sum(), leaves)
@@ -217,7 +224,7 @@ def test_only_the_cohort_is_mixed_and_only_its_mix_is_judged(roster):
 
 def test_network_size_and_start(roster):
     known = roster(3, size=100)
-    attention = PFedGAT().start(known).attention
+    attention = PFedGAT().start(known).network
     assert [tuple(t.shape) for t in attention] == [(8, 8, 100), (8, 8), (8, 8)]
     for tensor, fans in zip(attention, (8 + 100, 16 + 1, 16 + 1), strict=True):
         bound = (6 / fans) ** 0.5
@@ -231,11 +238,11 @@ def test_what_the_network_sees(roster, perceptron):
     for features, size in sizes.items():
         method = PFedGAT(heads=2, width=3, features=features)
         server = method.start(known)
-        assert server.attention.project.shape[2] == size
-        server = ready(method, known, server.attention, uploads)
+        assert server.network.project.shape[2] == size
+        server = ready(method, known, server.network, uploads)
         entries = layout.index(layout.head) if features == "head" else layout.trainable
         seen = (uploads - known.theta if features == "delta" else uploads)[:, entries]
-        close(method.relation(known, server, known.everyone), slowly(server.attention, seen), atol=1e-12)
+        close(method.relation(known, server, known.everyone), slowly(server.network, seen), atol=1e-12)
 
 
 def test_feedback_doubles_the_upload(bowls):

@@ -4,40 +4,53 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vjp
 
+from ..attention import Network, Pairs, attend, count_sketch, draw_attention
 from ..errors import UsageError
-from ..graph import put
-from ..method import Method, Params
+from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
+from ..graph import project_simplex, put, weighted_mean
+from ..method import Method, Params, Tree
 from ..optimiser import SGD, Memory
+from ..seeding import key
 
-
-class Attention(NamedTuple):
-    """The attention network: one projection and one scoring vector a head."""
-
-    project: Tensor  # [H, f, m] the paper's W_k, m features a client
-    listen: Tensor  # [H, f] the left half of a_k, for the client that mixes
-    speak: Tensor  # [H, f] the right half, for the client that is mixed in
+CHOICES = {
+    "graph": ("attention", "projected", "raw", "logits"),
+    "attention": ("v1", "v2"),
+    "features": ("full", "sketch", "head", "delta"),
+    "channel": ("exact", "delta", "directional", "sketch", "spsa", "one-point"),
+    "feedback": ("val", "train", "test"),
+    "newcomer": ("mean", "initial"),
+}
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
-    attention: Attention
+    network: Network
     memory: Memory  # the optimiser's
     uploads: Tensor  # [N, d] the models as last trained
     change: Tensor  # [N, d] what that training changed; [N, 0] unless it is what the network sees
     theta: Tensor  # [N, d] the models as last mixed: what clients start from
     present: Tensor  # [N] bool, in the cohort that was mixed last
+    seen: Tensor  # [N] bool, has taken part
+    key: Tensor  # [] int64 of the random draws about the last mix
+    baseline: Tensor  # [N, 2] last answered loss, and 1 if there was one; [N, 0] unless channel is "one-point"
+
+
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    theta: Tensor  # [d] its mixed model
+    asked: Tree  # what its channel asks
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
     theta: Tensor  # [d] its trained model
-    uphill: Tensor  # [d] the gradient of its held-out loss at the model it received
+    answer: Tensor  # [...] of its channel, about the model it received
 
 
 @dataclass(frozen=True)
@@ -45,106 +58,187 @@ class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
     $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a
-    client outside it keeps its model. The network follows $\partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j
-    \rangle$ (the paper's scalar losses cannot give that gradient), where $L_i$ is the loss of the mixed model on
-    examples set aside for it.
+    client outside it keeps its model. The network follows $G_{ij} = \partial L / \partial R_{ij} = \langle \nabla L_i,
+    \theta_j \rangle$, where $L_i$ is the loss of the mixed model on examples set aside for it. The paper's scalar
+    losses cannot give that gradient; `channel` says what does. Without attention $R$ itself is what is learned.
     """
 
     heads: int = 8
     width: int = 8  # f, features a head
     slope: float = 0.2  # of LeakyReLU below zero
-    lr: float = 0.01  # of the attention network
-    features: str = "full"  # what the network sees of a client: its "full" model, its "head", or its "delta"
+    lr: float = 0.01  # of what makes the graph
+    graph: str = "attention"  # or R itself: "projected" onto the simplex, "raw", or the softmax of "logits"
+    attention: str = "v1"  # "v2" lets every listener have its own ranking of speakers
+    features: str = "full"  # what the network sees of a client: its "full" model, a "sketch", its "head", its "delta"
+    feature_size: int = 4096  # numbers in such a sketch
+    channel: str = "exact"  # how G becomes known, see kinfed.feedback
+    sketch: int = 256  # numbers in an answer of channel "sketch"
+    probes: int = 4  # pairs of losses in an answer of channel "spsa"
+    radius: float = 0.01  # of a probe, in weight: "spsa" and "one-point"
+    balanced: bool = True  # signs of a probe sum to zero, so that its weights still sum to one
     feedback: str = "val"  # which examples L_i is measured on; "test", as in the paper, leaks
+    newcomer: str = "mean"  # where a client starts: the "mean" of the models of all who took part, or the "initial" one
+    memory: float = 1.0  # GiB that the network may take; a larger one is refused
     origin = "learned"
 
     def __post_init__(self):
-        if self.heads < 1 or self.width < 1 or self.lr <= 0:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise UsageError(f"pfedgat: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
+        for name in ("heads", "width", "feature_size", "sketch", "probes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"pfedgat: {name} must be at least 1; got {getattr(self, name)}")
+        for name in ("lr", "radius", "memory"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"pfedgat: {name} must be positive; got {getattr(self, name)}")
+        if self.channel == "delta" and self.feedback != "train":
             raise UsageError(
-                "pfedgat: heads and width must be at least 1, lr positive; "
-                f"got heads={self.heads}, width={self.width}, lr={self.lr}"
+                "pfedgat: channel 'delta' reads the training loss off local training, so it needs feedback='train'; "
+                f"got '{self.feedback}'"
             )
-        if self.features not in ("full", "head", "delta"):
-            raise UsageError(f"pfedgat: features must be 'full', 'head' or 'delta'; got '{self.features}'")
-        if self.feedback not in ("val", "train", "test"):
-            raise UsageError(f"pfedgat: feedback must be 'val', 'train' or 'test'; got '{self.feedback}'")
+
+    @property
+    def _channel(self):
+        return {
+            "exact": Exact(),
+            "delta": Delta(),
+            "directional": Directional(),
+            "sketch": Sketch(self.sketch),
+            "spsa": TwoPoint(self.probes, self.radius, self.balanced),
+            "one-point": OnePoint(self.radius, self.balanced),
+        }[self.channel]
 
     def start(self, roster):
-        draw = roster.generator("pfedgat")
-        size = len(self._described(roster))
-        attention = Attention(
-            _xavier((self.heads, self.width, size), size, self.width, draw),
-            _xavier((self.heads, self.width), 2 * self.width, 1, draw),
-            _xavier((self.heads, self.width), 2 * self.width, 1, draw),
-        )
-        attention = Attention(*(t.to(roster.theta) for t in attention))
-        theta = roster.copies()
+        theta, network = roster.copies(), self._draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
         change = torch.zeros_like(theta) if self.features == "delta" else theta[:, :0]
-        return Server(attention, SGD(self.lr).init(attention), theta, change, theta, nobody)
-
-    def attend(self, attention, described):
-        """[K, K] rows summing to one, from described: [K, m]."""
-        seen = torch.einsum("hfm,km->hkf", attention.project, F.layer_norm(described, described.shape[1:]))
-        listen = torch.einsum("hkf,hf->hk", seen, attention.listen)
-        speak = torch.einsum("hkf,hf->hk", seen, attention.speak)
-        return F.leaky_relu(listen[:, :, None] + speak[:, None, :], self.slope).softmax(-1).mean(0)
+        baseline = theta.new_zeros(len(roster), 2 if self.channel == "one-point" else 0)
+        memory = SGD(self.lr).init(network)
+        return Server(network, memory, theta, change, theta, nobody, nobody, _key(roster), baseline)
 
     def send(self, roster, server, cohort):
-        return Params(server.theta[cohort])
+        asked = self._channel.ask(self._mixtures(roster, server, cohort))
+        return Sent(self._begin(server, cohort), asked)
 
     def aggregate(self, roster, server, cohort, uploads):
-        attention, memory = server.attention, server.memory
-        told = server.present[cohort]  # whose feedback is about the last mix
-        if told.any():
-            mixed = server.present.nonzero().squeeze(1)
-            slope = uploads.uphill[told] @ server.uploads[mixed].T  # [*, K'] dL_i / dR_ij
-            row = torch.searchsorted(mixed, cohort[told])
-            described = self._describe(roster, server)[mixed]
-            _, pull_back = vjp(lambda network: self.attend(network, described)[row], attention)
-            stepped, memory = SGD(self.lr).step(attention, pull_back(slope)[0], memory)
-            attention = Attention(*stepped)
-        change = uploads.theta - server.theta[cohort] if self.features == "delta" else uploads.theta[:, :0]
+        change = uploads.theta[:, :0]
+        if "delta" in (self.channel, self.features):
+            change = uploads.theta - self._begin(server, cohort)
+        server = self._learn(roster, server, cohort, uploads.answer, change)
+        here = torch.ones_like(cohort, dtype=torch.bool)
         server = server._replace(
-            attention=attention,
-            memory=memory,
             uploads=put(server.uploads, cohort, uploads.theta),
-            change=put(server.change, cohort, change),
-            present=put(torch.zeros_like(server.present), cohort, torch.ones_like(cohort, dtype=torch.bool)),
+            change=put(server.change, cohort, change) if self.features == "delta" else server.change,
+            present=put(torch.zeros_like(server.present), cohort, here),
+            seen=put(server.seen, cohort, here),
+            key=_key(roster),
         )
-        mixed = self._weights(roster, server, cohort) @ uploads.theta
+        weights = self._weights(server.network, roster, server, cohort)
+        mixed = weights @ uploads.theta
+        learned = roster.layout.trainable.to(mixed.device)
+        if not learned.all():  # weights that are not a mean's could make running variances negative
+            mixed[:, ~learned] = project_simplex(weights) @ uploads.theta[:, ~learned]
+        if self.channel == "one-point":
+            mixed += self._channel.perturb(self._mixtures(roster, server, cohort))
         return server._replace(theta=put(server.theta, cohort, mixed))
 
     def relation(self, roster, server, cohort):
-        weights = self._weights(roster, server, cohort)
-        rows = weights.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, weights)
-        return put(torch.eye(len(roster), dtype=weights.dtype, device=weights.device), cohort, rows)
-
-    def _weights(self, roster, server, cohort):
-        return self.attend(server.attention, self._describe(roster, server)[cohort])
+        weights = self._weights(server.network, roster, server, cohort)
+        rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)
+        if self.newcomer == "mean" and server.seen.any():
+            rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
+        return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
 
     def train(self, client, state, received):
-        uphill = client.gradient(received.theta, client.held_out)
+        answer = self._channel.answer(client, received.theta, received.asked)
         theta = client.descend(received.theta)
-        return Params(theta), Upload(theta, uphill)
+        return Params(theta), Upload(theta, answer)
 
     def join(self, client):
         return Params(client.model.theta)
 
     def personalise(self, client, state, received):
-        return {"mixed": received, "own": state}
+        return {"mixed": Params(received.theta), "own": state}
+
+    def _learn(self, roster, server, cohort, answers, change):
+        """One step of the network against the losses that the last mix led to; who received it can judge it."""
+        told = server.present[cohort]
+        if not told.any():
+            return server
+        judges, answers, mixed = cohort[told], answers[told], server.present.nonzero().squeeze(1)
+        steps = roster.training.epochs * -(-roster.sizes[judges] // roster.training.batch)
+        rate = steps.to(roster.theta.dtype) * roster.training.optimiser.lr
+        replies = Replies(answers, change[told], rate, server.baseline[judges])
+        slope = self._channel.slope(self._mixtures(roster, server, judges), replies)
+        row = torch.searchsorted(mixed, judges)
+        _, pull_back = vjp(lambda network: self._weights(network, roster, server, mixed)[row], server.network)
+        stepped, memory = SGD(self.lr).step(server.network, pull_back(slope)[0], server.memory)
+        network = type(server.network)(*stepped)
+        if self.graph == "projected":
+            network = Pairs(project_simplex(network.weights))
+        if self.channel == "one-point":
+            said = torch.stack([answers, torch.ones_like(answers)], 1)
+            server = server._replace(baseline=put(server.baseline, judges, said))
+        return server._replace(network=network, memory=memory)
+
+    def _weights(self, network, roster, server, cohort):
+        """[K, K] the graph of the cohort."""
+        if self.graph == "attention":
+            return attend(network, self._describe(roster, server, cohort), self.slope)
+        part = network.weights[cohort][:, cohort]
+        if self.graph == "logits":
+            return part.softmax(1)
+        if self.graph == "raw":
+            return part * (len(roster) / len(cohort))
+        total = part.sum(1, keepdim=True)
+        alone = torch.eye(len(cohort), dtype=part.dtype, device=part.device)
+        return torch.where(total > 0, part / total.clamp(min=1e-12), alone)
+
+    def _describe(self, roster, server, cohort):
+        """[K, m] what the network sees."""
+        rows = (server.change if self.features == "delta" else server.uploads)[cohort]
+        rows = rows[:, self._described(roster).to(rows.device)]
+        if self.features == "sketch":
+            # A fixed one: the network must see the same number for the same entry in every round.
+            return count_sketch(rows, key(roster.seed, "pfedgat.features", device=rows.device), self.feature_size)
+        return rows
 
     def _described(self, roster):
         """[m] which entries of a model describe a client."""
         layout = roster.layout
-        trainable = frozenset(e.name for e in layout.entries if e.trainable)
-        return layout.index(layout.head if self.features == "head" else trainable).to(roster.theta.device)
+        if self.features == "head":
+            return layout.index(layout.head)
+        return layout.trainable.nonzero().squeeze(1)
 
-    def _describe(self, roster, server):
-        """[N, m] what the network sees."""
-        return (server.change if self.features == "delta" else server.uploads)[:, self._described(roster)]
+    def _draw(self, roster):
+        """The first network, or weights that mix all clients alike."""
+        if self.graph != "attention":
+            return Pairs(roster.theta.new_full((len(roster),) * 2, 0.0 if self.graph == "logits" else 1 / len(roster)))
+        size = self.feature_size if self.features == "sketch" else len(self._described(roster))
+        if not size:
+            raise UsageError("pfedgat: features='head' needs a model with a linear layer as head; use features='full'")
+        dynamic = self.attention == "v2"
+        gib = (1 + dynamic) * self.heads * self.width * size * roster.theta.element_size() / 2**30
+        if gib > self.memory:
+            raise UsageError(
+                f"pfedgat: a network of {self.heads} heads of width {self.width} over {size:,} features would take "
+                f"{gib:.3g} GiB, more than memory={self.memory:g}; use features='sketch', or fewer heads"
+            )
+        return draw_attention(self.heads, self.width, size, dynamic, roster.generator("pfedgat"), roster.theta)
+
+    def _mixtures(self, roster, server, cohort):
+        mixed = server.present.nonzero().squeeze(1)
+        theta = server.uploads if len(mixed) == len(roster) else server.uploads[mixed]
+        learned = roster.layout.trainable.to(theta.device)
+        return Mixtures(theta, roster.tags[mixed], roster.tags[cohort], server.key, learned)
+
+    def _begin(self, server, cohort):
+        """[K, d] what the cohort starts from."""
+        theta, new = server.theta[cohort], ~server.seen[cohort]
+        if self.newcomer == "initial" or not new.any() or not server.seen.any():
+            return theta
+        return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta)
 
 
-def _xavier(shape, fan_in, fan_out, draw):
-    bound = (6 / (fan_in + fan_out)) ** 0.5
-    return (2 * torch.rand(shape, generator=draw) - 1) * bound
+def _key(roster):
+    return key(roster.seed, "pfedgat", roster.round, device=roster.tags.device)
