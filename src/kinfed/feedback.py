@@ -168,7 +168,7 @@ def draw_signs(key: Tensor, listeners: Tensor, speakers: Tensor, balanced: bool)
 
 def _steps(mix: Mixtures, signs: Tensor, radius: float) -> Tensor:
     """[..., K, d] steps of the mixtures; running statistics stay, for they may not become negative."""
-    return radius * mix.learned * (signs.to(mix.theta.dtype) @ mix.theta)
+    return radius * ((signs.to(mix.theta.dtype) @ mix.theta) * mix.learned)
 
 
 def _correction(rows: Tensor, balanced: bool) -> float:
