@@ -65,7 +65,7 @@ def measure(name, overrides=()):
     return found
 
 
-def row(name, found):
+def rows(name, found):
     """A table row a named model."""
     for model in found[0]["scores"]:
         means = [100 * f["scores"][model]["mean"] for f in found]
@@ -83,11 +83,11 @@ def row(name, found):
 
 def main():
     warnings.simplefilter("ignore")
-    lines = [row for name in ("oracle", *METHODS) for row in row(name, measure(name))]
+    lines = [line for name in ("oracle", *METHODS) for line in rows(name, measure(name))]
     faster = [
-        row
-        for name in ("local", "fedavg", "fedaghn")
-        for row in row(f"{name}, lr 0.4", measure(name, ["training.optimiser.lr=0.4"]))
+        line
+        for name in ("oracle", "local", "fedavg", "fedaghn")
+        for line in rows(f"{name}, lr 0.4", measure(name, ["training.optimiser.lr=0.4"]))
     ]
     with tempfile.TemporaryDirectory() as folder:
         begun = time.perf_counter()

@@ -73,7 +73,7 @@ def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, 
         module = kinfed.load_model(tmp_path / "a", client)
         rows = federation.rows["test"][int(client)]
         hits = (module(federation.x[rows]).argmax(1) == federation.y[rows]).float().mean()
-        assert float(hits) == pytest.approx(summary["clients_scores"]["mixed"][int(client)])
+        assert float(hits) == pytest.approx(summary["clients_scores"][summary["chosen"]][int(client)])
     with pytest.raises(kinfed.UsageError, match="there is no client 6"):
         kinfed.load_model(tmp_path / "a", 6)
 

@@ -219,8 +219,11 @@ def _show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) 
         mean, std, worst, best, seeds_std = (
             f"{percent * s.get(key, 0):{digits}}" for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
-        shown.add_row(name, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
+        mark = " *" if name == summary["chosen"] and len(summary["scores"]) > 1 else ""
+        shown.add_row(name + mark, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
     console.print(shown)
+    if len(summary["scores"]) > 1:
+        console.print("* chosen on validation data: the models that are saved")
     if summary["leaking"]:
         console.print("LEAKING: the method used test examples as feedback; these scores are not a fair estimate")
     relation = summary["relation"]

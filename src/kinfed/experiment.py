@@ -47,7 +47,7 @@ class Run:
         return self.history.relations[self.history.rounds.index(self.history.select(self.history.chosen))]
 
     def theta(self, client: int | str) -> Tensor:
-        """[d] the personalised model of one client, by position or name: the named model and round validation prefers."""
+        """[d] one client's personalised model, by position or name: of the kind and round that validation prefers."""
         return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
 
     def load_model(self, client: int | str) -> nn.Module:

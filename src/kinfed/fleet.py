@@ -23,10 +23,10 @@ EVALUATED = ("validation", "test")
 
 
 class Evaluation(NamedTuple):
-    """Scores of every named model, and the headline models themselves."""
+    """Scores of every named model, and the models themselves, by name."""
 
     scores: dict[Key, Tensor]  # [K] each
-    models: Tree  # [K, ...]
+    models: dict[str, Tree]  # [K, ...]
 
 
 class Fleet(Protocol):
@@ -118,7 +118,7 @@ class Simulation:
         """Scores of the cohort's models on validation and test examples."""
         splits = [split for split in EVALUATED if all(self._sizes[split])]
 
-        def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, Tensor], Tree]:
+        def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, Tensor], dict[str, Tree]]:
             models = self.method.personalise(client, state, received)
             scores = {}
             for name, personal in models.items():
@@ -127,7 +127,7 @@ class Simulation:
                     outputs = [self.method.predict(client, personal, part) for part in x.split(512)]
                     for metric, value in self.task.score(torch.cat(outputs), y, weight).items():
                         scores["\t".join((name, split, metric))] = value
-            return scores, next(iter(models.values()))
+            return scores, models
 
         state = tree_map(lambda table: table[cohort], self.state)
         scores, models = self._each(round, cohort, program, state, sent)

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ class History:
     relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
-    models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] headline models of the selected round, packed
+    chosen: str = ""  # the named model that validation prefers; the headline without validation data
+    models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
     done: int = 0  # rounds
 
     def is_due(self, round: int, rounds: int) -> bool:
@@ -41,7 +43,7 @@ class History:
     def add(
         self, round: int, sent: Tree, uploads: Tree, found: Evaluation | None = None, relation: Tensor | None = None
     ) -> None:
-        """Count a round's messages, keep its evaluation, and its headline models if validation prefers them so far."""
+        """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before."""
         self.bytes_down += wire.size(sent)
         self.bytes_up += wire.size(uploads)
         self.done = round + 1
@@ -51,8 +53,13 @@ class History:
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
             self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
-        if self.select(self.headline) == round:
-            self.models = wire.pack(found.models)
+        chosen = preferred(self.summary(), self.task.higher_is_better)
+        if self.select(chosen) == round:
+            self.chosen, self.models = chosen, wire.pack(found.models[chosen])
+
+    def _validation(self, model: str) -> Tensor:
+        """[T] mean validation score over clients."""
+        return self.curve(model, "validation", self.task.metric).double().mean(1)
 
     @property
     def headline(self) -> str:
@@ -72,7 +79,7 @@ class History:
         """The round whose mean validation score is best (the first of equals); the last without validation data."""
         if (model, "validation", self.task.metric) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self.curve(model, "validation", self.task.metric).double().mean(1)
+        mean = self._validation(model)
         return self.rounds[int(mean.argmax() if self.task.higher_is_better else mean.argmin())]
 
     def test(self, model: str) -> Tensor:
@@ -80,12 +87,14 @@ class History:
         at = self.rounds.index(self.select(model))
         return self.scores[at][model, "test", self.task.metric]
 
-    def summary(self) -> dict[str, dict[str, float | int]]:
-        """Per named model: the test metric over clients (see `spread`) and the selected round (from 1)."""
-        return {
-            name: {**spread(self.test(name), self.task.higher_is_better), "round": self.select(name) + 1}
-            for name in self.named_models
-        }
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Per named model: the test metric over clients (see `spread`), the selected round (from 1), its validation."""
+        found = {}
+        for name in self.named_models:
+            found[name] = {**spread(self.test(name), self.task.higher_is_better), "round": self.select(name) + 1}
+            if (name, "validation", self.task.metric) in self.scores[0]:
+                found[name]["validation"] = float(self._validation(name)[self.rounds.index(self.select(name))])
+        return found
 
     def write_csv(self, path: Path) -> None:
         """One tidy table: round (from 1), client, model, split, metric, value."""
@@ -116,15 +125,32 @@ class History:
         arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
         arrays |= {f"model.{name}": t for name, t in self.models.items()}
         keys = list(self.scores[0]) if self.scores else []
-        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.done])
+        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.done, self.chosen])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
         """Become the history that was packed."""
-        self.rounds, keys, self.bytes_down, self.bytes_up, self.done = json.loads(text)
+        self.rounds, keys, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
         named: list[Key] = [tuple(key) for key in keys]
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
         self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
+
+
+def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> str:
+    """The named model with the best validation score, the first of equals; without validation data the headline."""
+    if not all("validation" in score for score in scores.values()):
+        return next(iter(scores))
+    return (max if higher_is_better else min)(scores, key=lambda name: scores[name]["validation"])
+
+
+def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Means over seeds of several summaries, and as `std_seeds` the deviation over seeds of the mean over clients."""
+    scores = {}
+    for name, first in found[0].items():
+        each = {key: [one[name][key] for one in found] for key in first if key != "round"}
+        scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
+        scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(found) > 1 else 0.0
+    return scores
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:

@@ -19,7 +19,7 @@ from .experiment import CHECKPOINT, Run, client_index, fit
 from .files import replacing
 from .fleet import Executor
 from .model import Model
-from .record import History
+from .record import History, over_seeds, preferred
 from .report import charts
 from .tasks import Classification
 
@@ -202,11 +202,7 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
 def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
     first = found[0]
-    scores = {}
-    for name in first["scores"]:
-        each = {key: np.array([f["scores"][name][key] for f in found]) for key in ("mean", "std", "worst5", "best5")}
-        scores[name] = {key: float(values.mean()) for key, values in each.items()}
-        scores[name]["std_seeds"] = float(each["mean"].std(ddof=1))
+    scores = over_seeds([f["scores"] for f in found])
     relation = first["relation"]
     if relation is not None:
         numbers = {
@@ -232,6 +228,7 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         "seed": first["seed"],
         "seeds": [f["seed"] for f in found],
         "scores": scores,
+        "chosen": preferred(scores, first["higher_is_better"]),
         "relation": relation,
         **{key: sum(f[key] for f in found) for key in ("seconds", "bytes_up", "bytes_down")},
         "out": str(out),

@@ -334,7 +334,7 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     models = trial.method.send(trial.roster, server, trial.roster.everyone)
     program = trial.fleet.evaluate(2, trial.roster.everyone, models)
     own = trial.fleet.state.theta
-    assert torch.equal(program.models.theta, own)
+    assert torch.equal(program.models["own"].theta, own)
     for i in range(3):
         assert (own[i, statistics] != own[(i + 1) % 3, statistics]).all()
     # A mixture of statistics would score the mixed model differently.

@@ -73,7 +73,7 @@ def test_an_absent_client_keeps_its_head_under_the_new_base(examples):
     server = method.start(trial.roster)
     _, uploads = trial.fleet.train(0, cohort, method.send(trial.roster, server, cohort))
     server = method.aggregate(trial.roster, server, cohort, uploads)
-    found = trial.fleet.evaluate(0, everyone, method.send(trial.roster, server, everyone)).models.theta
+    found = trial.fleet.evaluate(0, everyone, method.send(trial.roster, server, everyone)).models["mixed"].theta
     torch.testing.assert_close(found, torch.tensor([[1.189, 2.1], [1.189, 2.0]], dtype=float64))
 
 

@@ -64,6 +64,19 @@ def test_rows_are_sorted_best_first_and_headed_by_the_headline_model(tmp_path):
     assert (rows[0].worst5, rows[0].best5, rows[0].over_seeds) == (0.6, 0.8, None)
 
 
+def test_the_named_model_that_validation_prefers_on_the_mean_over_seeds_is_scored(tmp_path):
+    """Of two models, and never by their test scores."""
+    run = tmp_path / "a"
+    for seed, (own, mixed) in enumerate([(0.9, 0.7), (0.4, 0.7)]):
+        folder = write(run / f"seed-{seed}", "fedavg", [0.5, 0.7], seed=seed)
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["scores"]["own"]["validation"] = own
+        summary["scores"]["mixed"]["validation"] = mixed
+        (folder / "summary.json").write_text(json.dumps(summary))
+    assert compare([run]).sets[0][0].model == "mixed"
+    assert compare([run / "seed-0"]).sets[0][0].model == "own"
+
+
 def test_an_error_is_sorted_and_counted_the_other_way(tmp_path):
     error = {"metric": "mse", "higher_is_better": False}
     local = write(tmp_path / "local", "local", [2.0, 1.0, 4.0, 3.0], **error)
@@ -204,8 +217,8 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
     [
         ("[]", "not a run's summary"),
         ("{}", "has no 'scores'"),
-        ('{"scores": {}}', "has no scores"),
-        ('{"scores": {"own": {}}, "relation": null}', "has no 'method'"),
+        ('{"scores": {}, "higher_is_better": true}', "has no scores"),
+        ('{"scores": {"own": {}}, "higher_is_better": true, "relation": null}', "has no 'method'"),
     ],
 )
 def test_a_summary_of_something_else_is_refused(tmp_path, text, message):

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import UsageError
+from ..record import over_seeds, preferred
 from ..runs import read_summary
 
 Array = NDArray[np.float64]
@@ -25,7 +26,7 @@ class Row:
 
     folder: str
     method: str
-    model: str  # the headline, which is scored here
+    model: str  # the named model that validation prefers, which is scored here
     dataset: str
     federation: str  # how it was dealt to clients and split, as JSON
     clients: int
@@ -159,7 +160,9 @@ def _decimals(rows: Sequence[Row]) -> int:
 def _read(folder: Path) -> tuple[Row, Scores]:
     """A run's row, with nothing counted against Local yet, and its clients' test scores by seed."""
     repeats = sorted(path for path in folder.glob("seed-*") if path.is_dir())
-    found = {one.seeds[0]: (one, scores) for one, scores in map(_read_one, repeats or [folder])}
+    summaries = {path: read_summary(path) for path in repeats or [folder]}
+    model = _choose(folder, summaries.values())
+    found = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
     rows = [row for row, _ in found.values()]
     first, alike = rows[0], ("method", "model", "setting")
     if len(rows) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
@@ -185,11 +188,21 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     return row, {seed: scores for seed, (_, scores) in found.items()}
 
 
-def _read_one(folder: Path) -> tuple[Row, Array]:
-    """The row of one run with one seed, and its clients' test scores: [N]."""
-    summary = read_summary(folder)
+def _choose(folder: Path, summaries: Iterable[dict[str, Any]]) -> str:
+    """The named model that validation prefers on the mean over seeds; without validation data the headline."""
     try:
-        model, score = next(iter(summary["scores"].items()))
+        summaries = list(summaries)
+        return preferred(over_seeds([summary["scores"] for summary in summaries]), summaries[0]["higher_is_better"])
+    except KeyError as missing:
+        raise UsageError(f"{folder}: summary.json is not a run's summary: it has no {missing}") from None
+    except (AttributeError, StopIteration, TypeError, ValueError):
+        raise UsageError(f"{folder}: summary.json is not a run's summary: it has no scores of named models") from None
+
+
+def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]:
+    """The row of one run with one seed, and its clients' test scores: [N]."""
+    try:
+        score = summary["scores"][model]
         relation = summary["relation"] or {}
         auroc = relation.get("auroc")
         row = Row(
