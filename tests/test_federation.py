@@ -1,0 +1,115 @@
+"""Federations: what is refused at the door, and how examples are dealt and split."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed import Federation, Graph, Split, Training, UsageError
+from kinfed.fleet import Simulation
+from kinfed.methods import Local
+from kinfed.model import Model
+from kinfed.tasks import Classification, Regression
+
+X, Y = torch.randn(40, 3), torch.arange(40) % 2
+CLIENT = np.repeat(["west", "east"], 20)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(3, 30), min_size=1, max_size=5), st.floats(0.05, 0.4), st.floats(0.0, 0.4))
+def test_every_example_lies_in_exactly_one_split_of_its_own_client(sizes, test, validation):
+    client = np.repeat(np.arange(len(sizes)), sizes)
+    x = torch.arange(len(client)).double()[:, None]
+    federation = Federation.from_arrays(x, x[:, 0], client, split=Split(test, validation))
+    assert sorted(torch.cat([r for rows in federation.rows.values() for r in rows]).tolist()) == list(
+        range(len(client))
+    )
+    for split, rows in federation.rows.items():
+        for i, mine in enumerate(rows):
+            assert (client[mine.numpy()] == i).all()
+            assert len(mine) or (split == "validation" and validation == 0)
+    again = Federation.from_arrays(x, x[:, 0], client, split=Split(test, validation))
+    assert all(
+        torch.equal(a, b) for s in federation.rows for a, b in zip(federation.rows[s], again.rows[s], strict=True)
+    )
+
+
+def test_names_types_and_tasks_come_from_the_arrays():
+    federation = Federation.from_arrays(X.numpy(), Y.numpy().astype("int16"), CLIENT, graph=np.eye(2))
+    assert federation.names == ("east", "west")
+    assert federation.task == Classification(2)
+    assert federation.sizes.tolist() == [14, 14]
+    assert federation.class_counts().tolist() == [[10, 10], [10, 10]]
+    assert federation.graph.origin == "given"
+    assert isinstance(Federation.from_arrays(X, Y.float(), CLIENT).task, Regression)
+    images = Federation.from_arrays(np.zeros((40, 2, 2), dtype="uint8"), Y, CLIENT)
+    assert images.x.dtype == torch.float32
+
+
+def poisoned(value):
+    x = X.clone()
+    x[25, 1] = value
+    return x
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((poisoned(float("nan")), Y, CLIENT), "x holds NaN or infinity in 1 of 40 examples, first in example 25"),
+        ((X, poisoned(float("inf"))[:, 1], CLIENT), "y holds NaN or infinity in 1 of 40 examples"),
+        ((X, Y[:-1], CLIENT), "must agree on their first axis and not be empty; got 40, 39"),
+        ((X[:0], Y[:0], CLIENT[:0]), "not be empty"),
+        ((X, Y - 1, CLIENT), r"labels must lie in 0\.\.0 for 1 classes; got -1\.\.0"),
+        ((X, Y, np.arange(40)), "40 of 40 clients have too few examples for training, validation and test: 0"),
+        ((np.array([["a"]] * 40), Y, CLIENT), "x must be an array of numbers"),
+    ],
+)
+def test_bad_arrays_are_refused_with_the_place_and_the_reason(arguments, said):
+    with pytest.raises(UsageError, match=said):
+        Federation.from_arrays(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("graph", "said"),
+    [
+        (np.eye(3), r"graph must be \[2, 2\] for 2 clients; got \[3, 3\]"),
+        ([[1, -1], [0, 1]], r"entry \[0, 1\] is -1"),
+        ([[1, np.nan], [0, 1]], r"entry \[0, 1\] is nan"),
+    ],
+)
+def test_bad_graphs_are_refused(graph, said):
+    with pytest.raises(UsageError, match=said):
+        Federation.from_arrays(X, Y, CLIENT, graph=graph)
+
+
+def test_a_class_that_nobody_trains_on_is_refused():
+    rows = {"train": [torch.tensor([0, 2])], "validation": [torch.tensor([4])], "test": [torch.tensor([1])]}
+    with pytest.raises(UsageError, match="no client has a training example of class 1"):
+        Federation(X, Y, rows, Classification(2))
+
+
+def test_missing_rows_and_double_names_are_refused():
+    one = [torch.arange(2), torch.arange(2, 4)]
+    none = [torch.arange(0), torch.arange(0)]
+    with pytest.raises(UsageError, match="1 of 2 clients have no test example: b"):
+        Federation(X, Y, {"train": one, "validation": none, "test": [one[0], none[0]]}, Classification(2), ["a", "b"])
+    with pytest.raises(UsageError, match="2 clients need 2 different names"):
+        Federation(X, Y, {"train": one, "validation": none, "test": one}, Classification(2), ["a", "a"])
+    with pytest.raises(UsageError, match="needs rows for train, validation, test"):
+        Federation(X, Y, {"train": one, "test": one}, Classification(2))
+
+
+def test_splits_are_checked():
+    for test, validation in ((0.0, 0.1), (0.6, 0.4), (0.2, -0.1)):
+        with pytest.raises(UsageError, match="split: test must lie in"):
+            Split(test, validation)
+
+
+def test_a_federation_keeps_the_hidden_truth_from_the_roster():
+    rows = {"train": [torch.arange(4)], "validation": [torch.arange(0)], "test": [torch.arange(4, 6)]}
+    graph = Graph(torch.ones(1, 1), "given")
+    federation = Federation(X, Y, rows, Classification(2), graph=graph, groups=torch.zeros(1))
+    roster = Simulation(federation, Model(torch.nn.Linear(3, 2)), Local(), Training()).roster(federation.graph)
+    assert roster.graph is graph
+    assert not hasattr(roster, "groups")

@@ -1,0 +1,116 @@
+"""The simulation: which executor is picked, what methods set aside, and what happens when training diverges."""
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed import SGD, Federation, RunError, Training, UsageError, fit
+from kinfed.fleet import Simulation
+from kinfed.methods import FedAGHN, FedAvg, Local
+from kinfed.model import Model
+
+
+def federation(clients=5, each=20):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(clients * each, 1, 8, 8, generator=draw)
+    y = (x.mean((1, 2, 3)) > 0).long()
+    return Federation.from_arrays(x, y, torch.arange(clients).repeat_interleave(each))
+
+
+def dense():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
+
+
+def convolutional():
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 2)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.linear(x) if x.sum() > 0 else self.linear(-x)
+
+
+def simulation(module, clients=5, **how):
+    return Simulation(federation(clients), Model(module), FedAvg(), Training(), **how)
+
+
+def test_auto_picks_by_model_and_says_why():
+    assert simulation(dense()).executor == "vmap"
+    assert simulation(convolutional()).executor == "loop"
+    assert "convolutions" in simulation(convolutional()).reason
+    assert simulation(dense(), clients=2).executor == "loop"
+    assert simulation(Branching()).executor == "loop"
+    assert simulation(Branching()).reason.startswith("vmap cannot take this model: ")
+    assert simulation(convolutional(), executor="vmap").executor == "vmap"
+
+
+def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
+    with pytest.raises(UsageError, match=r"cannot run under executor 'vmap'.*use executor 'loop'"):
+        simulation(Branching(), executor="vmap")
+    with pytest.raises(UsageError, match="executor must be auto, loop or vmap; got 'ray'"):
+        simulation(dense(), executor="ray")
+    with pytest.raises(UsageError, match="chunk counts clients"):
+        simulation(dense(), chunk=0)
+
+
+def test_any_chunk_gives_the_same_models():
+    module = dense().double()
+    data = federation()
+    data = Federation(data.x.double(), data.y, data.rows, data.task)
+    whole, *others = (
+        fit(FedAvg(), data, module, rounds=2, chunk=chunk, executor="vmap").history.models["theta"]
+        for chunk in (5, 1, 2)
+    )
+    for other in others:
+        torch.testing.assert_close(other, whole, rtol=1e-10, atol=1e-12)
+
+
+def test_feedback_examples_are_set_aside_and_never_trained_on():
+    data = federation(each=30)
+    for feedback, expected in (("val", 2), ("train", 21), ("test", 6)):
+        method = FedAGHN(feedback=feedback)
+        fleet = Simulation(data, Model(dense()), method, Training())
+        held = fleet._rows["held_out"]
+        assert [len(rows) for rows in held] == [expected] * 5
+        for mine, train, test in zip(held, fleet._rows["train"], data.rows["test"], strict=True):
+            overlap = set(mine.tolist()) & set(train.tolist())
+            assert len(overlap) == (21 if feedback == "train" else 0)
+            assert (set(mine.tolist()) <= set(test.tolist())) == (feedback == "test")
+        run = fit(method, data, dense(), rounds=1)
+        assert run.summary()["leaking"] == (feedback == "test")
+
+
+def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
+    data = federation()
+    x = data.x.clone()
+    x[data.rows["train"][3]] *= 1e30
+    data = Federation(x, data.y, data.rows, data.task, names=list("abcde"))
+    fleet = Simulation(data, Model(dense()), Local(), Training(optimiser=SGD(lr=1e20)), executor="loop")
+    roster = fleet.roster()
+    before = fleet.state.theta.clone()
+    with pytest.raises(RunError, match=r"round 3: training diverged to NaN or infinity at client .*d.*learning rate"):
+        fleet.train(2, roster.everyone, ())
+    assert torch.equal(fleet.state.theta, before)
+
+
+def test_model_without_vmap_trains_under_loop_from_python():
+    run = fit(FedAvg(), federation(), Branching(), rounds=2)
+    assert run.executor == "loop"
+    assert 0 <= run.summary()["scores"]["shared"]["mean"] <= 1
+
+
+def test_every_optimiser_and_regression_train():
+    draw = torch.Generator().manual_seed(2)
+    x = torch.randn(200, 3, generator=draw)
+    y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1
+    data = Federation.from_arrays(x, y, torch.arange(200) % 5)
+    run = fit(FedAvg(), data, nn.Linear(3, 1), rounds=15, training=Training(2, 8, SGD(0.05, momentum=0.5)))
+    assert run.summary()["metric"] == "mse"
+    assert run.summary()["scores"]["shared"]["mean"] < 0.01
+    validation = run.history.curve("shared", "validation", "mse").mean(1)
+    assert run.history.select("shared") == run.history.rounds[int(validation.argmin())]
