@@ -160,10 +160,9 @@ class SFL(Method):
 
         Who was not heard counts for itself alone, and who was never seen does so only if it hears nobody.
         """
-        itself = torch.eye(len(graph), dtype=torch.bool, device=graph.device)
-        links = graph * (heard | (itself & seen))
-        alone = links.sum(1, keepdim=True) == 0
-        links = torch.where(alone, itself.to(links.dtype), links)
+        itself = torch.eye(len(graph), dtype=graph.dtype, device=graph.device)
+        links = graph * (heard | ((itself > 0) & seen))
+        links = torch.where(links.sum(1, keepdim=True) > 0, links, itself)
         degree = links.sum(1)
         step = links / degree[:, None] if self.norm == "row" else links * (degree[:, None] * degree).rsqrt()
         return self.rho * torch.linalg.matrix_power(step, self.steps) + (1 - self.rho) * itself
@@ -219,7 +218,7 @@ class SFL(Method):
         else:
             found, old = self._alike(square, server.seen), server.graph
             first = newcomer[:, None] & (roster.graph is None)
-            rate = torch.where(first, 1.0, self.beta).to(found.dtype)
+            rate = first.to(found.dtype).clamp(min=self.beta)
         new = torch.lerp(_share(old), _share(found), rate)
         return torch.where(server.seen[:, None], new, server.graph)
 

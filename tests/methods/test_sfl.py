@@ -1,0 +1,608 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import nn
+
+from kinfed.client import Training
+from kinfed.errors import UsageError
+from kinfed.federation import Graph
+from kinfed.method import Params
+from kinfed.methods import SFL, FedAvg, FedProx, Local
+from kinfed.methods.sfl import CHOICES, Sent
+from kinfed.optimiser import SGD
+
+float64 = torch.float64
+LEARNED = CHOICES["structure"][1:]
+
+
+def close(found, expected, atol=1e-6):
+    """Equal to the printed digits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+def links(count, seed=0, share=0.4):
+    """A random symmetric 0/1 graph without self-links."""
+    upper = torch.rand(count, count, generator=torch.Generator().manual_seed(seed), dtype=float64).triu(1) > 1 - share
+    return (upper | upper.T).to(float64)
+
+
+def ring(count):
+    return torch.eye(count, dtype=float64).roll(1, 0) + torch.eye(count, dtype=float64).roll(-1, 0)
+
+
+def linked(known, weights, origin="given"):
+    """A roster, or a trial, whose clients are related."""
+    if hasattr(known, "roster"):
+        known.roster = linked(known.roster, weights, origin)
+        return known
+    return replace(known, graph=Graph(torch.as_tensor(weights), origin))
+
+
+def aggregated(method, known, uploads, cohort=None):
+    """The server after all clients, or a cohort, sent their first models."""
+    cohort = known.everyone if cohort is None else torch.tensor(cohort)
+    return method.aggregate(known, method.start(known), cohort, Params(uploads))
+
+
+def mixed(method, known, server):
+    return method.send(known, server, known.everyone).mixed
+
+
+@pytest.fixture
+def path(worked, roster):
+    """Three clients in a row, and what they upload."""
+    numbers = worked["sfl"]
+    return numbers, linked(roster(3, size=2), numbers["A"]), numbers["V"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_propagation_by_hand(path, steps):
+    numbers, known, theta = path
+    method = SFL(steps=steps)
+    server = aggregated(method, known, theta)
+    close(mixed(method, known, server), numbers[f"U_m{steps}"] if steps else theta)
+    close(method.send(known, server, known.everyone).shared, numbers[f"w_m{steps}"].expand(3, 2))
+    if steps == 1:
+        close(method.relation(known, server, known.everyone), numbers["P_row"])
+
+
+def test_share_of_the_propagated_model_and_symmetric_norm_by_hand(path):
+    numbers, known, theta = path
+    half = SFL(rho=0.5)
+    close(mixed(half, known, aggregated(half, known, theta)), numbers["U_mix_alpha0.5_m1"])
+    symmetric = SFL(norm="sym")
+    server = aggregated(symmetric, known, theta)
+    close(server.mixing, numbers["P_sym"])
+    close(server.mixing.sum(1), numbers["P_sym_rowsums"])
+    close(mixed(symmetric, known, server), numbers["U_sym_m1"])
+
+
+def test_many_steps_forget_where_they_began(path):
+    numbers, known, theta = path
+    server = aggregated(SFL(steps=200), known, theta)
+    close(server.mixing, numbers["stationary"].expand(3, 3))
+    close(mixed(SFL(), known, server), numbers["U_inf_each_row"].expand(3, 2))
+
+
+def test_complete_graph_by_hand(path):
+    numbers, known, theta = path
+    for steps in (1, 3):
+        method = SFL(steps=steps)
+        server = aggregated(method, linked(known, torch.ones(3, 3)), theta)
+        close(mixed(method, known, server), numbers["complete_graph_U"])
+        close(server.common @ theta, theta.mean(0), atol=1e-12)
+
+
+def still(examples, method, theta, executor):
+    """A trial whose losses are flat: only penalties move the models theta: [N, 2]."""
+    x, y = [torch.zeros(1, 2, dtype=float64)] * len(theta), [torch.zeros(1, 1, dtype=float64)] * len(theta)
+    module = nn.Linear(2, 1, bias=False).double()
+    trial = examples(module, x, y, method, training=Training(1, 1, SGD(0.1)), executor=executor)
+    trial.fleet.state = Params(theta.clone())
+    return trial
+
+
+@pytest.mark.parametrize(("reg", "key"), [("squared", "local_step"), ("norm", "local_step_unsquared_norm")])
+def test_local_step_by_hand(examples, path, executor, reg, key):
+    numbers, known, theta = path
+    trial = still(examples, SFL(reg=reg, pull=0.3), theta, executor)
+    sent = Sent(numbers["U_m1"], numbers["w_m1"].expand(3, 2))
+    _, uploads = trial.fleet.train(1, known.everyone, sent)
+    close(uploads.theta[0], numbers[key]["v_next"])
+    assert torch.equal(trial.fleet.state.theta, uploads.theta)
+    trial.fleet.state = Params(theta.clone())
+    _, uploads = trial.fleet.train(0, known.everyone, sent)  # what is sent in the first round says nothing yet
+    assert torch.equal(uploads.theta, theta)
+
+
+def test_no_pull_where_there_is_no_distance(examples, executor):
+    theta = torch.tensor([[0.5, -1.0], [2.0, 0.0]], dtype=float64)
+    trial = still(examples, SFL(reg="norm"), theta, executor)
+    _, uploads = trial.fleet.train(1, torch.tensor([0, 1]), Sent(theta, theta))  # where |x| has no derivative
+    assert torch.equal(uploads.theta, theta)
+
+
+@pytest.mark.parametrize("begin", CHOICES["begin"])
+def test_where_training_begins(examples, executor, begin):
+    theta = torch.tensor([[0.5, -1.0], [2.0, 0.0]], dtype=float64)
+    trial = still(examples, SFL(begin=begin, reg="off"), theta, executor)
+    received = Sent(theta + 1, theta + 2)
+    _, uploads = trial.fleet.train(3, torch.tensor([0, 1]), received)
+    assert torch.equal(uploads.theta, {"own": theta, **received._asdict()}[begin])
+
+
+def test_learned_graph_by_hand(path):
+    numbers, known, theta = path
+    star = numbers["star"]
+    method = SFL(structure="similarity", neighbours=2, beta=0.5)
+    server = aggregated(method, known, theta)
+    close(server.graph, star["A_blend_beta0.5"])
+    close(server.mixing, numbers["P_row"])  # it is used from the next round on
+    after = method.aggregate(replace(known, round=1), server, known.everyone, Params(theta))
+    close(after.mixing, star["A_blend_beta0.5"])
+    alone = replace(known, graph=None)
+    server = aggregated(method, alone, theta)
+    close(server.mixing, torch.full((3, 3), 1 / 3, dtype=float64))
+    close(server.graph, star["A_topK2_row"])  # nothing is worth keeping of the complete graph
+    after = method.aggregate(
+        replace(alone, round=1), server._replace(graph=numbers["P_row"]), known.everyone, Params(theta)
+    )
+    close(after.graph, star["A_blend_beta0.5"])
+    whole = SFL(structure="similarity", neighbours=3, beta=1.0)
+    close(aggregated(whole, known, theta).graph, star["S"] / star["S"].sum(1, keepdim=True))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 7), st.integers(0, 4), st.floats(0, 1), st.integers(0, 10_000))
+def test_mixtures_are_convex_and_the_same_step_by_step(roster, count, steps, rho, seed):
+    known = linked(roster(count, size=3), links(count, seed))
+    method, theta = SFL(steps=steps, rho=rho), normal(count, 3, seed=seed)
+    server = aggregated(method, known, theta)
+    assert (server.mixing >= 0).all()
+    close(server.mixing.sum(1), torch.ones(count, dtype=float64), atol=1e-12)
+    u = theta
+    for _ in range(steps):  # neighbour by neighbour
+        u = torch.stack(
+            [u[[j for j in range(count) if j == i or known.graph.weights[i, j]]].mean(0) for i in range(count)]
+        )
+    u = rho * u + (1 - rho) * theta
+    sent = method.send(known, server, known.everyone)
+    close(sent.mixed, u, atol=1e-12)
+    close(sent.shared, u.mean(0).expand(count, 3), atol=1e-12)
+    same = theta[:1].expand(count, 3)
+    server = aggregated(method, known, same)
+    close(mixed(method, known, server), same, atol=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(CHOICES["structure"]), st.sampled_from(CHOICES["compare"]), st.integers(0, 1000))
+def test_renaming_clients_renames_everything(roster, structure, compare, seed):
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
+    method = SFL(structure=structure, compare=compare, steps=2, neighbours=4, beta=0.5)
+    known = linked(roster(6, size=3), links(6, seed))
+    renamed = linked(replace(known, tags=known.tags[order]), known.graph.weights[order][:, order])
+    servers = method.start(known), method.start(renamed)
+    for round in range(2):
+        theta = normal(6, 3, seed=seed + round)
+        here = order.argsort()[torch.tensor([0, 2, 3, 5])]  # the same clients, under their new ids
+        servers = (
+            method.aggregate(replace(known, round=round), servers[0], torch.tensor([0, 2, 3, 5]), Params(theta[:4])),
+            method.aggregate(replace(renamed, round=round), servers[1], here, Params(theta[:4])),
+        )
+    one, other = servers
+    close(other.graph, one.graph[order][:, order], atol=1e-9)
+    close(other.mixing, one.mixing[order][:, order], atol=1e-9)
+    close(other.common @ other.theta, one.common @ one.theta, atol=1e-9)
+
+
+def test_regular_graph_reads_out_the_mean(roster):
+    theta = normal(6, 3)
+    for weights, regular in ((ring(6), True), (links(6, 3), False)):
+        known = linked(roster(6, size=3), weights)
+        server = aggregated(SFL(steps=2), known, theta)
+        assert torch.allclose(server.common @ theta, theta.mean(0), rtol=0, atol=1e-12) == regular
+
+
+def test_read_out_by_samples(roster):
+    known = linked(roster(3, size=2, sizes=[1, 2, 5]), torch.eye(3))
+    theta = normal(3, 2)
+    server = aggregated(SFL(weights="samples"), known, theta)
+    close(server.common, torch.tensor([1, 2, 5], dtype=float64) / 8, atol=1e-15)
+    server = aggregated(SFL(), known, theta)
+    close(server.common, torch.full((3,), 1 / 3, dtype=float64), atol=1e-15)
+
+
+def test_weights_of_a_given_graph_are_used_and_self_links_not_doubled(roster):
+    known = roster(2, size=1)
+    for weights, row in (
+        ([[0, 3], [1, 0]], [0.25, 0.75]),
+        ([[1, 3], [1, 1]], [0.25, 0.75]),
+        ([[2, 3], [1, 0]], [0.4, 0.6]),
+    ):
+        server = aggregated(SFL(), linked(known, torch.tensor(weights, dtype=float64)), normal(2, 1))
+        close(server.mixing[0], torch.tensor(row, dtype=float64), atol=1e-15)
+        close(server.mixing[1], torch.tensor([0.5, 0.5], dtype=float64), atol=1e-15)
+
+
+CLIENTS = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 3}
+
+
+@pytest.mark.parametrize(("participation", "absent"), [(1.0, "stale"), (1.0, "cohort"), (0.5, "cohort")])
+def test_complete_graph_without_pull_is_fedavg(bowls, executor, participation, absent):
+    method = SFL(pull=0.0, begin="shared", absent=absent, steps=2)
+    trial = linked(bowls(method, executor=executor, **CLIENTS), torch.ones(4, 4))
+    server = trial.run(4, participation)
+    shared = bowls(FedAvg(), executor=executor, **CLIENTS).run(4, participation)
+    close(server.common @ server.theta, shared.theta, atol=1e-13)
+
+
+def test_complete_graph_with_pull_is_fedprox_with_twice_the_pull(bowls, executor):
+    trial = linked(bowls(SFL(pull=0.2, begin="shared"), executor=executor, **CLIENTS), torch.ones(4, 4))
+    server = trial.run(4)
+    first = bowls(FedAvg(), executor=executor, **CLIENTS).run(1)  # no pull in the first round
+    prox = bowls(FedProx(mu=0.4), executor=executor, **CLIENTS).run(4, begin=1, server=first)
+    close(server.common @ server.theta, prox.theta, atol=1e-13)
+
+
+def test_no_link_and_no_pull_is_local(examples, noisy, perceptron, executor):
+    x, y = noisy(3, 2, sizes=[7, 5, 9])
+    training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
+    one, other = (
+        linked(examples(perceptron(), x, y, m, training=training, executor=executor), torch.zeros(3, 3))
+        for m in (SFL(pull=0.0), Local())
+    )
+    one.run(3)
+    other.run(3)
+    close(one.headline, other.headline, atol=1e-14)
+    close(one.loss("mixed"), one.loss("own"), atol=1e-14)
+
+
+def test_no_link_pulls_towards_the_models_of_the_last_round(bowls, executor):
+    # One step a round of rate 0.1: v - 0.1 (h (v - b) + pull (v - w)), as v = u when training begins.
+    trial = linked(bowls(SFL(pull=0.5), [0.0, 4.0], start=1.0, executor=executor), torch.eye(2))
+    v = torch.tensor([1.0, 1.0], dtype=float64)
+    for round in range(3):
+        v = v - 0.1 * ((v - torch.tensor([0.0, 4.0])) + (0.5 if round else 0) * (v - v.mean()))
+    close(trial.run(3).theta[:, 0], v, atol=1e-13)
+
+
+def test_released_loop_is_fedavg_weighted_by_columns(bowls, executor):
+    optima = torch.tensor([0.0, 9.0, 4.0], dtype=float64)
+    weights = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=float64)
+    trial = linked(bowls(SFL(steps=3, begin="shared", reg="off"), optima, executor=executor), weights)
+    server = trial.run(4)
+    p = (weights + torch.eye(3)) / (weights + torch.eye(3)).sum(1, keepdim=True)
+    share, w = (p @ p @ p).mean(0), torch.tensor(0.0, dtype=float64)
+    for _ in range(4):
+        w = share @ (w - 0.1 * (w - optima))
+    close(server.common @ server.theta, w[None], atol=1e-13)
+    close(trial.headline, p @ p @ p @ server.theta, atol=1e-13)
+    assert abs(float(w) - 13 / 3 * (1 - 0.9**4)) > 0.1  # not the plain average
+
+
+def test_first_round_does_not_know_the_pull(bowls, executor):
+    one, other = (
+        linked(bowls(SFL(pull=pull), executor=executor, **CLIENTS), ring(4)).run(rounds)
+        for pull, rounds in ((0.0, 1), (5.0, 1))
+    )
+    assert torch.equal(one.theta, other.theta)
+    one, other = (linked(bowls(SFL(pull=p), executor=executor, **CLIENTS), ring(4)).run(2) for p in (0.0, 0.5))
+    assert (one.theta != other.theta).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.integers(2, 7), st.integers(1, 8), st.sampled_from(LEARNED), st.sampled_from(CHOICES["compare"]),
+    st.booleans(), st.integers(0, 10_000),
+)  # fmt: skip
+def test_learned_rows_sum_to_one_and_are_sparse(roster, count, most, structure, compare, known_graph, seed):
+    known = roster(count, size=3)
+    if known_graph:
+        known = linked(known, links(count, seed))
+    method = SFL(structure=structure, compare=compare, neighbours=most, beta=1.0)
+    server = aggregated(method, known, normal(count, 3, seed=seed))
+    assert (server.graph >= 0).all()
+    assert ((server.graph > 0).sum(1) <= most).all()
+    if structure == "official":
+        total = server.graph.sum(1)
+        assert (((total - 1).abs() < 1e-12) | (total == 0)).all()
+        assert (server.graph.diagonal() == 0).all()
+        assert (server.graph * server.graph.T == 0).all()  # never both directions
+    else:
+        close(server.graph.sum(1), torch.ones(count, dtype=float64), atol=1e-12)
+        assert (server.graph.diagonal() > 0).all()
+    after = method.aggregate(replace(known, round=1), server, known.everyone, Params(normal(count, 3, seed=seed + 1)))
+    close(after.mixing.sum(1), torch.ones(count, dtype=float64), atol=1e-12)  # whatever was learned
+
+
+@pytest.mark.parametrize("structure", ["similarity", "qp"])
+def test_equal_models_have_equal_rows(roster, structure):
+    theta = normal(6, 3)
+    theta[4] = theta[1]
+    method = SFL(structure=structure, neighbours=6, beta=1.0)
+    graph = aggregated(method, roster(6, size=3), theta).graph
+    close(graph[4], graph[1][[0, 4, 2, 3, 1, 5]], atol=1e-9)
+    assert (graph > 0).sum() > 20
+    same = aggregated(method, roster(6, size=3), theta[:1].expand(6, 3)).graph
+    close(same, torch.full((6, 6), 1 / 6, dtype=float64), atol=1e-9)
+
+
+def test_nearer_models_weigh_more(roster):
+    theta = torch.cat([normal(3, 4, seed=1), normal(3, 4, seed=2) + 10])
+    for structure in ("similarity", "qp"):
+        graph = aggregated(SFL(structure=structure), roster(6, size=4), theta).graph
+        assert (graph[:3, :3].min() > graph[:3, 3:].max()) & (graph[3:, 3:].min() > graph[3:, :3].max())
+
+
+@pytest.mark.parametrize(("pull", "gamma"), [(0.3, 1.0), (2.0, 0.2), (0.0, 1.0)])
+@pytest.mark.parametrize("most", [3, 6])
+def test_quadratic_programme(roster, pull, gamma, most):
+    theta = normal(6, 4, seed=5)
+    graph, target = (
+        aggregated(SFL(structure=s, pull=pull, gamma=gamma, neighbours=most), roster(6, size=4), theta).graph.numpy()
+        for s in ("qp", "similarity")
+    )
+    v, square = theta.numpy(), torch.cdist(theta, theta).square()
+    scale = float(square[~torch.eye(6, dtype=torch.bool)].median())
+    for i in range(6):
+        on = np.flatnonzero(target[i])
+
+        def cost(a, i=i, on=on):
+            return pull * ((v[i] - a @ v[on]) ** 2).sum() / scale + gamma * ((a - target[i, on]) ** 2).sum()
+
+        found = minimize(
+            cost,
+            target[i, on],
+            bounds=[(0, 1)] * len(on),
+            constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
+            options={"ftol": 1e-15, "maxiter": 1000},
+        )
+        np.testing.assert_allclose(graph[i, on], found.x, atol=1e-6)
+        assert cost(graph[i, on]) <= found.fun + 1e-12
+        assert (np.delete(graph[i], on) == 0).all()
+
+
+def test_released_structure_by_autograd(roster):
+    known, theta = roster(5, size=3), normal(5, 3)
+    method = SFL(structure="official", neighbours=2, beta=0.3)
+    known = replace(linked(known, links(5, 2)), round=4)
+    draw = known.generator("sfl")
+    values = [known.normal(f"sfl.{side}.4", 40) for side in ("left", "right")]
+    values += [(2 * torch.rand(41, 40, generator=draw) - 1) / 40**0.5 for _ in range(2)]
+    values = [v.to(float64).requires_grad_() for v in values]
+    optimiser = torch.optim.SGD(values, lr=0.01, weight_decay=1e-4)
+
+    def adjacent():
+        m1, m2 = (torch.tanh(3 * F.linear(e, m[1:].T, m[0])) for e, m in zip(values[:2], values[2:], strict=True))
+        return F.relu(torch.tanh(3 * (m1 @ m2.T - m2 @ m1.T)))
+
+    for _ in range(10):
+        optimiser.zero_grad()
+        F.mse_loss(F.normalize(adjacent()), F.normalize(torch.cdist(theta, theta))).backward()
+        optimiser.step()
+    expected = adjacent().detach()
+    for row in expected:
+        row[row < row.sort(descending=True).values[1]] = 0
+    total = expected.sum(1, keepdim=True)
+    expected = torch.where(total > 0, expected / total, expected)
+    start = known.graph.weights + torch.eye(5)
+    expected = 0.7 * start / start.sum(1, keepdim=True) + 0.3 * expected
+    close(aggregated(method, known, theta).graph, expected, atol=1e-9)
+
+
+def test_similar_in_what(roster):
+    # v: 0 and 1 are near; u: 0 and 2 are near; updates: 1 and 2 are equal.
+    known = linked(roster(3, size=1), torch.tensor([[0.0, 0, 1], [0, 0, 0], [1, 0, 0]], dtype=float64))
+    theta = torch.tensor([[0.0], [1.0], [10.0]], dtype=float64)
+    began = theta - torch.tensor([[5.0], [2.0], [2.0]], dtype=float64)
+    nearest = {}
+    for compare in CHOICES["compare"]:
+        method = SFL(structure="similarity", compare=compare, neighbours=2, beta=1.0)
+        server = method.start(known)._replace(theta=began)
+        graph = method.aggregate(known, server, known.everyone, Params(theta)).graph
+        nearest[compare] = [tuple(row.nonzero().flatten().tolist()) for row in graph]
+    assert nearest["own"] == [(0, 1), (0, 1), (1, 2)]
+    assert nearest["mixed"][0] == nearest["mixed"][2] == (0, 2)
+    assert nearest["change"][1] == nearest["change"][2] == (1, 2)
+
+
+@pytest.mark.parametrize("begin", CHOICES["begin"])
+def test_change_is_what_training_changed(bowls, executor, begin):
+    method = SFL(structure="similarity", compare="change", begin=begin, pull=0.0)
+    trial = linked(bowls(method, executor=executor, **CLIENTS | {"epochs": 1}), ring(4))
+    server = trial.run(2)
+    sent = method.send(trial.roster, server, trial.roster.everyone)
+    began = {"own": server.theta, "mixed": sent.mixed, "shared": sent.shared}[begin]
+    optima, h = (torch.tensor(CLIENTS[k], dtype=float64)[:, None] for k in ("b", "h"))
+    after = trial.run(3, begin=2, server=server)
+    close(after.change, -0.1 * h * (began - optima), atol=1e-13)
+
+
+def test_mixtures_of_everyone_teach_nothing(roster):
+    # On the complete graph all u are equal, so their similarity cannot tell clients apart: the default compares v.
+    theta = normal(5, 3)
+    graph = aggregated(SFL(structure="similarity", compare="mixed"), roster(5, size=3), theta).graph
+    close(graph, torch.full((5, 5), 0.2, dtype=float64), atol=1e-9)
+    graph = aggregated(SFL(structure="similarity"), roster(5, size=3), theta).graph
+    assert (graph - 0.2).abs().max() > 0.05
+
+
+def test_absent_models_are_passed_on_and_unknown_ones_are_not(roster):
+    # The path 0-1-2-3. Clients 0 and 2 take part, then 2 alone; 1 and 3 never did.
+    weights = torch.diag(torch.ones(3, dtype=float64), 1)
+    known = linked(roster(4, size=1), weights + weights.T)
+    first, then = torch.tensor([[2.0], [4.0]], dtype=float64), torch.tensor([[10.0]], dtype=float64)
+    found = {}
+    for absent in CHOICES["absent"]:
+        method = SFL(absent=absent)
+        server = aggregated(method, known, first, [0, 2])
+        close(server.mixing, torch.tensor([[1, 0, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 1, 0], [0, 0, 1, 0]], dtype=float64))
+        close(server.common, torch.tensor([0.5, 0, 0.5, 0], dtype=float64))
+        server = method.aggregate(known, server, torch.tensor([2]), Params(then))
+        found[absent] = torch.cat([mixed(method, known, server)[:, 0], server.common @ server.theta])
+    close(found["stale"], torch.tensor([2.0, 6.0, 10.0, 10.0, 6.0], dtype=float64), atol=1e-12)
+    close(found["cohort"], torch.tensor([2.0, 10.0, 10.0, 10.0, 10.0], dtype=float64), atol=1e-12)
+
+
+def test_a_client_that_nobody_knows_keeps_the_initial_model(roster):
+    known = linked(roster(3, size=2), torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, 0]]))
+    server = aggregated(SFL(steps=2), known, normal(1, 2), [0])
+    close(mixed(SFL(), known, server)[2], known.theta, atol=1e-15)
+    close(mixed(SFL(), known, server)[1], server.theta[0], atol=1e-15)
+
+
+def test_newcomers_learn_their_row_at_once_and_the_unseen_are_left_alone(roster):
+    known, theta = roster(4, size=2), normal(4, 2)
+    method = SFL(structure="similarity", beta=0.1)
+    server = aggregated(method, known, theta[:2], [0, 1])
+    assert torch.equal(server.graph[2:], torch.ones(2, 4, dtype=float64))
+    assert (server.graph[:2, 2:] == 0).all()
+    after = method.aggregate(replace(known, round=1), server, torch.tensor([2]), Params(theta[2:3]))
+    whole = aggregated(method, known, theta[:3], [0, 1, 2]).graph
+    close(after.graph[2], whole[2], atol=1e-14)
+    close(after.graph[:2], 0.9 * server.graph[:2] + 0.1 * whole[:2], atol=1e-14)
+    assert torch.equal(after.graph[3], torch.ones(4, dtype=float64))
+
+
+def test_personal_head_neither_moves_nor_travels(examples, executor):
+    # The loss is flat at b = y: the weights are pulled, the bias is not.
+    module = nn.Linear(2, 1).double()
+    x, y = [torch.zeros(1, 2, dtype=float64)] * 2, [torch.full((1, 1), float(i), dtype=float64) for i in range(2)]
+    trial = examples(module, x, y, SFL(personal=["bias"]), training=Training(1, 1, SGD(0.1)), executor=executor)
+    own = torch.tensor([[1.0, 2.0, 0.0], [3.0, 5.0, 1.0]], dtype=float64)
+    trial.fleet.state = Params(own)
+    sent = Sent(torch.ones(2, 2, dtype=float64), torch.zeros(2, 2, dtype=float64))
+    _, uploads = trial.fleet.train(1, torch.tensor([0, 1]), sent)
+    close(uploads.theta, own[:, :2] - 0.03 * (2 * own[:, :2] - 1), atol=1e-14)
+    close(trial.fleet.state.theta, torch.cat([uploads.theta, own[:, 2:]], 1), atol=1e-14)
+    trial.fleet.evaluate(1, torch.tensor([0, 1]), sent)
+
+
+@pytest.mark.parametrize("kept", ["2.*", "0.*"])  # the head, as in FedPer; the base, as in LG-FedAvg
+def test_personal_layers_stay_and_the_rest_is_mixed(examples, noisy, perceptron, executor, kept):
+    x, y = noisy(3, 2)
+    for structure in ("given", "similarity"):
+        method = SFL(personal=[kept], structure=structure, begin="mixed")
+        trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
+        server = linked(trial, torch.ones(3, 3)).run(2)
+        layout = trial.roster.layout
+        stays = torch.zeros(layout.size, dtype=torch.bool)
+        stays[layout.index(layout.match([kept]))] = True
+        own = trial.fleet.state.theta
+        assert torch.equal(server.theta, own[:, ~stays])
+        assert torch.equal(trial.headline[:, stays], own[:, stays])
+        close(trial.headline[:, ~stays], server.mixing @ own[:, ~stays], atol=1e-13)
+        assert (own[0, stays] != own[1, stays]).all()
+        count = int((~stays).sum())
+        assert (trial.history.bytes_up, trial.history.bytes_down) == (2 * 3 * count * 8, 2 * 2 * 3 * count * 8)
+
+
+@pytest.mark.parametrize("bn", CHOICES["bn"])
+def test_running_statistics(examples, noisy, perceptron, executor, bn):
+    x, y = noisy(3, 2)
+    method = SFL(bn=bn, begin="mixed")
+    trial = examples(perceptron(norm=True), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
+    linked(trial, torch.ones(3, 3)).run(2)
+    statistics, own = ~trial.roster.layout.trainable, trial.fleet.state.theta
+    assert (own[0, statistics] != own[1, statistics]).all()
+    mean = own[:, statistics].mean(0).expand(3, -1)
+    close(trial.headline[:, statistics], own[:, statistics] if bn == "local" else mean, atol=1e-13)
+    close(trial.headline[:, ~statistics], own[:, ~statistics].mean(0).expand(3, -1), atol=1e-13)
+
+
+@pytest.mark.parametrize("structure", ["similarity", "qp"])
+@pytest.mark.parametrize("compare", ["own", "mixed"])
+def test_running_statistics_make_nobody_alike(roster, perceptron, structure, compare):
+    known = linked(roster(4, perceptron(norm=True)), ring(4))
+    theta, statistics = normal(4, known.layout.size), ~known.layout.trainable
+    method = SFL(structure=structure, compare=compare, beta=1.0)
+    graph = aggregated(method, known, theta).graph
+    moved = theta.clone()
+    moved[:, statistics] += 100 * normal(4, int(statistics.sum()), seed=7)
+    close(aggregated(method, known, moved).graph, graph, atol=1e-12)
+    moved[:, ~statistics] += normal(4, int((~statistics).sum()), seed=7)
+    assert (aggregated(method, known, moved).graph - graph).abs().max() > 1e-3
+
+
+VARIANTS = [
+    {"steps": 3, "begin": "shared", "reg": "off"},
+    {"steps": 2, "rho": 0.6, "reg": "norm", "absent": "cohort", "weights": "samples"},
+    {"norm": "sym", "begin": "mixed"},
+    {"bn": "local", "begin": "mixed"},
+    {"personal": ["3.*"], "begin": "shared"},
+    {"personal": ["0.*", "1.*"], "bn": "local", "structure": "similarity"},
+    {"structure": "similarity", "compare": "mixed", "neighbours": 3},
+    {"structure": "qp", "compare": "change", "neighbours": 3, "beta": 0.5, "begin": "shared"},
+    {"structure": "official", "beta": 0.5, "neighbours": 2},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(f"{k}={x}" for k, x in v.items()))
+def test_executors_agree(examples, noisy, perceptron, variant):
+    x, y = noisy(5, 2, sizes=[7, 5, 9, 8, 3])
+    found = []
+    for executor in ("loop", "vmap"):
+        training = Training(2, 4, SGD(0.1))
+        trial = examples(perceptron(norm=True), x, y, SFL(**variant), training=training, executor=executor)
+        server = linked(trial, ring(5)).run(4, participation=0.6)
+        found.append([*server, trial.headline, *(trial.loss(name) for name in ("mixed", "own", "shared"))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+def test_scores_u_v_and_w(bowls, executor):
+    trial = linked(bowls(SFL(), [0.0, 4.0, 9.0], executor=executor), torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, 0]]))
+    server = trial.run(1)
+    close(server.theta, torch.tensor([[0.0], [0.4], [0.9]], dtype=float64), atol=1e-13)
+    assert trial.history.named_models == ["mixed", "own", "shared"]
+    u, w = torch.tensor([0.2, 0.2, 0.9], dtype=float64), 1.3 / 3
+    close(trial.loss("mixed"), (u - torch.tensor([0.0, 4.0, 9.0])).square() / 2, atol=1e-12)
+    close(trial.loss("own"), (server.theta[:, 0] - torch.tensor([0.0, 4.0, 9.0])).square() / 2, atol=1e-12)
+    close(trial.loss("shared"), (w - torch.tensor([0.0, 4.0, 9.0], dtype=float64)).square() / 2, atol=1e-12)
+    close(trial.history.relations[0], server.mixing.float())
+    assert (trial.history.bytes_up, trial.history.bytes_down) == (3 * 8, 2 * 3 * 8)
+
+
+def test_origin(roster):
+    known = roster(2)
+    for graph, structure, origin in [
+        ("given", "given", "given"),
+        ("oracle", "given", "oracle"),
+        ("given", "similarity", "learned"),
+        ("oracle", "similarity", "oracle"),  # most of it is still the oracle's
+        (None, "qp", "learned"),
+    ]:
+        related = known if graph is None else linked(known, torch.eye(2), graph)
+        assert SFL(structure=structure).origin_of(related) == origin
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{name: "other"} for name in CHOICES]
+    + [{"steps": -1}, {"neighbours": 0}, {"rho": 1.5}, {"beta": -0.1}, {"pull": -1.0}, {"pull": float("nan")}]
+    + [{"gamma": 0.0}, {"personal": "head.*"}],
+    ids=str,
+)
+def test_refuses(wrong):
+    with pytest.raises(UsageError, match=f"sfl: .*{next(iter(wrong))}"):
+        SFL(**wrong)
+
+
+def test_needs_a_graph_and_something_to_share(roster, perceptron):
+    known = roster(2, perceptron())
+    with pytest.raises(UsageError, match=r"federation\.graph.*method\.structure=similarity"):
+        SFL().start(known)
+    with pytest.raises(UsageError, match="nothing is left to share"):
+        SFL(personal=["*"]).start(linked(known, torch.eye(2)))
+    with pytest.raises(UsageError, match="no tensor of the model matches 'head"):
+        SFL(personal=["head.*"]).start(linked(known, torch.eye(2)))
