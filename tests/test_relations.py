@@ -1,0 +1,252 @@
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kinfed.cli import main
+from kinfed.errors import UsageError
+from kinfed.federation import Federation, Graph
+from kinfed.relations import GRAPHS, adjacency, distance, label_overlap
+from kinfed.tasks import Classification, Regression
+
+INF = math.inf
+
+
+def federation(count=6, graph=None, groups=None, names=(), labels=None):
+    """Clients with one example a split; labels[i] are client i's training labels."""
+    labels = [[0]] * count if labels is None else labels
+    y, rows = [], {"train": [], "validation": [], "test": []}
+    for mine in labels:
+        for split, part in (("train", mine), ("validation", mine[:1]), ("test", mine[:1])):
+            rows[split].append(torch.arange(len(y), len(y) + len(part)))
+            y += part
+    known = None if graph is None else Graph(torch.as_tensor(graph, dtype=torch.float32), "given")
+    task = Classification(max(y) + 1)
+    return Federation(torch.zeros(len(y), 1), torch.tensor(y), rows, task, names, known, groups)
+
+
+def anything(count, seed):
+    """A weighted, one-sided graph with some self-links."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(count, count, generator=draw) * (torch.rand(count, count, generator=draw) > 0.5)
+
+
+def renamed(weights, order):
+    return weights[order][:, order]
+
+
+def test_gaussian_kernel_by_hand():
+    found = distance([[0, 1, 2], [1, 0, INF], [2, INF, 0]], sigma=2.0)
+    e = torch.tensor([0.0, -0.25, -1.0]).exp()
+    expected = torch.tensor([[e[0], e[1], e[2]], [e[1], e[0], 0], [e[2], 0, e[0]]])
+    torch.testing.assert_close(found.weights, expected)
+    assert found.origin == "given"
+    cut = distance([[0, 1, 2], [1, 0, INF], [2, INF, 0]], sigma=2.0, threshold=0.5).weights
+    torch.testing.assert_close(cut, torch.where(expected >= 0.5, expected, 0.0))
+    assert (cut != expected).sum() == 2
+
+
+def test_scale_is_the_spread_of_the_finite_distances_between_clients():
+    table = np.array([[0, 1, 4.0], [2, 0, INF], [4, 3, 0]])
+    sigma = np.std([1, 4, 2, 4, 3])
+    torch.testing.assert_close(distance(table).weights, distance(table, sigma=sigma).weights)
+    # The unit of length does not matter.
+    torch.testing.assert_close(distance(1000 * table).weights, distance(table).weights)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=3, max_size=6, unique=True), st.floats(0, 1))
+def test_kernel_falls_with_distance(points, threshold):
+    points = torch.tensor(points, dtype=torch.float64)
+    apart = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    weights = distance(apart, sigma=5.0, threshold=threshold).weights
+    assert torch.equal(weights, weights.T)
+    assert (weights.diagonal() == 1).all()
+    assert ((weights == 0) | (weights >= threshold - 1e-6)).all()
+    order = apart.flatten().argsort()
+    assert (weights.flatten()[order].diff() <= 0).all()
+
+
+def test_links_are_kept_as_they_are():
+    weights = np.array([[0, 1, 0.5], [2, 0, 0], [0, 0, 3]])
+    found = adjacency(weights)
+    assert (found.weights.numpy() == weights).all()
+    assert found.origin == "given"
+    assert adjacency(np.array([[0, 1], [1, 0]])).weights.dtype == torch.float32
+
+
+def test_label_overlap_by_hand():
+    labels = [[0, 0, 0, 1, 1, 2], [1, 1, 2], [2], [3, 0, 3]]
+    expected = {
+        1: [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]],
+        2: [[1, 1, 0, 1], [1, 1, 1, 0], [0, 1, 1, 0], [1, 0, 0, 1]],
+        5: [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 0], [1, 0, 0, 1]],
+    }
+    for most, weights in expected.items():
+        found = label_overlap(federation(labels=labels), 0, most=most)
+        assert found.weights.tolist() == weights
+        assert found.origin == "oracle"
+
+
+def test_label_overlap_does_not_look_at_test_labels():
+    known = federation(labels=[[0, 1], [2, 1], [3]])
+    swapped = known.y.clone()
+    swapped[torch.cat([*known.rows["test"], *known.rows["validation"]])] = 1
+    other = Federation(known.x, swapped, known.rows, known.task)
+    assert torch.equal(label_overlap(other, 0).weights, label_overlap(known, 0).weights)
+
+
+def test_oracle_links_groups():
+    found = GRAPHS["oracle"](federation(groups=torch.tensor([2, 0, 2, 1, 0, 2])), 0)
+    for i, a in enumerate([2, 0, 2, 1, 0, 2]):
+        for j, b in enumerate([2, 0, 2, 1, 0, 2]):
+            assert found.weights[i, j] == (a == b)
+    assert found.origin == "oracle"
+
+
+def test_ends_of_the_scale_and_the_given():
+    graph = anything(6, 1)
+    known = federation(graph=graph)
+    assert torch.equal(GRAPHS["given"](known, 0).weights, graph)
+    assert GRAPHS["given"](federation(), 0) is None
+    assert torch.equal(GRAPHS["identity"](known, 0).weights, torch.eye(6))
+    assert torch.equal(GRAPHS["complete"](known, 0).weights, torch.ones(6, 6))
+    assert {GRAPHS[name](known, 0).origin for name in ("given", "identity", "complete")} == {"given"}
+
+
+def test_shuffled_interchanges_clients():
+    graph = anything(6, 2)
+    known = federation(graph=graph)
+    orders = [list(order) for order in itertools.permutations(range(6))]
+    found = [GRAPHS["shuffled"](known, seed).weights for seed in range(12)]
+    places = [[order for order in orders if torch.equal(renamed(graph, order), weights)] for weights in found]
+    assert all(len(place) == 1 for place in places)
+    assert len({tuple(place[0]) for place in places}) > 8
+    assert torch.equal(found[3], GRAPHS["shuffled"](known, 3).weights)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(2, 8), st.integers(0, 10_000))
+def test_random_keeps_the_number_of_links(count, seed):
+    upper = anything(count, seed).triu(1)
+    known = federation(count, graph=upper + upper.T)
+    weights = GRAPHS["random"](known, seed).weights
+    assert torch.equal(weights, weights.T)
+    assert (weights.diagonal() == 0).all()
+    assert weights.unique().tolist() in ([0.0], [1.0], [0.0, 1.0])
+    assert (weights != 0).sum() == 2 * (upper != 0).sum()
+
+
+def test_random_links_every_pair_alike():
+    upper = torch.zeros(5, 5)
+    upper[0, 1] = upper[0, 2] = upper[0, 3] = 1
+    known = federation(5, graph=upper + upper.T)
+    share = torch.stack([GRAPHS["random"](known, seed).weights for seed in range(2000)]).mean(0)
+    off = ~torch.eye(5, dtype=torch.bool)
+    # 3 of 10 pairs; the deviation is 0.0102, and 20 entries stay within 4.4 of it.
+    assert (share[off] - 0.3).abs().max() < 0.045
+
+
+@pytest.mark.parametrize("name", ["shuffled", "random"])
+def test_controls_take_the_graph_or_else_the_groups(name):
+    groups = torch.tensor([0, 0, 0, 0, 1, 1])
+    graph = torch.zeros(6, 6)
+    graph[0, 1] = graph[1, 0] = 1
+    pairs = {"given": 2, "oracle": 14}
+    both, hidden, open_ = federation(graph=graph, groups=groups), federation(groups=groups), federation(graph=graph)
+    for known, of, expected in [
+        (both, None, "given"), (both, "given", "given"), (both, "oracle", "oracle"),
+        (hidden, None, "oracle"), (hidden, "oracle", "oracle"), (open_, None, "given"),
+    ]:  # fmt: skip
+        found = GRAPHS[name](known, 0, of=of)
+        assert (found.origin, int((found.weights * (1 - torch.eye(6))).sum())) == (expected, pairs[expected])
+    with pytest.raises(UsageError, match=r"no graph of its own; choose of = 'oracle'"):
+        GRAPHS[name](hidden, 0, of="given")
+    with pytest.raises(UsageError, match="no hidden groups"):
+        GRAPHS[name](federation(), 0)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_listing_clients_in_another_order_only_reorders_the_graph(name):
+    order, names = [3, 0, 5, 1, 4, 2], ("a", "b", "c", "d", "e", "f")
+    labels, groups, graph = [[0, 1], [1], [2, 3], [3], [0], [4]], torch.tensor([0, 1, 0, 2, 2, 1]), anything(6, 4)
+    one = federation(graph=graph, groups=groups, names=names, labels=labels)
+    other = federation(
+        graph=renamed(graph, order),
+        groups=groups[order],
+        names=[names[i] for i in order],
+        labels=[labels[i] for i in order],
+    )
+    for seed in range(5):
+        assert torch.equal(GRAPHS[name](other, seed).weights, renamed(GRAPHS[name](one, seed).weights, order))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: adjacency([[0, -1], [1, 0]]), r"entry \[0, 1\] is -1"),
+        (lambda: adjacency([[0, math.nan], [1, 0]]), r"entry \[0, 1\] is nan"),
+        (lambda: adjacency([[0, 1, 2], [1, 0, 2]]), r"one row a client; got \[2, 3\]"),
+        (lambda: adjacency([["a", "b"], ["c", "d"]]), r"weights must be numbers \[N, N\]"),
+        (lambda: adjacency([]), "one row a client"),
+        (lambda: distance([[0, -1], [1, 0]]), r"entry \[0, 1\] is -1"),
+        (lambda: distance([[0, 1], [math.nan, 0]]), r"entry \[1, 0\] is nan"),
+        (lambda: distance([[0, 1], [1, 0]]), "choose sigma"),
+        (lambda: distance([[0, INF], [INF, 0]]), "choose sigma"),
+        (lambda: distance([[0, 1], [2, 0]], sigma=0.0), "sigma is a distance"),
+        (lambda: distance([[0, 1], [2, 0]], threshold=1.5), "threshold"),
+        (lambda: label_overlap(federation(), 0, most=0), "at least 1"),
+        (lambda: GRAPHS["oracle"](federation(), 0), "no hidden groups"),
+    ],
+)
+def test_refuses(make, said):
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+def test_label_overlap_needs_labels():
+    rows = {split: [torch.tensor([0]), torch.tensor([1])] for split in ("train", "validation", "test")}
+    with pytest.raises(UsageError, match="class labels"):
+        label_overlap(Federation(torch.zeros(2, 1), torch.zeros(2, 1), rows, Regression()), 0)
+
+
+SMALL = ["rounds=2", "federation.clients=8", "federation.partition.groups=4"]
+
+
+def run(tmp_path, capsys, *settings):
+    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    code = main(["run", "sfl", "method.structure=given", *SMALL, *settings, "--out", str(folder), "--json", "--quiet"])
+    out, err = capsys.readouterr()
+    return (json.loads(out) if code == 0 else err), folder
+
+
+def test_graphs_are_chosen_in_a_config_and_their_origin_is_told(tmp_path, capsys):
+    summary, folder = run(tmp_path, capsys, "federation.graph=oracle")
+    assert summary["relation"] == {"origin": "oracle", "auroc": 1.0, "itself": 0.5, "within": 0.5, "between": 0.0}
+    relations = np.load(folder / "relations.npz")
+    assert str(relations["origin"]) == "oracle"
+    assert (relations["relation"][0] == np.kron(np.eye(4), np.full((2, 2), 0.5))).all()
+    summary, _ = run(tmp_path, capsys, "federation.graph.name=random", "federation.graph.of=oracle")
+    assert summary["relation"]["auroc"] < 1
+    summary, _ = run(tmp_path, capsys, "federation.graph=identity")
+    assert summary["relation"] == {"origin": "given", "auroc": 0.5, "itself": 1.0, "within": 0.0, "between": 0.0}
+    summary, _ = run(tmp_path, capsys, "method.structure=similarity")
+    assert summary["relation"]["origin"] == "learned"
+    # What a graph is worth is seen by comparing runs that differ in nothing else.
+    assert main(["compare", *map(str, tmp_path.iterdir()), "--json"]) == 0
+    assert {row["set"] for row in json.loads(capsys.readouterr().out)["runs"]} == {1}
+    assert run(tmp_path, capsys)[0].startswith("kinfed: sfl needs a graph of the clients")
+    assert "did you mean 'shuffled'" in run(tmp_path, capsys, "federation.graph=shufled")[0]
+
+
+def test_graphs_are_listed(capsys):
+    assert main(["list", "graphs", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert set(listed) == set(GRAPHS)
+    assert listed["label_overlap"]["arguments"] == {"most": 5}
+    assert all(entry["what"].endswith(".") for entry in listed.values())
