@@ -31,6 +31,12 @@ GRID = {
     "per-fedavg": {"alpha": [0.03, 0.1, 0.3], "beta": [0.03, 0.1, 0.2], "adapt_steps": [1, 10]},
     "pfedhn": {"lr": [0.003, 0.01, 0.03, 0.1, 0.3], "embedding": [6, 20], "weight_decay": [0.0]},
     "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [1]},
+    "sfl": {
+        "structure": ["similarity"],
+        "neighbours": [3, 5, 10],
+        "begin": ["own", "mixed"],
+        "pull": [0.01, 0.03, 0.1],
+    },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
     "pfedgat": {"lr": [0.1, 1.0, 10.0], "features": ["full", "delta"], "heads": [1, 4, 8]},
