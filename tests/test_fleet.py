@@ -114,3 +114,28 @@ def test_every_optimiser_and_regression_train():
     assert run.summary()["scores"]["shared"]["mean"] < 0.01
     validation = run.history.curve("shared", "validation", "mse").mean(1)
     assert run.history.select("shared") == run.history.rounds[int(validation.argmin())]
+
+
+def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_path, monkeypatch):
+    data, module = federation(), dense()
+    whole = fit(FedAvg(), data, module, rounds=5)
+    real = Simulation.train
+
+    def failing(self, round, cohort, sent):
+        if round == 3:
+            raise RunError("round 4: training diverged")
+        return real(self, round, cohort, sent)
+
+    monkeypatch.setattr(Simulation, "train", failing)
+    with pytest.raises(RunError, match="round 4"):
+        fit(FedAvg(), data, module, rounds=5, folder=tmp_path)
+    monkeypatch.undo()
+    seen = []
+    again = fit(
+        FedAvg(), data, module, rounds=5, folder=tmp_path, progress=lambda history, _: seen.append(history.done)
+    )
+    assert seen == [4, 5]
+    assert torch.equal(again.history.models["theta"], whole.history.models["theta"])
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"broken")
+    with pytest.raises(RunError, match="is not a checkpoint of this run"):
+        fit(FedAvg(), data, module, rounds=5, folder=tmp_path)
