@@ -534,6 +534,19 @@ def test_running_statistics_make_nobody_alike(roster, perceptron, structure, com
     assert (aggregated(method, known, moved).graph - graph).abs().max() > 1e-3
 
 
+@pytest.mark.parametrize("reg", ["squared", "norm"])
+def test_running_statistics_do_not_pull(examples, noisy, perceptron, executor, reg):
+    x, y = noisy(2, 2)
+    trial = examples(perceptron(norm=True), x, y, SFL(reg=reg), training=Training(1, 4, SGD(0.1)), executor=executor)
+    state, statistics = trial.fleet.state, ~trial.roster.layout.trainable
+    sent, found = normal(2, trial.roster.layout.size), []
+    for shift in (0, 1, torch.where(statistics, 5.0, 0.0)):
+        trial.fleet.state = state
+        found.append(trial.fleet.train(1, torch.tensor([0, 1]), Sent(sent + shift, sent))[1].theta)
+    assert torch.equal(found[2], found[0])
+    assert (found[1] != found[0])[:, ~statistics].all()
+
+
 VARIANTS = [
     {"steps": 3, "begin": "shared", "reg": "off"},
     {"steps": 2, "rho": 0.6, "reg": "norm", "absent": "cohort", "weights": "samples"},
