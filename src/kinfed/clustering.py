@@ -43,14 +43,7 @@ def kmeans(apart: Tensor, count: int, lots: Tensor, *, medians: bool = False) ->
     make the result independent of their order. With `medians` a centre minimises the sum of distances to its members
     and not of squared distances.
     """
-    near = torch.ones_like(lots[:, 0])  # [R, B] squared distance to the nearest centre so far
-    chosen: list[Tensor] = []
-    for lot in lots.unbind(1)[:count]:
-        # The least of independent exponential times is point b with probability in proportion to its rate near[b].
-        first = (-lot.log() / near).argmin(1)
-        chosen.append(apart[first])
-        near = torch.minimum(near, chosen[-1]) if len(chosen) > 1 else chosen[-1]
-    label, weights, away = _lloyd(apart, torch.stack(chosen, 1), medians)
+    label, weights, away = _lloyd(apart, _seeds(apart, lots[:, :count]), medians)
     cost = (away.sqrt() if medians else away).sum(1)
     # Of runs that differ by rounding only the first is taken, whatever the rounding.
     best = int((cost <= cost.min() * (1 + 1e-9)).int().argmax())
@@ -66,6 +59,20 @@ def follow(apart: Tensor, square: Tensor, *, medians: bool = False) -> Clusters:
     """
     label, weights, away = _lloyd(apart, square[None], medians)
     return Clusters(label[0], weights[0], away[0].sqrt())
+
+
+def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
+    """[R, K, B] squared distances of all points to the K that k-means++ starts from; lots: [R, K, B].
+
+    The first is drawn evenly, each next one in proportion to its squared distance from the nearest before it.
+    """
+    near = torch.ones_like(lots[:, 0])  # [R, B]
+    chosen: list[Tensor] = []
+    for lot in lots.unbind(1):
+        # Of independent exponential times the least is point b's with probability in proportion to its rate near[b].
+        chosen.append(apart[(-lot.log() / near).argmin(1)])
+        near = torch.minimum(near, chosen[-1]) if len(chosen) > 1 else chosen[-1]
+    return torch.stack(chosen, 1)
 
 
 def _lloyd(apart: Tensor, square: Tensor, medians: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -117,7 +124,7 @@ def _medians(apart: Tensor, member: Tensor, weights: Tensor) -> Tensor:
     weights: [R, K, B] are those to begin with.
     """
     reach = apart.max().sqrt()
-    for _ in range(1000):
+    for _ in range(200):
         near = _from_centres(apart, weights).sqrt()
         touches = near <= 1e-7 * reach  # a point that the centre lies on would pull with infinite force
         pull = torch.where(touches, 0.0, member / near)
@@ -125,8 +132,9 @@ def _medians(apart: Tensor, member: Tensor, weights: Tensor) -> Tensor:
         step = torch.where(total > 0, pull / total, weights) - weights
         length = (-(step @ apart * step).sum(-1, keepdim=True) / 2).clamp(min=0).sqrt()
         held = (member * touches).sum(-1, keepdim=True)  # how many members hold the centre where it is
-        move = 1 - torch.where(held > 0, held / (total * length), 0.0).clamp(max=1)
+        strength = total * length  # of the others' pull
+        move = 1 - torch.where(held < strength, held / strength, 1.0)
         weights = weights + move * step
-        if (move * length <= 1e-9 * reach).all():
+        if (move * length <= 1e-7 * reach).all():
             break
     return weights

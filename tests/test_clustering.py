@@ -1,0 +1,222 @@
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from sklearn.cluster import KMeans
+
+from kinfed import clustering
+from kinfed.clustering import _lloyd, _seeds, count_distinct, distances, follow, kmeans
+
+float64 = torch.float64
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+def lots(restarts, count, size, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.rand(restarts, count, size, generator=draw, dtype=float64).clamp(min=1e-9)
+
+
+def found(points, count, seed=0, **how):
+    return kmeans(distances([points]), count, lots(10, count, len(points), seed), **how)
+
+
+def best(points, count, cost):
+    """The least total cost over all partitions into `count` clusters."""
+    least = math.inf
+    for labels in itertools.product(range(count), repeat=len(points)):
+        if len(set(labels)) == count:
+            parts = [points[torch.tensor(labels) == c] for c in range(count)]
+            least = min(least, sum(map(cost, parts)))
+    return least
+
+
+def squares(part):
+    return float((part - part.mean(0)).square().sum())
+
+
+def median(part):
+    """The geometric median [m] by a general optimiser; started beside the best point, where the sum has no slope."""
+    part = part.numpy()
+    total = lambda v: np.linalg.norm(part - v, axis=1).sum()  # noqa: E731
+    starts = [part.mean(0), part[np.argmin([total(p) for p in part])]]
+    tries = [minimize(total, s, method="Nelder-Mead", options={"xatol": 1e-10, "fatol": 1e-13}) for s in starts]
+    ends = [t.x for t in tries] + starts
+    return torch.tensor(ends[int(np.argmin([total(e) for e in ends]))])
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
+def test_distances_add_up_over_parts(count, parts, seed):
+    pieces = [random(count, 2 + i, seed=seed + i) for i in range(parts)]
+    whole = torch.cdist(torch.cat(pieces, 1), torch.cat(pieces, 1)).square()
+    torch.testing.assert_close(distances(iter(pieces)), whole, rtol=1e-9, atol=1e-12)
+
+
+def test_distances_keep_their_digits_far_from_the_origin():
+    points = random(6, 50)
+    moved = (points + 1e4).float()  # the models of a round resemble each other more than zero
+    expected = torch.cdist(moved.double(), moved.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
+    torch.testing.assert_close(distances([moved]), expected, rtol=1e-9, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 1000))
+def test_identical_points_are_counted_once(which, seed):
+    points = random(5, 3000, seed=seed)[which].float()
+    apart = distances([points])
+    same = torch.tensor(which)[:, None] == torch.tensor(which)
+    assert torch.equal(apart == 0, same)
+    assert count_distinct(apart) == len(set(which))
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(3, 7), st.integers(1, 3), st.integers(0, 10_000))
+def test_small_problems_are_solved(size, count, seed):
+    points = random(size, 2, seed=seed)
+    clusters = found(points, count, seed)
+    assert float(clusters.distance.square().sum()) == pytest.approx(best(points, count, squares), abs=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(6, 40), st.integers(2, 5), st.integers(0, 10_000))
+def test_follows_the_path_of_another_implementation(size, count, seed):
+    points, centres = random(size, 3, seed=seed), random(count, 3, seed=seed + 1) / 4
+    square = torch.cdist(centres, points).square()
+    assume(len(square.argmin(0).unique()) == count)  # what is done about empty clusters differs
+    other = KMeans(count, init=centres.numpy(), n_init=1, tol=0, max_iter=500).fit(points.numpy())
+    clusters = follow(distances([points]), square)
+    # Both stop when little changes, and ours at a millionth of the objective.
+    assert float(clusters.distance.square().sum()) == pytest.approx(other.inertia_, rel=1e-5)
+    if clusters.label.tolist() == other.labels_.tolist():
+        centre = clusters.weights @ points
+        torch.testing.assert_close(centre, torch.from_numpy(other.cluster_centers_), rtol=0, atol=1e-12)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 10_000), st.booleans())
+def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed, medians):
+    points, count = random(size, 3, seed=seed), min(count, size)
+    clusters = found(points, count, seed, medians=medians)
+    assert sorted(set(clusters.label.tolist())) == list(range(count))
+    inside = torch.nn.functional.one_hot(clusters.label, count).T
+    assert (clusters.weights >= 0).all()
+    assert (clusters.weights[inside == 0] == 0).all()
+    torch.testing.assert_close(clusters.weights.sum(1), torch.ones(count, dtype=float64))
+    centre = clusters.weights @ points
+    torch.testing.assert_close(clusters.distance, (points - centre[clusters.label]).norm(dim=1), rtol=1e-6, atol=1e-7)
+    for k in range(count):
+        part = points[clusters.label == k]
+        if not medians:
+            torch.testing.assert_close(centre[k], part.mean(0), rtol=0, atol=1e-12)
+        else:
+            total = (part - centre[k]).norm(dim=1).sum()
+            assert float(total - (part - median(part)).norm(dim=1).sum()) < 1e-6
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(4, 30), st.integers(2, 6), st.integers(0, 10_000))
+def test_the_objective_never_grows_and_no_cluster_stays_empty(size, count, seed):
+    points, count = random(size, 2, seed=seed), min(count, size - 1)
+    apart, path = distances([points]), []
+    assign = clustering._assign
+
+    def watched(square):
+        label = assign(square)
+        path.append((square.amin(1).sum(1), label))
+        return label
+
+    clustering._assign = watched
+    try:
+        # Centres far off leave all clusters but one empty at first.
+        starts = torch.stack([random(count, 2, seed=seed + 1), 100 + random(count, 2, seed=seed + 2)])
+        _, _, away = _lloyd(apart, torch.cdist(starts, points.expand(2, -1, -1)).square(), False)
+    finally:
+        clustering._assign = assign
+    costs = torch.stack([cost for cost, _ in path] + [away.sum(1)])
+    assert (costs[1:] <= costs[:-1] * (1 + 1e-9)).all()
+    assert all(len(row.unique()) == count for _, label in path for row in label)
+
+
+def test_an_empty_cluster_takes_the_farthest_point_that_is_not_alone():
+    # All are nearest to centre 0 but one, alone at centre 1 and farther from it than any other from centre 0.
+    square = torch.tensor([[[1.0, 4.0, 2.0, 50.0], [70.0, 70.0, 70.0, 9.0], [80.0, 80.0, 80.0, 80.0]]])
+    assert clustering._assign(square).tolist() == [[0, 2, 0, 1]]
+    square = torch.tensor([[[1.0, 4.0, 2.0]], [[5.0, 4.0, 3.0]]]).expand(2, 3, 3) + torch.tensor([0.0, 10, 10])[:, None]
+    assert clustering._assign(square).tolist() == [[0, 1, 2], [1, 2, 0]]
+
+
+def test_seeds_are_drawn_in_proportion_to_squared_distance():
+    points = torch.tensor([[0.0], [1.0], [3.0]], dtype=float64)
+    many = 60_000
+    square = _seeds(distances([points]), lots(many, 2, 3))
+    first, second = ((square[:, k] == 0).int().argmax(1) for k in range(2))
+    share = torch.zeros(3, 3, dtype=float64).index_put((first, second), torch.tensor(1 / many, dtype=float64), True)
+    expected = torch.tensor([[0, 1 / 10, 9 / 10], [1 / 5, 0, 4 / 5], [9 / 13, 4 / 13, 0]], dtype=float64) / 3
+    torch.testing.assert_close(share, expected, rtol=0, atol=0.008)  # four deviations
+
+
+def test_seeds_never_repeat_an_identical_point():
+    points = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1e-4]], dtype=float64)
+    square = _seeds(distances([points]), lots(200, 2, 5))
+    assert (square.amax(2).gt(0)).all()
+    assert (square[:, 0] != square[:, 1]).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 10_000), st.randoms(use_true_random=False))
+def test_order_means_nothing_if_the_lots_move_along(size, count, seed, shuffle):
+    points, count = random(size, 3, seed=seed), min(count, size)
+    order = list(range(size))
+    shuffle.shuffle(order)
+    drawn = lots(10, count, size, seed)
+    plain = kmeans(distances([points]), count, drawn)
+    moved = kmeans(distances([points[order]]), count, drawn[:, :, order])
+    assert torch.equal(plain.label[order], moved.label)
+    torch.testing.assert_close(plain.weights[:, order], moved.weights)
+
+
+def test_clusters_keep_the_numbers_of_the_centres_they_start_from():
+    points = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [5.1, 0.0], [0.0, 7.0]], dtype=float64)
+    near = points[[4, 2, 0]] + 0.3
+    clusters = follow(distances([points]), torch.cdist(near, points).square())
+    assert clusters.label.tolist() == [2, 2, 1, 1, 0]
+    torch.testing.assert_close(clusters.weights @ points, torch.tensor([[0, 7], [5.05, 0], [0.05, 0]], dtype=float64))
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ([[0.0, 0], [1, 0], [5, 0]], [1.0, 0]),  # the middle one
+        ([[0.0, 0], [4, 0], [2, 0.1]], [2.0, 0.1]),  # an angle above 120 degrees
+        ([[1.0, 0], [-0.5, 0.8660254], [-0.5, -0.8660254]], [0.0, 0]),  # Fermat's point of a regular triangle
+        ([[1.0, 0], [0, 1], [-1, 0], [0, -3]], [0.0, 0]),  # where the diagonals cross
+        ([[2.0, 0], [2, 0], [2, 0], [9, 9], [-5, 1]], [2.0, 0]),  # a majority decides
+        # The mean is one of the points, and not the median.
+        ([[0.0, 0], [-6, 0], [2, 1], [2, -1], [2, 0]], None),
+    ],
+)
+def test_geometric_medians_by_hand(points, expected):
+    points = torch.tensor(points, dtype=float64)
+    clusters = found(points, 1, medians=True)
+    expected = median(points) if expected is None else torch.tensor(expected, dtype=float64)
+    torch.testing.assert_close((clusters.weights @ points)[0], expected, rtol=0, atol=2e-6)
+
+
+def test_medians_and_means_disagree_about_an_outlier():
+    # With 22 it costs 12, or 72 squared; with the four near 0 it costs some 10, or 77 squared.
+    points = torch.tensor([[0.0], [0.1], [0.2], [0.3], [10], [22]], dtype=float64)
+    by_mean, by_median = (found(points, 2, medians=m) for m in (False, True))
+    assert (by_mean.label == by_mean.label[4]).tolist() == [False] * 4 + [True] * 2
+    assert (by_median.label == by_median.label[4]).tolist() == [True] * 5 + [False]
+    assert float(by_median.distance.sum()) == pytest.approx(10.2, abs=1e-6)
+    assert float(by_median.distance.sum()) == pytest.approx(
+        best(points, 2, lambda part: float((part - part.median(0).values).abs().sum())), abs=1e-6
+    )
