@@ -77,6 +77,19 @@ def test_the_named_model_that_validation_prefers_on_the_mean_over_seeds_is_score
     assert compare([run / "seed-0"]).sets[0][0].model == "own"
 
 
+def test_runs_with_different_graphs_are_compared_and_told_apart(tmp_path):
+    graphs = ("given", "shuffled")
+    runs = [
+        write(tmp_path / g, "sfl", [0.5, 0.7], federation={"partition": {"name": "iid"}, "graph": {"name": g}})
+        for g in graphs
+    ]
+    comparison = compare(runs)
+    assert [len(rows) for rows in comparison.sets] == [2]
+    lines = drawn(comparison)
+    assert any(line.startswith("sfl (shuffled)") for line in lines)
+    assert not comparison.warnings
+
+
 def test_an_error_is_sorted_and_counted_the_other_way(tmp_path):
     error = {"metric": "mse", "higher_is_better": False}
     local = write(tmp_path / "local", "local", [2.0, 1.0, 4.0, 3.0], **error)

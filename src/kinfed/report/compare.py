@@ -29,6 +29,7 @@ class Row:
     model: str  # the named model that validation prefers, which is scored here
     dataset: str
     federation: str  # how it was dealt to clients and split, as JSON
+    graph: str  # the known relation's name, which runs that are compared may differ in
     clients: int
     metric: str
     higher_is_better: bool
@@ -100,7 +101,7 @@ def table(comparison: Comparison) -> Table:
     """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it."""
     several = len(comparison.sets) > 1
     # Runs are numbered only where their method does not tell them apart.
-    twins = any(len({row.method for row in rows}) < len(rows) for rows in comparison.sets)
+    twins = any(len({(row.method, row.graph) for row in rows}) < len(rows) for rows in comparison.sets)
     lines: list[dict[str, str]] = []
     notes = [f"! {warning}" for warning in comparison.warnings]
     for i, rows in enumerate(comparison.sets):
@@ -142,7 +143,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "± over\nseeds": row.over_seeds,
     }
     return {
-        "method": row.method + (" *" if row.leaking else ""),
+        "method": row.method + f" ({row.graph})" * (row.graph != "given") + " *" * row.leaking,
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
@@ -210,7 +211,8 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             method=str(summary["method"]),
             model=model,
             dataset=str(summary["dataset"]),
-            federation=json.dumps(summary["federation"], sort_keys=True),
+            federation=json.dumps({k: v for k, v in summary["federation"].items() if k != "graph"}, sort_keys=True),
+            graph=str(summary["federation"].get("graph", {}).get("name", "given")),
             clients=int(summary["clients"]),
             metric=str(summary["metric"]),
             higher_is_better=bool(summary["higher_is_better"]),
