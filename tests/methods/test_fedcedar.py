@@ -1,0 +1,464 @@
+import math
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kinfed.client import Training
+from kinfed.errors import RunError, UsageError
+from kinfed.method import Params
+from kinfed.methods import FedAvg, FedCedar
+from kinfed.methods.fedcedar import Server
+from kinfed.optimiser import SGD
+from kinfed.seeding import tags
+
+pytestmark = pytest.mark.filterwarnings("ignore:fedcedar. round")
+
+float64 = torch.float64
+SIMILARITIES = ("relu", "shift", "softmax", "abs", "raw")
+CONVEX = ("relu", "shift", "softmax")
+VARIANTS = [
+    {},
+    {"clusters": 0, "steps": 1},  # AS-1
+    {"clusters": 2, "steps": 0},  # AS-2
+    {"clusters": 2, "distribution": "mean"},  # AS-3
+    {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.2},
+    {"clusters": 2, "feature": "delta", "similarity": "abs"},
+    {"clusters": 2, "feature": "head", "similarity": "shift", "floor": 0.3},
+    {"clusters": 2, "centre": "geometric_median", "similarity": "raw"},
+    {"clusters": 2, "init": "warm", "memory": "last_seen"},
+    {"clusters": 2, "init": "warm", "feature": "head", "restarts": 1},
+]
+
+
+def close(found, expected, atol=1e-6):
+    """Equal to the printed digits."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+def two_layers(norm=False):
+    middle = [nn.BatchNorm1d(3)] if norm else []
+    return nn.Sequential(nn.Linear(2, 3), *middle, nn.Tanh(), nn.Linear(3, 2)).double()
+
+
+def after(method, known, uploads, cohort=None, server=None, round=0):
+    """The server's state after the cohort (default: everyone) sent these models: [K, d]."""
+    server = method.start(known) if server is None else server
+    cohort = known.everyone if cohort is None else torch.as_tensor(cohort)
+    return method.aggregate(replace(known, round=round), server, cohort, Params(uploads))
+
+
+def sent(method, known, server):
+    """[N, d] what every client would be sent now."""
+    return method.send(known, server, known.everyone).theta
+
+
+@pytest.fixture
+def example(worked, roster):
+    """The worked numbers, six clients with two weights, and who stands for clusters 0, 1 and 2."""
+    return worked["fedcedar"], roster(6, size=2), torch.tensor([0, 2, 4])
+
+
+def test_clusters_by_hand(example):
+    numbers, known, leaders = example
+    server = after(FedCedar(clusters=3, steps=0), known, numbers["client_models"])
+    order = server.label[leaders]
+    assert torch.equal(order[numbers["labels"].long()], server.label)
+    close(server.theta[order], numbers["centers"], atol=1e-12)
+    close(server.objective, numbers["J_eq1_unsquared"])
+    close(server.share, torch.full((6,), 0.5, dtype=float64), atol=1e-15)
+    close(server.spread, torch.tensor(1.0, dtype=float64), atol=1e-12)
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_graph_and_mixing_by_hand(example, similarity):
+    numbers, known, leaders = example
+    name = {"softmax": "softmax_tau1"}.get(similarity, similarity)
+    method = FedCedar(clusters=3, steps=1, similarity=similarity)
+    close(method.connect(numbers["cos"]), numbers[f"R_{name}"], atol=1e-5 if similarity == "raw" else 2e-6)
+    server = after(method, known, numbers["client_models"])
+    order = server.label[leaders]
+    close(server.graph[order][:, order], numbers[f"R_{name}"])
+    close(server.theta[order], numbers[f"what_P1_{name}"])
+    server = after(replace(method, steps=2), known, numbers["client_models"])
+    close(server.theta[server.label[leaders]], numbers[f"what_P2_{name}"])
+    close(server.theta.mean(0), numbers[f"mean_P2_{name}"])
+
+
+def test_the_next_round_by_hand(example):
+    numbers, known, _ = example
+    known = replace(known, sizes=torch.ones(7, dtype=torch.int64), tags=tags([str(i) for i in range(7)]))
+    method = FedCedar(clusters=3)
+    server = after(method, known, numbers["client_models"], cohort=range(6))
+    received = sent(method, known, server)
+    close(received[:6], numbers["what_P2_relu"][numbers["labels"].long()])
+    close(received[6], numbers["mean_P2_relu"])
+
+
+def test_a_floor_is_kept_at_each_step(example):
+    numbers, known, leaders = example
+    method = FedCedar(clusters=3, floor=0.25)
+    server = after(method, known, numbers["client_models"])
+    step = 0.25 * torch.eye(3, dtype=float64) + 0.75 * numbers["R_relu"]
+    order = server.label[leaders]
+    close(server.graph[order][:, order], step @ step)
+    server = after(replace(method, floor=1.0), known, numbers["client_models"])
+    close(server.graph, torch.eye(3, dtype=float64), atol=1e-15)
+
+
+def near_parallel(cosine, count):
+    """[count, count] unit vectors with equal cosines."""
+    gram = torch.full((count, count), cosine, dtype=float64).fill_diagonal_(1)
+    return torch.linalg.cholesky(gram)
+
+
+@pytest.mark.parametrize("similarity", ["relu", "abs", "raw"])
+def test_models_that_resemble_each_other_are_averaged(worked, roster, similarity):
+    numbers = worked["fedcedar"]["near_parallel"]
+    count, cosine = int(numbers["K"]), float(numbers["c"])
+    known = roster(count, size=count)
+    method = FedCedar(clusters=count, similarity=similarity)
+    with pytest.warns(UserWarning, match=r"round 1: mixing leaves 1.7e-05 of the distance .* use feature='centred'"):
+        server = after(method, known, near_parallel(cosine, count))
+    close(server.spread, numbers["lambda2_P2"], atol=1e-11)
+    assert bool(server.warned)
+    one = after(replace(method, steps=1), known, near_parallel(cosine, count))
+    close(one.graph.diagonal(), numbers["R_diag"].expand(count))
+    close(one.spread, numbers["lambda2"])
+    lam = (1 - cosine) / (1 + (count - 1) * cosine)
+    expected = lam * torch.eye(count, dtype=float64) + (1 - lam) / count
+    close(one.graph, expected, atol=1e-9)
+    # Seen from their mean they are as unlike as can be, and nothing is mixed.
+    centred = after(replace(method, feature="centred", similarity="relu"), known, near_parallel(cosine, count))
+    close(centred.spread, torch.tensor(1.0, dtype=float64), atol=1e-9)
+
+
+def test_the_warning_comes_once_a_run(bowls):
+    settings = {"start": 100.0, "every": 2}
+    trial = bowls(FedCedar(clusters=2), [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings)
+    with pytest.warns(UserWarning, match="fedcedar: round 1: mixing") as said:
+        server = trial.run(4)
+    assert len(said) == 1
+    assert "\n" not in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trial.run(6, begin=4, server=server)  # the state remembers that it was said
+        # Nothing collapses without mixing, and whoever asks for the mean is not told that it is the mean.
+        for other in (FedCedar(clusters=2, steps=0), FedCedar(clusters=2, distribution="mean"), FedCedar(clusters=1)):
+            bowls(other, [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings).run(3)
+
+
+def test_raw_cosines_that_cancel_are_an_error(roster):
+    with pytest.raises(RunError, match="cosines of one centre sum to zero"):
+        after(FedCedar(clusters=2, similarity="raw"), roster(2, size=2), torch.tensor([[1.0, 0], [-1, 0]]).double())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 4), st.sampled_from(CONVEX), st.integers(0, 10_000))
+def test_mixed_centres_are_convex_and_follow_from_the_graph(roster, count, clusters, steps, similarity, seed):
+    known, uploads = roster(count, two_layers()), None
+    uploads = random(count, known.layout.size, seed=seed)
+    method = FedCedar(clusters=clusters, steps=steps, similarity=similarity)
+    plain, one, mixed = (after(replace(method, steps=p), known, uploads) for p in (0, 1, steps))
+    assert torch.equal(plain.label, mixed.label)
+    assert (mixed.graph >= 0).all()
+    close(mixed.graph.sum(1), torch.ones(len(mixed.graph), dtype=float64), atol=1e-12)
+    theta = plain.theta
+    for _ in range(steps):
+        theta = one.graph @ theta
+    close(mixed.theta, theta, atol=1e-12)
+    assert (mixed.theta <= uploads.max(0).values + 1e-12).all()
+    assert (mixed.theta >= uploads.min(0).values - 1e-12).all()
+    assert (one.graph.diagonal() >= 1 / len(one.graph) - 1e-12).all()
+    means = torch.stack([uploads[plain.label == k].mean(0) for k in range(len(plain.theta))])
+    close(plain.theta, means, atol=1e-12)
+    close(mixed.objective, (uploads - means[plain.label]).norm(dim=1).sum(), atol=1e-6)
+    if len(means) > 1:
+        ratio = (mixed.theta - mixed.theta.mean(0)).norm() / (means - means.mean(0)).norm()
+        close(mixed.spread, ratio, atol=1e-9)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(VARIANTS), st.integers(0, 10_000))
+def test_the_relation_says_what_is_sent(roster, settings, seed):
+    # For every variant, and clients that are absent in turn.
+    known, method = roster(7, two_layers()), FedCedar(**settings)
+    server = None
+    for round, cohort in enumerate(([0, 2, 3, 6], [0, 1, 3, 4, 5], [2, 3, 4, 5, 6])):
+        uploads = random(len(cohort), known.layout.size, seed=seed + round) + 3
+        server = after(method, known, uploads, cohort, server, round)
+        relation = method.relation(known, server, torch.tensor(cohort))
+        everyone = torch.zeros(7, known.layout.size, dtype=float64).index_copy(0, torch.tensor(cohort), uploads)
+        close(relation @ everyone, sent(method, known, server), atol=1e-9)
+        close(relation.sum(1), torch.ones(7, dtype=float64), atol=1e-9)
+
+
+def test_every_client_a_node(roster):
+    # AS-1: the graph of the models themselves, by a loop over pairs.
+    known = roster(4, two_layers())
+    uploads = random(4, known.layout.size) + 0.3
+    weights = torch.tensor([[max(0.0, float(torch.cosine_similarity(a, b, dim=0))) for b in uploads] for a in uploads])
+    weights = (weights / weights.sum(1, keepdim=True)).double()
+    for clusters in (0, 4, 9):
+        method = FedCedar(clusters=clusters, steps=1)
+        close(sent(method, known, after(method, known, uploads)), weights @ uploads, atol=1e-6)
+    alike = uploads[[0, 0, 1, 1]]  # two of a kind are two nodes, but they would be one cluster
+    assert len(after(FedCedar(clusters=0), known, alike).theta) == 4
+    assert len(after(FedCedar(clusters=4), known, alike).theta) == 2
+
+
+def test_features_by_a_loop_over_pairs(roster):
+    known = roster(5, two_layers())
+    layout, everyone = known.layout, known.everyone
+    method = FedCedar(clusters=0, steps=1)
+    uploads = random(5, layout.size)
+    server = after(method, known, random(5, layout.size, seed=1) + 1)
+    before = sent(method, known, server)
+    head = layout.index(layout.head)
+    assert len(head) == 8
+    for feature, described in {
+        "params": uploads,
+        "centred": uploads - uploads.mean(0),
+        "delta": uploads - before,
+        "head": uploads[:, head],
+    }.items():
+        mine = replace(method, feature=feature)
+        graph = mine.aggregate(known, server, everyone, Params(uploads)).graph
+        close(graph, mine.connect(torch.corrcoef(torch.cat([described, -described], 1))), atol=1e-9)
+    same = uploads[:1].repeat(5, 1)
+    same[:, 0] = torch.arange(5.0)  # only the base differs
+    assert len(after(FedCedar(feature="head"), known, same).theta) == 1
+    assert len(after(FedCedar(feature="params"), known, same).theta) == 5
+
+
+def test_running_statistics_are_averaged_and_not_compared(roster):
+    known = roster(4, two_layers(norm=True))
+    uploads = random(4, known.layout.size)
+    buffers = ~known.layout.trainable
+    assert buffers.any()
+    loud = uploads.clone()
+    loud[:, buffers] *= 1000
+    for method in (FedCedar(clusters=2), FedCedar(clusters=2, feature="centred"), FedCedar(clusters=2, feature="head")):
+        quiet, server = after(method, known, uploads), after(method, known, loud)
+        assert torch.equal(quiet.label, server.label)
+        close(server.spread, quiet.spread, atol=1e-12)
+        scale = torch.where(buffers, 1000.0, 1.0)
+        torch.testing.assert_close(server.theta, quiet.theta * scale, rtol=1e-9, atol=1e-12)
+
+
+def test_one_cluster_is_unweighted_fedavg(bowls, executor):
+    clients = {"h": [1.0, 2.0, 1.5], "epochs": 2, "executor": executor}
+    equal = bowls(FedAvg(), [0.0, 4.0, 9.0], **clients)
+    expected = equal.run(3).theta
+    trial = bowls(FedCedar(clusters=1), [0.0, 4.0, 9.0], copies=[1, 2, 3], **clients)
+    server = trial.run(3)
+    close(server.theta[0], expected, atol=1e-13)
+    close(trial.loss("received"), equal.loss("shared"), atol=1e-12)
+    # Who took part and who did not are sent the same.
+    known = trial.roster
+    partly = after(FedCedar(clusters=1), known, random(2, 1), cohort=[0, 2])
+    received = sent(FedCedar(clusters=1), known, partly)
+    close(received, received[:1].expand(3, 1), atol=1e-15)
+
+
+def test_the_mean_of_equal_and_symmetric_clusters_is_fedavg(roster):
+    known = roster(4, size=2)
+    uploads = torch.tensor([[1.0, 0.1], [1.1, 0], [0.1, 1.0], [0.1, 1.3]], dtype=float64)
+    method = FedCedar(clusters=2, distribution="mean")  # a 2 x 2 graph of cosines is symmetric
+    received = sent(method, known, after(method, known, uploads))
+    close(received, uploads.mean(0).expand(4, 2), atol=1e-12)
+    for cohort in ([0, 1, 2], [0, 2, 3]):
+        received = sent(method, known, after(method, known, uploads[cohort], cohort))
+        assert (received - uploads[cohort].mean(0)).abs().max() > 0.05  # clusters of two and one weigh the same
+        close(received[3], received[0], atol=1e-15)
+
+
+def test_identical_models_are_one_cluster(roster):
+    known = roster(5, two_layers())
+    model = random(1, known.layout.size)
+    for similarity in SIMILARITIES:
+        for feature in ("params", "centred", "delta", "head"):
+            method = FedCedar(similarity=similarity, feature=feature)
+            server = after(method, known, model.expand(5, -1))
+            assert server.theta.shape == model.shape
+            close(sent(method, known, server), model.expand(5, -1), atol=1e-12)
+            assert float(server.spread) == 1
+    parallel = FedCedar(clusters=4, steps=3)  # all cosines 1: the plain mean of the centres, whatever their length
+    uploads = torch.tensor([[1.0], [2], [4], [9]], dtype=float64) * model
+    close(sent(parallel, known, after(parallel, known, uploads, range(4)))[0], 4 * model[0], atol=1e-9)
+
+
+def test_many_steps_forget_where_they_began(roster):
+    known = roster(5, two_layers())
+    uploads = random(5, known.layout.size)
+    method = FedCedar(clusters=4, steps=400, similarity="shift")
+    one, plain = (after(replace(method, steps=p), known, uploads) for p in (1, 0))
+    values, vectors = torch.linalg.eig(one.graph.T)
+    perron = vectors[:, values.real.argmax()].real
+    limit = perron / perron.sum() @ plain.theta
+    close(after(method, known, uploads).theta, limit.expand(4, -1), atol=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(VARIANTS), st.integers(0, 1000), st.randoms(use_true_random=False))
+def test_reordering_clients_reorders_what_they_are_sent(roster, settings, seed, shuffle):
+    known, method = roster(6, two_layers()), FedCedar(**settings)
+    order = list(range(6))
+    shuffle.shuffle(order)
+    renamed = replace(known, tags=known.tags[order])
+    place = torch.tensor(order).argsort()
+    here = there = None
+    for round, cohort in enumerate((torch.tensor([0, 1, 3, 4]), torch.tensor([1, 2, 3, 4, 5]))):
+        uploads = random(len(cohort), known.layout.size, seed=seed + round)
+        here = after(method, known, uploads, cohort, here, round)
+        moved = place[cohort].sort()
+        there = after(method, renamed, uploads[moved.indices], moved.values, there, round)
+        close(sent(method, renamed, there), sent(method, known, here)[order], atol=1e-10)
+        if method.clusters:
+            assert torch.equal(there.label, here.label[order])  # even the numbers of the clusters
+
+
+@pytest.mark.parametrize("feature", ["params", "centred", "delta", "head"])
+@pytest.mark.parametrize("scale", [1e-9, 1e6])
+def test_the_scale_of_all_models_does_not_matter(roster, feature, scale):
+    known = roster(5, two_layers())
+    uploads, method = random(5, known.layout.size), FedCedar(clusters=3, feature=feature)
+    other = replace(known, theta=known.theta * scale)
+    plain, scaled = after(method, known, uploads), after(method, other, uploads * scale)
+    assert torch.equal(plain.label, scaled.label)
+    close(scaled.graph, plain.graph, atol=1e-9)
+    torch.testing.assert_close(scaled.theta / scale, plain.theta, rtol=1e-9, atol=1e-9)
+
+
+def test_who_is_sent_what(roster):
+    known = roster(5, size=2)
+    method = FedCedar(clusters=2, steps=1)
+    server = method.start(known)
+    assert torch.equal(sent(method, known, server), known.theta.expand(5, -1))
+    pair = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=float64)
+    server = after(method, known, pair, [1, 3], server)
+    # Orthogonal, so nothing is mixed: each its own, and the mean for whoever was absent.
+    half = torch.tensor([0.5, 0.5], dtype=float64)
+    close(sent(method, known, server), torch.stack([half, pair[0], half, pair[1], half]), atol=1e-15)
+    server = after(method, known, 2 * pair, [0, 3], server, 1)
+    # Client 1 took part two rounds ago, clients 2 and 4 never.
+    close(sent(method, known, server), torch.stack([2 * pair[0], 2 * half, 2 * half, 2 * pair[1], 2 * half]), 1e-15)
+    assert server.label.tolist().count(-1) == 3
+    close(server.share, torch.tensor([1.0, 0, 0, 1, 0], dtype=float64), atol=1e-15)
+
+
+def test_remembered_clusters(roster):
+    known = roster(4, size=2)
+    method = FedCedar(clusters=2, steps=0, init="warm", memory="last_seen")
+    forgetful = replace(method, memory="previous_round")
+    ends = torch.tensor([[5.0, 0.0], [0.0, 5.0]], dtype=float64)
+    server = start = after(method, known, ends + 0.1 * random(2, 2), [0, 1])
+    first, second = server.label[:2].tolist()
+    for round in range(1, 6):  # centres drift apart and keep their numbers
+        drift = 1 + 0.1 * round
+        here = after(method, known, drift * ends.flip(0), [2, 3], server, round)
+        assert here.label.tolist() == [first, second, second, first]
+        close(sent(method, known, here), drift * ends[[0, 1, 1, 0]], atol=1e-12)
+        # Without a memory those of two rounds ago are sent the mean.
+        other = after(forgetful, known, drift * ends.flip(0), [2, 3], server, round)
+        assert other.label.tolist() == [-1, -1, second, first]
+        server = here
+    # One model alone cannot keep two clusters apart: their numbers mean nothing any more.
+    alone = after(method, known, ends[:1], [2], start, 1)
+    assert alone.label.tolist() == [-1, -1, 0, -1]
+    assert after(method, known, ends, [0, 3], alone, 2).label.tolist().count(-1) == 2
+
+
+def test_warm_centres_keep_their_numbers(roster):
+    # With each feature: the same three bundles round after round.
+    known = roster(6, two_layers())
+    bundles = 5 * random(3, known.layout.size)[[0, 1, 2, 2, 1, 0]]
+    for feature in ("params", "centred", "head"):
+        method = FedCedar(clusters=3, init="warm", feature=feature, steps=0)
+        server, labels = None, set()
+        for round in range(4):
+            uploads = bundles + 0.1 * random(6, known.layout.size, seed=round)
+            server = after(method, known, uploads, None, server, round)
+            labels.add(tuple(server.label.tolist()))
+        assert len(labels) == 1
+
+
+def test_medians_withstand_an_outlier(roster):
+    known = roster(5, size=2)
+    uploads = torch.tensor([[1.0, 1], [1, 1], [1, 1], [40, 0], [0, 30]], dtype=float64)
+    mean, median = (after(FedCedar(clusters=1, centre=c), known, uploads) for c in ("mean", "geometric_median"))
+    close(median.theta, uploads[:1], atol=1e-4)
+    close(mean.theta, uploads.mean(0, keepdim=True), atol=1e-12)
+    assert median.objective < mean.objective
+    expected = math.hypot(39, 1) + math.hypot(1, 29)
+    close(median.objective, torch.tensor(expected, dtype=float64), atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", VARIANTS)
+def test_both_executors(noisy, examples, perceptron, settings):
+    x, y = noisy(6, 2, sizes=[5, 9, 3, 7, 8, 4])
+    training = Training(2, 4, SGD(0.1))
+    runs = []
+    for executor in ("loop", "vmap"):
+        trial = examples(perceptron(), x, y, FedCedar(**settings), training=training, executor=executor)
+        server = trial.run(4, participation=0.5)
+        runs.append((server, trial.headline, trial.loss("tuned"), trial.loss("received")))
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
+
+
+def test_scored_after_and_before_local_training(bowls, executor):
+    # Half a step towards the optimum: E epochs from what a client would be sent next.
+    trial = bowls(FedCedar(clusters=2, steps=0), [-1.0, 3.0], lr=0.5, executor=executor)
+    server = trial.run(1)
+    received = sent(trial.method, trial.roster, server)
+    close(received.squeeze(1), torch.tensor([-0.5, 1.5], dtype=float64), atol=1e-12)
+    assert trial.history.headline == "tuned"
+    close(trial.headline.squeeze(1), torch.tensor([-0.75, 2.25], dtype=float64), atol=1e-12)
+    close(trial.loss("received"), torch.tensor([0.125, 1.125], dtype=float64), atol=1e-12)
+    close(trial.loss("tuned"), torch.tensor([0.03125, 0.28125], dtype=float64), atol=1e-12)
+
+
+def test_the_server_keeps_clusters_and_not_clients(roster):
+    known = roster(50, two_layers())
+    d = known.layout.size
+    server = after(FedCedar(clusters=3), known, random(20, d), range(20))
+    assert isinstance(server, Server)
+    assert [tuple(t.shape) for t in server] == [(3, d), (3, 3), (50,), (50,), (0, 0), (), (), ()]
+    assert tuple(after(FedCedar(clusters=3, init="warm"), known, random(20, d), range(20)).centre.shape) == (3, d)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"clusters": -1}, "clusters and steps must be zero or more, restarts at least 1; got clusters=-1"),
+        ({"steps": -1}, "steps=-1"),
+        ({"restarts": 0}, "restarts=0"),
+        ({"tau": 0.0}, "tau must be positive"),
+        ({"floor": 1.5}, r"floor lie in \[0, 1\]; got tau=1.0, floor=1.5"),
+        ({"feature": "weights"}, "feature must be one of params, centred, delta, head; got 'weights'"),
+        ({"similarity": "cosine"}, "similarity must be one of relu, shift, softmax, abs, raw; got 'cosine'"),
+        ({"centre": "median"}, "centre must be one of mean, geometric_median"),
+        ({"init": "cold"}, "init must be one of fresh, warm"),
+        ({"memory": "all"}, "memory must be one of previous_round, last_seen"),
+        ({"distribution": "none"}, "distribution must be one of precise, mean"),
+        ({"init": "warm", "clusters": 0}, "clusters=0 has none"),
+        ({"memory": "last_seen"}, "memory='last_seen' needs init='warm'"),
+    ],
+)
+def test_refuses(wrong, said):
+    with pytest.raises(UsageError, match=f"^fedcedar: .*{said}"):
+        FedCedar(**wrong)
+
+
+def test_refuses_a_head_that_is_not_there(roster):
+    with pytest.raises(UsageError, match="no linear layer"):
+        FedCedar(feature="head").start(roster(2, nn.Sequential(nn.Conv2d(1, 1, 1))))
