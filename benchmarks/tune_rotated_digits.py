@@ -30,6 +30,13 @@ GRID = {
     "fedrep": {"head_epochs": [1, 2, 5, 10], "base_epochs": [1, 2]},
     "per-fedavg": {"alpha": [0.03, 0.1, 0.3], "beta": [0.03, 0.1, 0.2], "adapt_steps": [1, 10]},
     "pfedhn": {"lr": [0.003, 0.01, 0.03, 0.1, 0.3], "embedding": [6, 20], "weight_decay": [0.0]},
+    "panacea": {  # with the oracle graph, as the data has none
+        "federation.graph": ["oracle"],
+        "optimiser": ["adam"],
+        "lr": [0.001, 0.003, 0.01],
+        "reconstruction": [0.0, 0.1, 1.0],
+        "steps": [3, 10],
+    },
     "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [1]},
     "sfl": {
         "structure": ["similarity"],
@@ -67,7 +74,7 @@ def score(overrides):
 
 def main(names):
     for name in names:
-        grid = TRAINING if name == "training" else {f"method.{k}": v for k, v in GRID[name].items()}
+        grid = TRAINING if name == "training" else {k if "." in k else f"method.{k}": v for k, v in GRID[name].items()}
         method = "local" if name == "training" else name
         results = []
         for values in itertools.product(*grid.values()):
