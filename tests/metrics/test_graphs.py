@@ -9,9 +9,11 @@ from sklearn.metrics import rand_score, roc_auc_score
 from kinfed.errors import UsageError
 from kinfed.metrics.graphs import (
     adjusted_rand_index,
+    clusters,
     distance_from_uniform,
     edge_auroc,
     group_weights,
+    rand_by_round,
     rand_index,
     row_entropy,
 )
@@ -158,3 +160,32 @@ def test_unusable_rows_and_clusterings_are_refused():
     for index in (rand_index, adjusted_rand_index):
         with pytest.raises(UsageError, match="2 clients need 2 group labels; got 3"):
             index(torch.tensor([0, 1]), torch.tensor([0, 1, 1]))
+
+
+def mixtures(label, absent=()):
+    """A relation in which clients with one label, those absent apart, give equally to each other."""
+    label = torch.tensor(label)
+    same = (label[:, None] == label[None, :]).float()
+    same[:, list(absent)] = 0
+    same[same.sum(1) == 0] = 1 - torch.eye(len(label))[list(absent)].sum(0)  # absent: the mean
+    return same / same.sum(1, keepdim=True)
+
+
+def test_clusters_are_read_off_a_relation():
+    found = clusters(mixtures([7, 1, 7, 1, 3, 7], absent=[2])).tolist()
+    assert found[2] == -1
+    assert found[0] == found[5]
+    assert found[1] == found[3]
+    assert len(set(found)) == 4
+    assert len(set(clusters(torch.full((3, 3), 1 / 3)).tolist())) == 1
+    assert clusters(torch.stack([mixtures([0, 0, 1]), mixtures([0, 1, 1])])).unique().numel() == 3
+
+
+def test_rand_index_over_rounds():
+    truth = torch.tensor([0, 0, 1, 1, 2, 2, 2])
+    rounds = [mixtures([5, 5, 1, 2, 2, 2, 9], absent=[6]), mixtures([4, 4, 3, 3, 1, 1, 0], absent=[6])]
+    found = rand_by_round(torch.stack(rounds), truth)
+    assert found.shape == (2, 2)
+    assert found[0].tolist() == pytest.approx([0.8, adjusted_rand_index(torch.tensor([0, 0, 1, 2, 2, 2]), truth[:6])])
+    assert found[1].tolist() == [1, 1]
+    assert rand_by_round(torch.zeros(0, 7, 7), truth).shape == (0, 2)

@@ -75,6 +75,30 @@ def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
     return float(adjusted_rand_score(a.cpu().numpy(), b.cpu().numpy()))
 
 
+def clusters(relation: Tensor) -> Tensor:
+    """[N] int64: clients who receive the same mixture share a label; -1 for those of whom nobody receives anything.
+
+    With a method that clusters its cohort (FedCedar, CFL) these are its clusters, and -1 stands for absent clients.
+    """
+    weights = _mean_over_layers(relation)
+    label: Tensor = weights.unique(dim=0, return_inverse=True)[1]
+    return label.masked_fill((weights == 0).all(0), -1)
+
+
+def rand_by_round(relations: Tensor, groups: Tensor) -> Tensor:
+    """[T, 2] the Rand and the adjusted Rand index of the clusters in relations: [T, N, N] against groups: [N].
+
+    Each round is judged on the clients that its clusters hold. `relations` is what a run's relations.npz keeps.
+    """
+    found = []
+    for relation in relations:
+        label = clusters(relation)
+        here = label >= 0
+        pair = label[here], _labels(groups)[here]
+        found.append([rand_index(*pair), adjusted_rand_index(*pair)])
+    return torch.tensor(found, dtype=torch.float64).view(-1, 2)
+
+
 def _mean_over_layers(relation: Tensor) -> Tensor:
     """[N, N] float64 on the CPU."""
     if relation.ndim not in (2, 3) or relation.shape[-1] != relation.shape[-2] or 0 in relation.shape:
