@@ -552,3 +552,14 @@ def test_features_of_a_head_need_one(roster):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match=f"pfedgat: .*{next(iter(wrong))}"):
         PFedGAT(**wrong)
+
+
+def test_delta_counts_each_clients_own_steps(roster):
+    # Two epochs in batches of 16 at rate 0.01: 2 steps for 5 examples, 6 for 40. Raw weights move by minus G.
+    known, uploads = roster(2, size=3, sizes=[5, 40]), random(2, 3)
+    method = PFedGAT(graph="raw", channel="delta", feedback="train", lr=1.0)
+    server = ready(method, known, Pairs(torch.full((2, 2), 0.5, dtype=float64)), uploads)
+    again = random(2, 3, seed=1)
+    after = method.aggregate(known, server, known.everyone, Upload(again, again[:, :0])).network.weights
+    steps = torch.tensor([2.0, 6.0], dtype=float64)[:, None]
+    close(after - 0.5, (again - server.theta) @ uploads.T / (0.01 * steps), atol=1e-10)
