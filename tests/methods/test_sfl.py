@@ -454,6 +454,15 @@ def test_absent_models_are_passed_on_and_unknown_ones_are_not(roster):
     close(found["cohort"], torch.tensor([2.0, 10.0, 10.0, 10.0, 10.0], dtype=float64), atol=1e-12)
 
 
+def test_outside_the_cohort_a_client_still_counts_for_itself(roster):
+    known = linked(roster(2, size=1), torch.ones(2, 2))
+    method = SFL(absent="cohort")
+    server = aggregated(method, known, torch.tensor([[2.0], [4.0]], dtype=float64))
+    server = method.aggregate(known, server, torch.tensor([0]), Params(torch.tensor([[8.0]], dtype=float64)))
+    close(mixed(method, known, server), torch.tensor([[8.0], [6.0]], dtype=float64), atol=1e-14)
+    close(server.common, torch.tensor([1.0, 0.0], dtype=float64), atol=1e-14)
+
+
 def test_a_client_that_nobody_knows_keeps_the_initial_model(roster):
     known = linked(roster(3, size=2), torch.tensor([[0.0, 1, 0], [1, 0, 0], [0, 0, 0]]))
     server = aggregated(SFL(steps=2), known, normal(1, 2), [0])
