@@ -399,6 +399,7 @@ def test_one_point_sends_and_scores_the_moved_mix(bowls, executor):
         if round:
             losses.append((server.theta - held).square().sum(1) / 2)
         server = trial.run(round + 1, begin=round, server=server)
+        assert before is None or server.key != before.key  # every mix has signs of its own
         signs = draw_signs(server.key, known.tags, known.tags, True).double()
         weights = attend(server.network, server.uploads, 0.2)
         close(server.theta, (weights + 0.1 * signs) @ server.uploads, atol=1e-12)
