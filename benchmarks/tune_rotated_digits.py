@@ -44,6 +44,13 @@ GRID = {
         "begin": ["own", "mixed"],
         "pull": [0.01, 0.03, 0.1],
     },
+    "fedcedar": {
+        "similarity": ["softmax"],
+        "steps": [1],
+        "feature": ["params", "centred"],
+        "tau": [0.01, 0.1, 1.0],
+        "clusters": [3, 5, 8],
+    },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
     "pfedgat": {"lr": [0.1, 1.0, 10.0], "features": ["full", "delta"], "heads": [1, 4, 8]},

@@ -25,6 +25,7 @@ LINKS = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 4], [1, 4]])  # of clients; th
 ROUNDS = 4
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
+    "fedcedar": {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.5},
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
     "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
     "pfedhn": {"hidden": 7},

@@ -10,6 +10,7 @@ from torch import nn
 
 from kinfed.client import Training
 from kinfed.errors import RunError, UsageError
+from kinfed.layout import Layout
 from kinfed.method import Params
 from kinfed.methods import FedAvg, FedCedar
 from kinfed.methods.fedcedar import Server
@@ -254,6 +255,15 @@ def test_running_statistics_are_averaged_and_not_compared(roster):
         torch.testing.assert_close(server.theta, quiet.theta * scale, rtol=1e-9, atol=1e-12)
 
 
+def test_running_statistics_inside_the_head_are_not_compared(roster):
+    module = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))).double()
+    known = roster(4, module)
+    known = replace(known, layout=Layout.of(module, "1"))
+    uploads = torch.zeros(4, known.layout.size, dtype=float64) + 1
+    uploads[:, ~known.layout.trainable] = random(4, 4)
+    assert len(after(FedCedar(feature="head"), known, uploads).theta) == 1
+
+
 def test_one_cluster_is_unweighted_fedavg(bowls, executor):
     clients = {"h": [1.0, 2.0, 1.5], "epochs": 2, "executor": executor}
     equal = bowls(FedAvg(), [0.0, 4.0, 9.0], **clients)
@@ -291,6 +301,8 @@ def test_identical_models_are_one_cluster(roster):
             assert server.theta.shape == model.shape
             close(sent(method, known, server), model.expand(5, -1), atol=1e-12)
             assert float(server.spread) == 1
+            idle = after(method, known, known.theta.expand(5, -1))  # nothing was learned: every change is exactly zero
+            close(sent(method, known, idle), known.theta.expand(5, -1), atol=1e-12)
     parallel = FedCedar(clusters=4, steps=3)  # all cosines 1: the plain mean of the centres, whatever their length
     uploads = torch.tensor([[1.0], [2], [4], [9]], dtype=float64) * model
     close(sent(parallel, known, after(parallel, known, uploads, range(4)))[0], 4 * model[0], atol=1e-9)
