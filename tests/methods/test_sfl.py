@@ -337,6 +337,15 @@ def test_equal_models_have_equal_rows(roster, structure):
     close(same, torch.full((6, 6), 1 / 6, dtype=float64), atol=1e-9)
 
 
+def test_of_equally_near_models_the_first_are_linked(roster):
+    graph = aggregated(
+        SFL(structure="similarity", neighbours=4), roster(300, size=1), torch.ones(300, 1).double()
+    ).graph
+    for i, row in enumerate(graph):
+        others = [j for j in range(4) if j != i][:3]
+        assert sorted(row.nonzero().flatten().tolist()) == sorted([i, *others])
+
+
 def test_nearer_models_weigh_more(roster):
     theta = torch.cat([normal(3, 4, seed=1), normal(3, 4, seed=2) + 10])
     for structure in ("similarity", "qp"):
