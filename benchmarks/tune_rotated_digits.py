@@ -53,7 +53,7 @@ GRID = {
     },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
-    "pfedgat": {"lr": [0.1, 1.0, 10.0], "features": ["full", "delta"], "heads": [1, 4, 8]},
+    "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
 }
 
 

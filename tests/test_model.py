@@ -43,6 +43,7 @@ def test_patterns_choose_tensors_and_name_the_nearest():
         layout.match(["4.wieght"])
     with pytest.raises(UsageError, match="no layer 'haed'"):
         Layout.of(network(), head="haed")
+    assert Layout.of(nn.Linear(2, 1)).head == {"weight", "bias"}
     with pytest.raises(UsageError, match="no trainable parameter"):
         Layout.of(nn.ReLU())
 

@@ -68,9 +68,9 @@ class Layout:
             start = at
         if not layers:
             raise UsageError("the model has no trainable parameter, so there is nothing to learn")
-        head = linear if head is None else head
-        inside = {e.name for e in entries if head and e.name.startswith(head + ".")}
-        if head and not inside:
+        head = linear if head is None else head  # "" is the whole module
+        inside = {e.name for e in entries if head is not None and e.name.startswith(f"{head}." if head else "")}
+        if head is not None and not inside:
             paths = [path for path, _ in module.named_modules() if path]
             raise UsageError(f"the model has no layer '{head}' to serve as head; {nearest(head, paths)}")
         return Layout(tuple(entries), tuple(layers), frozenset(inside))
