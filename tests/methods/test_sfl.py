@@ -353,7 +353,7 @@ def test_nearer_models_weigh_more(roster):
         assert (graph[:3, :3].min() > graph[:3, 3:].max()) & (graph[3:, 3:].min() > graph[3:, :3].max())
 
 
-@pytest.mark.parametrize(("pull", "gamma"), [(0.3, 1.0), (2.0, 0.2), (0.0, 1.0)])
+@pytest.mark.parametrize(("pull", "gamma"), [(0.3, 1.0), (2.0, 0.2), (0.0, 1.0), (5.0, 0.001)])
 @pytest.mark.parametrize("most", [3, 6])
 def test_quadratic_programme(roster, pull, gamma, most):
     theta = normal(6, 4, seed=5)
@@ -407,6 +407,13 @@ def test_released_structure_by_autograd(roster):
     start = known.graph.weights + torch.eye(5)
     expected = 0.7 * start / start.sum(1, keepdim=True) + 0.3 * expected
     close(aggregated(method, known, theta).graph, expected, atol=1e-9)
+
+
+def test_released_structure_does_not_link_to_the_unseen(roster):
+    method = SFL(structure="official", beta=1.0)
+    graph = aggregated(method, roster(12, size=3), normal(6, 3), [0, 2, 4, 6, 8, 10]).graph
+    assert (graph[::2, ::2] > 0).sum() == 15  # one way of every pair
+    assert (graph[::2, 1::2] == 0).all()
 
 
 def test_similar_in_what(roster):
