@@ -104,11 +104,12 @@ def test_the_next_round_by_hand(example):
     close(received[6], numbers["mean_P2_relu"])
 
 
-def test_a_floor_is_kept_at_each_step(example):
+@pytest.mark.parametrize("similarity", ["relu", "shift"])
+def test_a_floor_is_kept_at_each_step(example, similarity):
     numbers, known, leaders = example
-    method = FedCedar(clusters=3, floor=0.25)
+    method = FedCedar(clusters=3, floor=0.25, similarity=similarity)
     server = after(method, known, numbers["client_models"])
-    step = 0.25 * torch.eye(3, dtype=float64) + 0.75 * numbers["R_relu"]
+    step = 0.25 * torch.eye(3, dtype=float64) + 0.75 * numbers[f"R_{similarity}"]
     order = server.label[leaders]
     close(server.graph[order][:, order], step @ step)
     server = after(replace(method, floor=1.0), known, numbers["client_models"])
@@ -247,9 +248,11 @@ def test_running_statistics_are_averaged_and_not_compared(roster):
     assert buffers.any()
     loud = uploads.clone()
     loud[:, buffers] *= 1000
-    for method in (FedCedar(clusters=2), FedCedar(clusters=2, feature="centred"), FedCedar(clusters=2, feature="head")):
+    for feature in ("params", "centred", "delta", "head"):
+        method = FedCedar(clusters=3, feature=feature, similarity="shift")
         quiet, server = after(method, known, uploads), after(method, known, loud)
         assert torch.equal(quiet.label, server.label)
+        close(server.graph, quiet.graph, atol=1e-12)
         close(server.spread, quiet.spread, atol=1e-12)
         scale = torch.where(buffers, 1000.0, 1.0)
         torch.testing.assert_close(server.theta, quiet.theta * scale, rtol=1e-9, atol=1e-12)
