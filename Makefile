@@ -11,7 +11,7 @@ BIN = .venv/bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-DEMO = local fedavg fedavg-ft cfl fedamp fedaghn pfedgat
+DEMO = local fedavg fedavg-ft cfl fedamp sfl fedcedar fedaghn pfedgat
 
 demo: .venv/installed
 	rm -rf runs/demo

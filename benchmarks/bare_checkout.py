@@ -47,7 +47,7 @@ def main():
                 "Written by `python benchmarks/bare_checkout.py`: a fresh clone, then `make demo`, on",
                 f"{platform.processor() or platform.machine()}, Python {platform.python_version()}.",
                 "",
-                f"Creating `.venv` and installing (packages downloaded): {installed - begun:.0f} s. Seven methods on",
+                f"Creating `.venv` and installing (packages downloaded): {installed - begun:.0f} s. Nine methods on",
                 f"rotated digits, imports, pictures and comparison included: {ended - installed:.0f} s. The end:",
                 "",
                 "```",

@@ -148,8 +148,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
     )
-    # Without the graph: what a graph is worth is seen by comparing runs that differ in nothing else.
-    dealt = {key: value for key, value in table["federation"].items() if key != "graph"}
+    dealt = table["federation"]
     return _write(run, table["method"]["name"], dealt["dataset"]["name"], dealt, out)
 
 

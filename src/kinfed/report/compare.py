@@ -211,6 +211,7 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             method=str(summary["method"]),
             model=model,
             dataset=str(summary["dataset"]),
+            # What a graph is worth is seen by comparing runs that differ in nothing else.
             federation=json.dumps({k: v for k, v in summary["federation"].items() if k != "graph"}, sort_keys=True),
             graph=str(summary["federation"].get("graph", {}).get("name", "given")),
             clients=int(summary["clients"]),
