@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -169,14 +169,9 @@ class _Bar:
     """The live progress bar: rounds, the headline score on validation data, time left."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
-        columns = (
-            BarColumn(30),
-            MofNCompleteColumn(),
-            TextColumn("rounds  {task.fields[score]}"),
-            TimeRemainingColumn(),
-        )
+        columns = (BarColumn(30), TextColumn("{task.description}"), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
-        self._task = self._bar.add_task("", total=None, score="")
+        self._task = self._bar.add_task("loading data and model", total=None)
 
     def __enter__(self) -> "_Bar":
         self._bar.start()
@@ -187,12 +182,12 @@ class _Bar:
 
     def update(self, history: History, rounds: int) -> None:
         """Show where a run stands."""
-        score = ""
+        said = f"round {history.done} of {rounds}"
         if history.rounds:
             metric, name = history.task.metric, history.headline
             split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
-            score = f"{split} {metric} {history.scores[-1][name, split, metric].mean():.3f}"
-        self._bar.update(self._task, completed=history.done, total=rounds, score=score)
+            said += f", {split} {metric} {history.scores[-1][name, split, metric].mean():.3f}"
+        self._bar.update(self._task, completed=history.done, total=rounds, description=said)
 
 
 def _show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -> None:
