@@ -67,6 +67,13 @@ def test_distances_keep_their_digits_far_from_the_origin():
     torch.testing.assert_close(distances([moved]), expected, rtol=1e-9, atol=1e-9)
 
 
+def test_points_closer_than_rounding_are_identical():
+    apart = distances([torch.tensor([[0.0], [1e-8], [1e-3], [1.0]], dtype=float64)])
+    assert count_distinct(apart) == 3
+    assert apart[0, 1] == 0
+    assert apart[0, 2] == pytest.approx(1e-6)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 1000))
 def test_identical_points_are_counted_once(which, seed):

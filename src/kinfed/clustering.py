@@ -47,9 +47,7 @@ def kmeans(apart: Tensor, count: int, lots: Tensor, *, medians: bool = False) ->
     cost = (away.sqrt() if medians else away).sum(1)
     # Of runs that differ by rounding only the first is taken, whatever the rounding.
     best = int((cost <= cost.min() * (1 + 1e-9)).int().argmax())
-    member = F.one_hot(label[best], count).T > 0
-    order = torch.where(member, lots[0, 0], torch.inf).amin(1).argsort()
-    return Clusters(order.argsort()[label[best]], weights[best][order], away[best].sqrt())
+    return Clusters(label[best], weights[best], away[best].sqrt())
 
 
 def follow(apart: Tensor, square: Tensor, *, medians: bool = False) -> Clusters:
@@ -85,8 +83,7 @@ def _lloyd(apart: Tensor, square: Tensor, medians: bool) -> tuple[Tensor, Tensor
     for _ in range(100):
         label = _assign(square)
         member = F.one_hot(label, square.shape[1]).mT.to(apart.dtype)
-        weights = member / member.sum(-1, keepdim=True)
-        weights = _medians(apart, member, weights) if medians else weights
+        weights = _medians(apart, member) if medians else member / member.sum(-1, keepdim=True)
         square = _from_centres(apart, weights)
         away = square.gather(1, label[:, None])[:, 0]
         now = (away.sqrt() if medians else away).sum(1)
@@ -118,23 +115,33 @@ def _from_centres(apart: Tensor, weights: Tensor) -> Tensor:
     return (inner - (inner * weights).sum(-1, keepdim=True) / 2).clamp(min=0)
 
 
-def _medians(apart: Tensor, member: Tensor, weights: Tensor) -> Tensor:
+def _medians(apart: Tensor, member: Tensor) -> Tensor:
     """[R, K, B] weights of the members' geometric medians (Weiszfeld's iteration as mended by Vardi and Zhang, 2000).
 
-    weights: [R, K, B] are those to begin with.
+    Begun at the mean, as two members alone have no other point to agree on; or at the best of the members if it is the
+    median, because the iteration would be slow to arrive there.
     """
     reach = apart.max().sqrt()
-    for _ in range(200):
+
+    def pull(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Which way the members pull the centres: [R, K, B], how far, how hard, and how many hold on: [R, K, 1]."""
         near = _from_centres(apart, weights).sqrt()
         touches = near <= 1e-7 * reach  # a point that the centre lies on would pull with infinite force
-        pull = torch.where(touches, 0.0, member / near)
-        total = pull.sum(-1, keepdim=True)
-        step = torch.where(total > 0, pull / total, weights) - weights
+        force = torch.where(touches, 0.0, member / near)
+        total = force.sum(-1, keepdim=True)
+        step = torch.where(total > 0, force / total, weights) - weights
         length = (-(step @ apart * step).sum(-1, keepdim=True) / 2).clamp(min=0).sqrt()
-        held = (member * touches).sum(-1, keepdim=True)  # how many members hold the centre where it is
-        strength = total * length  # of the others' pull
-        move = 1 - torch.where(held < strength, held / strength, 1.0)
-        weights = weights + move * step
-        if (move * length <= 1e-7 * reach).all():
+        held = (member * touches).sum(-1, keepdim=True)
+        return step, length, total * length, held
+
+    begin = torch.where(member > 0, member @ apart.sqrt(), torch.inf).argmin(-1)
+    best = F.one_hot(begin, member.shape[-1]).to(apart.dtype)
+    _, _, strength, held = pull(best)
+    weights = torch.where(strength < held - 1e-6, best, member / member.sum(-1, keepdim=True))
+    for _ in range(200):
+        step, length, strength, held = pull(weights)
+        part = 1 - torch.where(held < strength, held / strength, 1.0)
+        weights = weights + part * step
+        if (part * length <= 1e-7 * reach).all():
             break
     return weights
