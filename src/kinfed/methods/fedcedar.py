@@ -1,4 +1,4 @@
-"""FedCedar: models are clustered anew each round, and the centres mixed along their own graph (Wang et al., 2023)."""
+"""FedCedar: models are clustered anew each round, and the centres mixed along their own graph (Wang et al., 2024)."""
 
 import warnings
 from dataclasses import dataclass

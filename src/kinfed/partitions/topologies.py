@@ -1,4 +1,4 @@
-"""Topologies: nodes that know a few classes each, linked where they share one (the case study of FedCedar, 2023)."""
+"""Topologies: nodes that know a few classes each, linked where they share one (the case study of FedCedar, 2024)."""
 
 from dataclasses import dataclass
 
