@@ -138,10 +138,10 @@ def _medians(apart: Tensor, member: Tensor) -> Tensor:
     best = F.one_hot(begin, member.shape[-1]).to(apart.dtype)
     _, _, strength, held = pull(best)
     weights = torch.where(strength < held - 1e-6, best, member / member.sum(-1, keepdim=True))
-    for _ in range(200):
+    for _ in range(3000):
         step, length, strength, held = pull(weights)
         part = 1 - torch.where(held < strength, held / strength, 1.0)
         weights = weights + part * step
-        if (part * length <= 1e-7 * reach).all():
+        if (part * length <= 1e-9 * reach).all():
             break
     return weights
