@@ -1,6 +1,7 @@
 """kinfed: graph-guided personalised federated learning."""
 
 from .client import Client, Training, towards
+from .engine import Participation
 from .errors import RunError, UsageError
 from .experiment import Run, fit
 from .federation import Federation, Graph, Split
@@ -22,6 +23,7 @@ __all__ = [
     "GraphMethod",
     "Method",
     "Params",
+    "Participation",
     "Roster",
     "Run",
     "RunError",
