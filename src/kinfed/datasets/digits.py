@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import torch
-from sklearn.datasets import load_digits
 
 from ..federation import Dataset
 from ..tasks import Classification
@@ -14,6 +13,8 @@ def digits(data_dir: Path | None = None) -> Dataset:
 
     Source: the test set of the UCI "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998).
     """
+    from sklearn.datasets import load_digits  # here, as it would add a second to every start
+
     images, target = load_digits(return_X_y=True)
     x = torch.from_numpy(images).to(torch.float32).reshape(-1, 1, 8, 8) / 16
     return Dataset(x, torch.from_numpy(target).to(torch.int64), Classification(10), tuple("0123456789"))

@@ -7,7 +7,6 @@ over its layers first. Groups are integer labels [N]; their values mean nothing,
 from typing import NamedTuple
 
 import torch
-from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 
 from ..errors import UsageError
@@ -72,6 +71,8 @@ def rand_index(a: Tensor, b: Tensor) -> float:
 def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
     """The Rand index of two clusterings [N], rescaled so that chance scores 0 (Hubert and Arabie, 1985)."""
     _same(b, len(_labels(a)))
+    from sklearn.metrics import adjusted_rand_score  # here, as it would add a second to every start
+
     return float(adjusted_rand_score(a.cpu().numpy(), b.cpu().numpy()))
 
 
