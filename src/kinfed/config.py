@@ -25,7 +25,7 @@ from .models import MODELS
 from .optimiser import OPTIMISERS
 from .partitions import PARTITIONS
 from .relations import GRAPHS
-from .seeding import generator, key
+from .seeding import generator
 
 Table = dict[str, Any]
 
@@ -67,10 +67,9 @@ class Experiment:
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
         """The model with its initial numbers, the same for every client; your own random state is left alone."""
-        outputs = getattr(federation.task, "classes", None) or federation.y[:1].numel()
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(key(seed, "model")) & 0x7FFFFFFFFFFFFFFF)
-            return self.model(tuple(federation.x.shape[1:]), outputs)
+            torch.manual_seed(generator(seed, "model").initial_seed())
+            return self.model(tuple(federation.x.shape[1:]), federation.outputs)
 
 
 def read(source: str, overrides: list[str]) -> Table:

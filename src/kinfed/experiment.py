@@ -75,11 +75,11 @@ class Run:
             "bytes_down": history.bytes_down,
             "leaking": self.method.feedback == "test",
         }
-        if self.relation is not None:
+        relation, groups = self.relation, self.federation.groups
+        if relation is not None:
             found["relation"] = {"origin": self.origin}
-            if self.federation.groups is not None:
-                weights = group_weights(self.relation, self.federation.groups)
-                quality = {"auroc": edge_auroc(self.relation, self.federation.groups), **weights._asdict()}
+            if groups is not None:
+                quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
                 # What a single group, or groups of one, leave undefined is left out.
                 found["relation"] |= {name: value for name, value in quality.items() if math.isfinite(value)}
         return found

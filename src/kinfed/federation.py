@@ -146,6 +146,11 @@ class Federation:
         """[N] int64: training examples of each client."""
         return torch.tensor([len(r) for r in self.rows["train"]])
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for an example: one a class, or one a target."""
+        return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
+
     def class_counts(self) -> Tensor:
         """[N, C] int64: examples of each class a client holds, all splits together."""
         if not isinstance(self.task, Classification):

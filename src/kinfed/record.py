@@ -53,13 +53,15 @@ class History:
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
             self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
-        chosen = preferred(self.summary(), self.task.higher_is_better)
+        chosen = preferred({name: self._validated(name) for name in self.named_models}, self.task.higher_is_better)
         if self.select(chosen) == round:
             self.chosen, self.models = chosen, wire.pack(found.models[chosen])
 
-    def _validation(self, model: str) -> Tensor:
-        """[T] mean validation score over clients."""
-        return self.curve(model, "validation", self.task.metric).double().mean(1)
+    def _validated(self, model: str) -> dict[str, float]:
+        """The mean validation score at the selected round, as `validation`; nothing without validation data."""
+        scores = self.scores[self.rounds.index(self.select(model))]
+        values = scores.get((model, "validation", self.task.metric))
+        return {} if values is None else {"validation": float(values.double().mean())}
 
     @property
     def headline(self) -> str:
@@ -79,7 +81,7 @@ class History:
         """The round whose mean validation score is best (the first of equals); the last without validation data."""
         if (model, "validation", self.task.metric) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self._validation(model)
+        mean = self.curve(model, "validation", self.task.metric).double().mean(1)
         return self.rounds[int(mean.argmax() if self.task.higher_is_better else mean.argmin())]
 
     def test(self, model: str) -> Tensor:
@@ -89,12 +91,14 @@ class History:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Per named model: the test metric over clients (see `spread`), the selected round (from 1), its validation."""
-        found = {}
-        for name in self.named_models:
-            found[name] = {**spread(self.test(name), self.task.higher_is_better), "round": self.select(name) + 1}
-            if (name, "validation", self.task.metric) in self.scores[0]:
-                found[name]["validation"] = float(self._validation(name)[self.rounds.index(self.select(name))])
-        return found
+        return {
+            name: {
+                **spread(self.test(name), self.task.higher_is_better),
+                "round": self.select(name) + 1,
+                **self._validated(name),
+            }
+            for name in self.named_models
+        }
 
     def write_csv(self, path: Path) -> None:
         """One tidy table: round (from 1), client, model, split, metric, value."""

@@ -158,9 +158,10 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     if isinstance(task, Classification):
         classes = run.federation.classes or [str(c) for c in range(task.classes)]
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
-    layout = run.model.layout
+    layout, relation = run.model.layout, run.relation
+    layers = [layer.name for layer in layout.layers]
     history.write_csv(out / "history.csv")
-    history.write_relations(out / "relations.npz", run.origin, [layer.name for layer in layout.layers])
+    history.write_relations(out / "relations.npz", run.origin, layers)
     arrays: dict[str, torch.Tensor] = {}
     for i, name in enumerate(names):
         for part, values in history.models.items():
@@ -177,11 +178,10 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png", selected)
     scores = {name: history.test(name).numpy() for name in history.named_models}
     charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
-    if run.relation is not None:
+    if relation is not None:
         groups = None if run.federation.groups is None else run.federation.groups.numpy()
-        layers = [layer.name for layer in layout.layers]
-        relation = run.relation.numpy()
-        charts.relation_heatmap(relation, names, run.origin, out / "relation.png", groups=groups, layers=layers)
+        picture = out / "relation.png"
+        charts.relation_heatmap(relation.numpy(), names, run.origin, picture, groups=groups, layers=layers)
     summary = {
         **run.summary(),
         "method": method,
@@ -189,7 +189,7 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
         "federation": dealt,
         "names": names,
         "shape": list(run.federation.x.shape[1:]),
-        "outputs": getattr(task, "classes", None) or run.federation.y[:1].numel(),
+        "outputs": run.federation.outputs,
         "reason": run.reason,
         "out": str(out),
     }
