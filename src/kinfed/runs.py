@@ -64,6 +64,21 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
     return _go_on(config.resolve(config.read(str(path), [])), folder, machine)
 
 
+def once(experiment: Experiment, folder: Path, machine: Machine) -> Path:
+    """The folder of an experiment's finished run: launched, taken up, or left as it is.
+
+    Raises UsageError if the folder holds another experiment.
+    """
+    path = folder / "config.toml"
+    if not path.exists():
+        launch(experiment, folder, machine)
+        return folder
+    if config.resolve(config.read(str(path), [])).table != experiment.table:
+        raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
+    resume(folder, machine)
+    return folder
+
+
 def load_model(folder: str | Path, client: int | str, module: nn.Module | None = None) -> nn.Module:
     """A client's personalised model from a run's folder, as a plain module in evaluation mode.
 

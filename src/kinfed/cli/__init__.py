@@ -1,0 +1,58 @@
+"""The command line, one file a command."""
+
+import argparse
+import sys
+import traceback
+import warnings
+
+from rich.console import Console
+
+from .. import __version__
+from ..errors import RunError, UsageError
+from . import analyse, compare, run, shelves
+
+COMMANDS = (run, analyse, compare, shelves)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; returns the exit code: 0, 1 if a run failed, 2 if the request was wrong, 130 if interrupted."""
+    asked = _parser().parse_args(arguments)
+    console = Console(stderr=True, highlight=False)
+    warnings.showwarning = lambda message, *_, **__: print(f"kinfed: warning: {message}", file=sys.stderr)
+    try:
+        asked.command(asked, console)
+        return 0
+    except (KeyboardInterrupt, Exception) as problem:
+        code, text = _explain(problem)
+        if asked.debug:
+            traceback.print_exc()
+        print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
+        return code
+
+
+def _explain(problem: BaseException) -> tuple[int, str]:
+    """Exit code and the one line that a person reads."""
+    match problem:
+        case KeyboardInterrupt():
+            return 130, str(problem) or "interrupted"
+        case UsageError():
+            return 2, str(problem)
+        case RunError() | OSError():
+            return 1, str(problem)
+        case MemoryError():
+            return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
+    return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
+    common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
+    parser = argparse.ArgumentParser(
+        prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
+    )
+    parser.add_argument("--version", action="version", version=f"kinfed {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in COMMANDS:
+        command.add(commands, common)
+    return parser

@@ -1,0 +1,25 @@
+"""kinfed compare."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..report.compare import compare, table
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the command into the parser."""
+    beside = commands.add_parser("compare", parents=[common], help="set runs side by side")
+    beside.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    beside.set_defaults(command=_compare)
+
+
+def _compare(asked: argparse.Namespace, console: Console) -> None:
+    found = compare(asked.folders)
+    if asked.json:
+        print(json.dumps(found.to_dict()))
+    else:
+        Console(highlight=False).print(table(found))

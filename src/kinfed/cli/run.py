@@ -1,0 +1,42 @@
+"""kinfed run and kinfed resume."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .. import config, runs
+from .running import Bar, machine, options, show
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the commands into the parser."""
+    running = options()
+    run = commands.add_parser(
+        "run",
+        parents=[running, common],
+        help="train one personalised model a client",
+        description="Run an experiment: a method's name runs the embedded one, rotated digits; a .toml file its own.",
+        epilog="example: kinfed run fedaghn rounds=40 method.sharpness=10 --out my-run",
+    )
+    run.add_argument("source", metavar="METHOD|FILE.toml")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="such as training.epochs=5 or seeds=3")
+    run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
+    run.set_defaults(command=_run)
+    again = commands.add_parser("resume", parents=[running, common], help="go on with an interrupted run")
+    again.add_argument("folder", type=Path, metavar="DIR")
+    again.set_defaults(command=_resume)
+
+
+def _run(asked: argparse.Namespace, console: Console) -> None:
+    experiment = config.resolve(config.read(asked.source, asked.overrides))
+    with Bar(console, asked.quiet) as bar:
+        summary = runs.launch(experiment, asked.out, machine(asked, bar))
+    show(summary, asked, console)
+
+
+def _resume(asked: argparse.Namespace, console: Console) -> None:
+    with Bar(console, asked.quiet) as bar:
+        summary = runs.resume(asked.folder, machine(asked, bar))
+    show(summary, asked, console)

@@ -1,0 +1,117 @@
+"""What the commands that train share: their options, the progress bar, the closing table."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ..record import History
+from ..runs import Machine
+
+
+def options() -> argparse.ArgumentParser:
+    """Where and how to run: nothing here changes a result."""
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("KINFED_DATA"),
+        metavar="DIR",
+        help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
+    )
+    running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    running.add_argument("--executor", default="auto", choices=["auto", "loop", "vmap"], help="default: auto")
+    running.add_argument(
+        "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
+    )
+    running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    return running
+
+
+def machine(asked: argparse.Namespace, bar: "Bar") -> Machine:
+    """The options as a Machine that reports to the bar."""
+    data_dir = Path(asked.data_dir) if asked.data_dir else None
+    return Machine(data_dir, asked.device, asked.executor, asked.checkpoint, bar.update)
+
+
+class Bar:
+    """The live progress bar: rounds, the headline score on validation data, time left."""
+
+    def __init__(self, console: Console, quiet: bool) -> None:
+        columns = (BarColumn(30), TextColumn("{task.description}"), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
+        self._task = self._bar.add_task("loading data and model", total=None)
+
+    def __enter__(self) -> "Bar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, history: History, rounds: int) -> None:
+        """Show where a run stands."""
+        said = f"round {history.done} of {rounds}"
+        if history.rounds:
+            metric, name = history.task.metric, history.headline
+            split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
+            said += f", {split} {metric} {history.scores[-1][name, split, metric].mean():.3f}"
+        self._bar.update(self._task, completed=history.done, total=rounds, description=said)
+
+
+def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -> None:
+    """The closing table on standard error, or JSON on standard output."""
+    if asked.json:
+        print(json.dumps(summary))
+    if asked.quiet:
+        return
+    repeated = "seeds" in summary
+    seeds = f"seeds {summary['seeds'][0]} to {summary['seeds'][-1]}" if repeated else f"seed {summary['seed']}"
+    title = (
+        f"{summary['method']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds, "
+        f"{summary['parameters']:,} parameters, {seeds}"
+    )
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    # Accuracies are told in percent, as in the pictures and comparisons.
+    share = summary["metric"].endswith("accuracy")
+    percent, digits = (100, ".2f") if share else (1, ".4g")
+    shown.add_column("model")
+    for column in (f"test {summary['metric']}{', %' * share}", "over clients", "worst 5 %", "best 5 %"):
+        shown.add_column(column, justify="right")
+    shown.add_column("over seeds" if repeated else "best round", justify="right")
+    for name, s in summary["scores"].items():
+        mean, std, worst, best, seeds_std = (
+            f"{percent * s.get(key, 0):{digits}}" for key in ("mean", "std", "worst5", "best5", "std_seeds")
+        )
+        mark = " *" if name == summary["chosen"] and len(summary["scores"]) > 1 else ""
+        shown.add_row(name + mark, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
+    console.print(shown)
+    if len(summary["scores"]) > 1:
+        console.print("* chosen on validation data: the models that are saved")
+    if summary["leaking"]:
+        console.print("LEAKING: the method used test examples as feedback; these scores are not a fair estimate")
+    relation = summary["relation"]
+    if relation and {"auroc", "within", "between"} <= relation.keys():
+        console.print(
+            f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
+            f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
+        )
+    reason = f" ({summary['reason']})" if "reason" in summary else ""
+    console.print(
+        f"{summary['seconds']:.1f} s with executor {summary['executor']}{reason}, "
+        f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    )
+    console.print(f"everything is in {summary['out']}", soft_wrap=True)
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
