@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from kinfed.report.charts import COLOURS, FAINT, INK, SMALL
+from kinfed.report.drawing import COLOURS, FAINT, INK, SMALL
 from kinfed.seeding import generator
 from kinfed.theory import mean_aggregation, risk_with_graph, risk_without_graph, simulate, unexplained
 

@@ -20,7 +20,7 @@ from .files import replacing
 from .fleet import Executor
 from .model import Model
 from .record import History, over_seeds, preferred
-from .report import charts
+from .report import charts, heatmaps
 from .tasks import Classification
 
 Progress = Callable[[History, int], None]
@@ -196,7 +196,7 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     if relation is not None:
         groups = None if run.federation.groups is None else run.federation.groups.numpy()
         picture = out / "relation.png"
-        charts.relation_heatmap(relation.numpy(), names, run.origin, picture, groups=groups, layers=layers)
+        heatmaps.relation_heatmap(relation.numpy(), names, run.origin, picture, groups=groups, layers=layers)
     summary = {
         **run.summary(),
         "method": method,

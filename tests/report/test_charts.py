@@ -3,24 +3,10 @@ import pytest
 from matplotlib import image
 
 from kinfed.errors import RunError, UsageError
-from kinfed.report import charts
+from kinfed.report import charts, heatmaps
 
 NAMES = [f"client {i}" for i in range(6)]
 GROUPS = np.array([0, 1, 0, 1, 0, 1])
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that are written, still alive for looking into."""
-    seen = []
-    write = charts._write
-
-    def keep(figure, path):
-        seen.append(figure)
-        write(figure, path)
-
-    monkeypatch.setattr(charts, "_write", keep)
-    return seen
 
 
 def draw_all(folder):
@@ -29,7 +15,7 @@ def draw_all(folder):
     charts.accuracy_by_round([1, 2, 3, 4], curves, "test accuracy", folder / "round.png", {"own": 3, "mixed": 4})
     charts.accuracy_by_client({k: c[-1] for k, c in curves.items()}, NAMES, "test accuracy", folder / "client.png")
     layers = ["base", "head"]
-    charts.relation_heatmap(rng.random((2, 6, 6)), NAMES, "learned", folder / "relation.png", GROUPS, layers)
+    heatmaps.relation_heatmap(rng.random((2, 6, 6)), NAMES, "learned", folder / "relation.png", GROUPS, layers)
     charts.classes_by_client(rng.integers(0, 9, (6, 10)), list("0123456789"), NAMES, folder / "classes.png")
 
 
@@ -50,9 +36,9 @@ def test_sizes_from_one_client_to_many_draw_without_warnings(tmp_path, recwarn, 
     names = [f"the client with number {i}" for i in range(clients)]
     charts.accuracy_by_round([7], {"own": rng.random((1, clients))}, "loss", tmp_path / "round.png", {"own": 7})
     charts.accuracy_by_client({"own": rng.random(clients)}, names, "loss", tmp_path / "client.png")
-    charts.relation_heatmap(np.eye(clients), names, "given", tmp_path / "relation.png")
+    heatmaps.relation_heatmap(np.eye(clients), names, "given", tmp_path / "relation.png")
     relation = rng.random((3, clients, clients))
-    charts.relation_heatmap(relation, names, "learned", tmp_path / "layers.png", np.arange(clients) % 3)
+    heatmaps.relation_heatmap(relation, names, "learned", tmp_path / "layers.png", np.arange(clients) % 3)
     counts = rng.integers(0, 9, (clients, classes)) + 1
     charts.classes_by_client(counts, [str(c) for c in range(classes)], names, tmp_path / "classes.png")
     assert len(list(tmp_path.iterdir())) == 5
@@ -94,7 +80,7 @@ def test_heatmap_colours_span_the_others_and_clients_stand_by_group(tmp_path, fi
     relation[np.ix_([0, 2, 4], [0, 2, 4])] = 0.05
     np.fill_diagonal(relation, 0.9)
     relation[1, 3] = 0.03
-    charts.relation_heatmap(relation, NAMES, "learned", tmp_path / "a.png", GROUPS)
+    heatmaps.relation_heatmap(relation, NAMES, "learned", tmp_path / "a.png", GROUPS)
     axes = figures[0].axes[0]
     (drawn,) = axes.get_images()
     assert drawn.get_clim() == (0.01, 0.05)
@@ -108,14 +94,14 @@ def test_heatmap_colours_span_the_others_and_clients_stand_by_group(tmp_path, fi
 
 def test_rounding_noise_is_not_drawn_as_structure(tmp_path, figures):
     noise = 1e-9 * np.random.default_rng(0).random((6, 6))
-    charts.relation_heatmap(1 / 6 + noise, NAMES, "given", tmp_path / "a.png")
+    heatmaps.relation_heatmap(1 / 6 + noise, NAMES, "given", tmp_path / "a.png")
     assert figures[0].axes[0].get_images()[0].get_clim() == pytest.approx((0, 1 / 3))
 
 
 def test_layers_are_averaged_above_and_shown_one_by_one(tmp_path, figures):
     layers = np.stack([np.full((6, 6), 0.1), np.full((6, 6), 0.3)])
     layers[1, 0, 1] = 0.5
-    charts.relation_heatmap(layers, NAMES, "learned", tmp_path / "a.png", layers=["base", "head"])
+    heatmaps.relation_heatmap(layers, NAMES, "learned", tmp_path / "a.png", layers=["base", "head"])
     panels = [axes for axes in figures[0].axes if axes.get_images() and axes.get_visible()]
     values = {axes.get_title().split("\n")[0]: float(axes.get_images()[0].get_array()[0, 1]) for axes in panels}
     assert values == pytest.approx({"": 0.3, "base": 0.1, "head": 0.5})
@@ -141,11 +127,11 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"scores of own must be \[6\]"):
         charts.accuracy_by_client({"own": np.ones(5)}, NAMES, "accuracy", path)
     with pytest.raises(UsageError, match=r"relation of 6 clients must be \[6, 6\].*got \[1, 5, 5\]"):
-        charts.relation_heatmap(np.ones((5, 5)), NAMES, "given", path)
+        heatmaps.relation_heatmap(np.ones((5, 5)), NAMES, "given", path)
     with pytest.raises(UsageError, match="2 layers need 2 names; got 1"):
-        charts.relation_heatmap(np.ones((2, 6, 6)), NAMES, "given", path, layers=["head"])
+        heatmaps.relation_heatmap(np.ones((2, 6, 6)), NAMES, "given", path, layers=["head"])
     with pytest.raises(UsageError, match="6 clients need 6 group labels; got 2"):
-        charts.relation_heatmap(np.ones((6, 6)), NAMES, "given", path, [0, 1])
+        heatmaps.relation_heatmap(np.ones((6, 6)), NAMES, "given", path, [0, 1])
     with pytest.raises(UsageError, match=r"must be \[6, 2\] and not all zero; got \[2, 6\]"):
         charts.classes_by_client(np.ones((2, 6)), ["a", "b"], NAMES, path)
     assert not path.exists()

@@ -1,0 +1,97 @@
+"""How kinfed's pictures look: colours, sizes, axes, legends, units. Figures are made without pyplot.
+
+So drawing touches no global state and needs no display.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import ArrayLike, NDArray
+
+from ..files import replacing
+
+Array = NDArray[Any]
+
+# Okabe and Ito's colours, told apart with every common colour blindness; its yellow is too pale for lines.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
+DASHES, MARKS = ("-", "--", ":"), "osD^vP*"
+INK, FAINT, OWN = "#333333", "#d9d9d9", "#c8c8c8"
+SMALL, NORMAL, TITLE = 8.0, 9.5, 11.0  # points
+
+
+def page(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of this size in inches with one pair of axes."""
+    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    quiet(axes)
+    return figure, axes
+
+
+def quiet(axes: Axes) -> None:
+    """Take the box and most of the ink off a pair of axes."""
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(FAINT)
+    axes.grid(axis="y", color=FAINT, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=SMALL, labelcolor=INK, color=FAINT, length=3)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set_fontsize(NORMAL)
+        axis.label.set_color(INK)
+
+
+def name_ticks(axes: Axes, which: Literal["x", "y"], at: Array, names: Sequence[str], inches: float) -> None:
+    """Name the positions along an axis of this length, upright if need be, or as many of them as there is room for."""
+    step = inches / len(names)
+    flat = 0.07 * max(map(len, names)) + 0.05  # inches that the longest name takes when written along the axis
+    upright = which == "x" and flat > step and (max(map(len, names)) > 3 or step > 0.14)
+    need = flat if which == "x" and not upright else 0.14
+    every = next((s for s in (1, 2, 5, 10, 20, 50) if s * step >= need), 100)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_ticks(at[::every].tolist(), list(names[::every]))
+    axes.tick_params(axis=which, labelrotation=90 if upright else 0)
+
+
+def legend(axes: Axes, handles: Sequence[Line2D], **how: Any) -> None:
+    """A legend to the right of the axes."""
+    legend = axes.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        frameon=False,
+        fontsize=SMALL,
+        labelcolor=INK,
+        **how,
+    )
+    legend.get_title().set(fontsize=SMALL, color=INK)
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, and so told in percent."""
+    return metric.endswith("accuracy")
+
+
+def scaled(values: ArrayLike, metric: str) -> Array:
+    """Values of a metric as they are told: in percent, if it is a share."""
+    return np.asarray(values, dtype=np.float64) * (100 if is_share(metric) else 1)
+
+
+def with_unit(metric: str) -> str:
+    """A metric's name with its unit."""
+    return f"{metric} (%)" if is_share(metric) else metric
+
+
+def number(value: float, metric: str) -> str:
+    """A value as it is told (see `scaled`), with its unit."""
+    return f"{value:.1f} %" if is_share(metric) else f"{value:.3g}"
+
+
+def write(figure: Figure, path: Path) -> None:
+    """Write a picture, whole or not at all."""
+    with replacing(path) as part:
+        figure.savefig(part, format="png", bbox_inches="tight", pad_inches=0.12)

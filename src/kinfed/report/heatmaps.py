@@ -1,0 +1,124 @@
+"""Heat maps: relations between clients, and scores over two settings."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.image import AxesImage
+from numpy.typing import ArrayLike
+
+from ..errors import UsageError
+from .drawing import FAINT, INK, NORMAL, OWN, SMALL, TITLE, Array, name_ticks, write
+
+
+def relation_heatmap(
+    relation: ArrayLike,
+    names: Sequence[str],
+    origin: str,
+    path: Path,
+    groups: ArrayLike | None = None,
+    layers: Sequence[str] = (),
+) -> None:
+    """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel a layer.
+
+    `relation: [N, N]` or [L, N, N], `origin` given, learned or oracle, `groups: [N]` are the true groups, if known:
+    clients are then sorted by them. Colours span the weights between different clients only, since a client's own
+    weight may be far above or below them; it stands in grey, and in numbers beside the colour bar. Raises UsageError
+    if the shapes do not fit.
+    """
+    weights = np.asarray(relation, dtype=np.float64)
+    weights = weights[None] if weights.ndim == 2 else weights  # [L, N, N]
+    count = len(names)
+    labels = np.zeros(count, np.int64) if groups is None else np.asarray(groups)
+    if weights.shape != (len(weights), count, count) or not weights.size:
+        raise UsageError(
+            f"the relation of {count} clients must be [{count}, {count}], or one a layer; got {list(weights.shape)}"
+        )
+    if len(labels) != count:
+        raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")
+    several = len(weights) > 1
+    if several and layers and len(layers) != len(weights):
+        raise UsageError(f"{len(weights)} layers need {len(weights)} names; got {len(layers)}")
+    order = np.argsort(labels, kind="stable")
+    weights, labels = weights[:, order][:, :, order], labels[order]
+    borders = np.flatnonzero(np.diff(labels)) + 0.5
+
+    side, columns = float(np.clip(count * 0.17, 4, 7)), 5
+    tall, rows = side + 0.8, math.ceil(len(weights) / columns) if several else 0
+    small = rows * ((side + 1.8) / columns + 0.35)
+    figure = Figure(figsize=(side + 1.8, tall + small), dpi=150, layout="constrained")
+    above: Figure | SubFigure = figure
+    if several:
+        grid = figure.add_gridspec(2, 1, height_ratios=[tall, small])
+        above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
+        _layers(below, weights, layers or [f"layer {i + 1}" for i in range(len(weights))], borders, rows, columns)
+    axes, mean = above.subplots(), weights.mean(0)
+    image, own = _panel(axes, mean, borders), mean.diagonal()
+    alike = np.ptp(own) < 5e-4 * abs(own).max()
+    bar = above.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
+    bar.set_label(
+        "weight between different clients\n(own weight, in grey: " + (f"{own[0]:.3g})" if alike else f"{_range(own)})"),
+        fontsize=NORMAL,
+        color=INK,
+    )
+    axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
+    axes.set_xlabel("giving client" + ("" if groups is None else ", sorted by true group"), fontsize=NORMAL, color=INK)
+    present = np.unique(labels)
+    for which in ("x", "y"):
+        if groups is None or count <= 40:
+            name_ticks(axes, which, np.arange(count), [names[i] for i in order], side)
+        else:
+            middles = np.array([np.flatnonzero(labels == group).mean() for group in present])
+            name_ticks(axes, which, middles, [f"group {group}" for group in present], side)
+    axes.tick_params(length=0, labelsize=SMALL, labelcolor=INK)
+    what = "mean over layers" if several else "who receives from whom"
+    axes.set_title(f"Relation between clients ({origin}): {what}", loc="left", fontsize=TITLE, color=INK)
+    write(figure, path)
+
+
+def _layers(figure: SubFigure, weights: Array, names: Sequence[str], borders: Array, rows: int, columns: int) -> None:
+    """A small panel a layer of weights: [L, N, N], each in its own colours, for layers differ in scale."""
+    figure.suptitle(
+        "layer by layer, each in its own colours: least and greatest weight between different clients",
+        x=0.02,
+        ha="left",
+        fontsize=SMALL,
+        color=INK,
+    )
+    panels = figure.subplots(rows, columns, squeeze=False).ravel()
+    others = ~np.eye(weights.shape[1], dtype=bool)
+    for axes in panels:
+        axes.set_visible(False)
+    for axes, name, layer in zip(panels, names, weights, strict=False):
+        axes.set_visible(True)
+        _panel(axes, layer, borders)
+        axes.set_title(f"{name}\n{_range(layer[others])}", fontsize=SMALL - 1.5, color=INK)
+        axes.set_xticks([])
+        axes.set_yticks([])
+
+
+def _panel(axes: Axes, weights: Array, borders: Array) -> AxesImage:
+    """Draw one relation [N, N], in colours for the others and in grey for the client itself."""
+    itself = np.eye(len(weights), dtype=bool)
+    others = weights[~itself] if len(weights) > 1 else np.zeros(1)
+    low, high = float(others.min()), float(others.max())
+    if high - low <= 1e-5 * abs(high):  # alike but for rounding, which must not look like structure
+        low, high = 0.0, 2 * high or 1.0
+    shown = np.ma.masked_where(itself, weights)
+    image = axes.imshow(shown, cmap="YlGnBu", vmin=low, vmax=high, interpolation="nearest")
+    axes.set_facecolor(OWN)
+    for spine in axes.spines.values():
+        spine.set_color(FAINT)
+    for border in borders:
+        axes.axhline(border, color=INK, linewidth=0.6)
+        axes.axvline(border, color=INK, linewidth=0.6)
+    return image
+
+
+def _range(values: Array) -> str:
+    return f"{values.min():.2g} to {values.max():.2g}" if values.size else "no other client"
