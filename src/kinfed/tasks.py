@@ -1,7 +1,8 @@
 """What a model's outputs mean: the loss it is trained with and the scores it is judged by."""
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +70,63 @@ class Regression:
     def check(self, y: Tensor) -> None:
         if not y.is_floating_point():
             raise UsageError(f"regression needs float targets; got {y.dtype}")
+
+
+@dataclass(frozen=True)
+class Forecasting:
+    """The next H readings of a series; y is float [B, H] in the readings' own unit, NaN where one is missing.
+
+    A model's outputs [B, H] are in deviations from the mean, and so is the loss: absolute or squared error, in which
+    every known reading counts alike. Scores are in the readings' own unit: MAE, RMSE and MAPE (in %, over readings
+    other than 0) over all known readings, and at each of `horizons` (steps ahead, from 1) that y has, as in `mae@3`.
+    """
+
+    mean: float = 0.0
+    deviation: float = 1.0
+    error: Literal["absolute", "squared"] = "absolute"
+    horizons: tuple[int, ...] = (3, 6, 12)
+    metric: ClassVar[str] = "mae"
+    higher_is_better: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.deviation < math.inf):
+            raise UsageError(
+                f"forecasting: mean must be finite and deviation positive; got {self.mean} and {self.deviation}"
+            )
+        if self.error not in ("absolute", "squared"):
+            raise UsageError(f"forecasting: error must be absolute or squared; got '{self.error}'")
+        if any(h < 1 for h in self.horizons):
+            raise UsageError(f"forecasting: horizons count steps ahead, from 1; got {list(self.horizons)}")
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        known = ~y.isnan()
+        truth = (torch.where(known, y, self.mean) - self.mean) / self.deviation
+        error = (outputs.reshape(y.shape) - truth) * known
+        return (error.abs() if self.error == "absolute" else error.square()).mean(-1)
+
+    def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        known = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
+        truth = torch.where(y.isnan(), 0.0, y)
+        error = (outputs.reshape(y.shape) * self.deviation + self.mean - truth).abs()
+        nonzero = known * (truth != 0)
+        relative = error / torch.where(truth == 0, 1.0, truth.abs())
+        parts = (known, known * error, known * error.square(), nonzero, nonzero * relative)
+        sums = torch.stack([part.sum(0) for part in parts], 1)  # [H, 5]
+        scores = {"loss": _mean(self.loss(outputs, y), weight)}
+        for name, at in (("", slice(None)), *((f"@{h}", slice(h - 1, h)) for h in self.horizons if h <= y.shape[1])):
+            count, absolute, squared, countable, relative = sums[at].sum(0)
+            scores |= {
+                f"mae{name}": absolute / count,
+                f"rmse{name}": (squared / count).sqrt(),
+                f"mape{name}": 100 * relative / countable,
+            }
+        return scores
+
+    def check(self, y: Tensor) -> None:
+        if not y.is_floating_point() or y.ndim != 2:
+            raise UsageError(f"forecasting needs float targets [n, H], H readings each; got {y.dtype} {list(y.shape)}")
+        if any(bool(part.isinf().any()) for part in y.split(2**16)):  # a view of windows is larger than its series
+            raise UsageError("forecasting: y holds infinity; a missing reading must be NaN")
 
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:

@@ -1,0 +1,104 @@
+"""Tasks: losses and scores worked out by hand, with missing readings and rows that only fill a batch up."""
+
+import math
+
+import pytest
+import torch
+from torch.func import grad, vmap
+
+from kinfed import UsageError
+from kinfed.tasks import Forecasting, Regression
+
+NAN = math.nan
+Y = torch.tensor([[10.0, 20.0, NAN], [0.0, 40.0, 50.0]])
+# In deviations of 10 from a mean of 20: forecasts 12, 15, 99 and 5, 40, 20.
+OUTPUTS = torch.tensor([[-0.8, -0.5, 7.9], [-1.5, 2.0, 0.0]])
+
+
+def test_regression_is_the_mean_squared_error_over_an_examples_targets():
+    y = torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    outputs = torch.tensor([[2.0, 4.0], [9.0, 9.0]])
+    assert Regression().loss(outputs, y).tolist() == [2.5, 81.0]
+    assert Regression().loss(outputs[:, :1], y[:, 0]).tolist() == [1.0, 81.0]  # one target: [B, 1] for [B]
+    assert Regression().score(outputs, y, torch.tensor([1.0, 0.0]))["mse"] == 2.5
+    with pytest.raises(UsageError, match="regression needs float targets"):
+        Regression().check(torch.zeros(3, dtype=torch.int64))
+
+
+def test_forecasts_are_scored_in_the_readings_own_unit_and_missing_ones_left_out():
+    task = Forecasting(20.0, 10.0, horizons=(1, 3, 12))
+    scores = task.score(OUTPUTS, Y, torch.ones(2))
+    # Errors 2, 5, - and 5, 0, 30; the readings 10, 20, - and 0 (no MAPE), 40, 50.
+    expected = {
+        "mae": 42 / 5,
+        "rmse": math.sqrt((4 + 25 + 25 + 0 + 900) / 5),
+        "mape": 100 * (0.2 + 0.25 + 0 + 0.6) / 4,
+        "mae@1": 3.5,
+        "rmse@1": math.sqrt(29 / 2),
+        "mape@1": 20.0,
+        "mae@3": 30.0,
+        "rmse@3": 30.0,
+        "mape@3": 60.0,
+        "loss": ((0.2 + 0.5) / 3 + (0.5 + 0 + 3) / 3) / 2,
+    }
+    assert {k: float(v) for k, v in scores.items()} == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_of_weight_zero_do_not_count():
+    task = Forecasting(20.0, 10.0, horizons=(2,))
+    alone = task.score(OUTPUTS[:1], Y[:1], torch.ones(1))
+    padded = task.score(OUTPUTS, Y, torch.tensor([1.0, 0.0]))
+    assert padded == alone
+    assert float(alone["mae"]) == pytest.approx(3.5)
+
+
+def test_scores_run_batched_over_clients():
+    task = Forecasting(20.0, 10.0, horizons=(1, 2))
+    outputs, y = torch.stack([OUTPUTS, OUTPUTS + 1]), torch.stack([Y, Y.flip(1)])
+    weight = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    together = vmap(task.score)(outputs, y, weight)
+    for i in range(2):
+        alone = task.score(outputs[i], y[i], weight[i])
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][i], value, equal_nan=True)
+
+
+def test_a_horizon_without_a_reading_has_no_score_and_a_broken_forecast_is_not_hidden():
+    task = Forecasting(horizons=(2,))
+    scores = task.score(torch.zeros(1, 2), torch.tensor([[1.0, NAN]]), torch.ones(1))
+    assert float(scores["mae"]) == 1
+    assert math.isnan(scores["mae@2"])
+    scores = task.score(torch.tensor([[NAN, 0.0]]), torch.tensor([[1.0, 2.0]]), torch.ones(1))
+    assert math.isnan(scores["mae"])
+    assert float(scores["mae@2"]) == 2
+
+
+@pytest.mark.parametrize("error", ["absolute", "squared"])
+def test_missing_readings_pull_at_nothing(error):
+    task = Forecasting(20.0, 10.0, error)
+    slope = grad(lambda outputs: task.loss(outputs, Y).sum())(OUTPUTS)
+    # Differences in deviations: 0.2, -0.5, - and 0.5, 0, -3.
+    difference = torch.tensor([[0.2, -0.5, 0.0], [0.5, 0.0, -3.0]])
+    expected = difference.sign() / 3 if error == "absolute" else 2 * difference / 3
+    torch.testing.assert_close(slope, expected)
+    per_example = (difference.abs() if error == "absolute" else difference.square()).mean(1)
+    torch.testing.assert_close(task.loss(OUTPUTS, Y), per_example)
+
+
+def test_wrong_forecasting_settings_and_targets_are_refused():
+    for settings, said in (
+        ({"deviation": 0.0}, "deviation positive; got 0.0 and 0.0"),
+        ({"mean": NAN}, "mean must be finite"),
+        ({"error": "cubic"}, "absolute or squared; got 'cubic'"),
+        ({"horizons": (0, 3)}, r"from 1; got \[0, 3\]"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Forecasting(**settings)
+    for y, said in (
+        (torch.zeros(3), r"needs float targets \[n, H\].*got torch.float32 \[3\]"),
+        (torch.zeros(3, 2, dtype=torch.int64), "got torch.int64"),
+        (torch.tensor([[1.0, math.inf]]), "holds infinity; a missing reading must be NaN"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            Forecasting().check(y)
+    Forecasting().check(Y)
