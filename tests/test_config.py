@@ -1,5 +1,6 @@
 import inspect
 import tomllib
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -15,7 +16,7 @@ from kinfed.config import EMBEDDED, call, make, override, read, resolve, setting
 from kinfed.engine import Participation
 from kinfed.errors import UsageError
 from kinfed.federation import Split
-from kinfed.methods import METHODS, SFL, FedAMP
+from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.models import MODELS
 from kinfed.optimiser import SGD, Adam
 from kinfed.partitions import PARTITIONS
@@ -136,6 +137,23 @@ def test_tuned_settings_are_those_of_the_method_that_runs():
         resolve({**table, "methods": {"fedapm": {}}})
     with pytest.raises(UsageError, match=r"methods.fedamp must be a table; got 3"):
         resolve({**table, "method": "fedamp", "methods": {"fedamp": 3}})
+
+
+def test_another_method_comes_with_its_own_tuned_settings_and_leaves_the_formers_behind():
+    table = {**LEAST, "method": {"name": "fedamp", "alpha": 0.7}, "methods": {"cfl": {"begin": 2}}}
+    assert resolve(override(deepcopy(table), ['method.name="cfl"'])).method == CFL(begin=2)
+    # Whatever the order, what is asked for in the same breath is kept.
+    for asked in (["method.name=cfl", "method.eps1=0.1"], ["method.eps1=0.1", "method.name=cfl"]):
+        assert resolve(override(deepcopy(table), asked)).method == CFL(begin=2, eps1=0.1)
+    assert resolve(override(deepcopy(table), ["method.name=fedamp"])).method == FedAMP(alpha=0.7)
+
+
+def test_another_partition_model_or_optimiser_drops_the_formers_settings():
+    raw = read("fedavg", ["federation.partition.name=dirichlet", "model.name=linear", "training.optimiser.name=adam"])
+    assert raw["federation"]["partition"] == {"name": "dirichlet"}
+    assert raw["model"] == {"name": "linear"}
+    assert raw["training"] == {"epochs": 2, "batch": 8, "optimiser": {"name": "adam"}}
+    resolve(raw)
 
 
 def test_tuned_settings_of_the_embedded_experiments_fit():

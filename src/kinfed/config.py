@@ -89,7 +89,11 @@ def read(source: str, overrides: list[str]) -> Table:
 
 
 def override(table: Table, overrides: list[str]) -> Table:
-    """Apply dotted.key=value; values are TOML, and anything that is not is taken as text."""
+    """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
+
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept.
+    """
+    asked = {text.partition("=")[0] for text in overrides}
     for text in overrides:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
@@ -107,6 +111,9 @@ def override(table: Table, overrides: list[str]) -> Table:
             if not isinstance(held, dict):
                 raise UsageError(f"'{dotted}': '{part}' is not a table")
             inner = held
+        if last == "name" and inner.get("name", parsed) != parsed:
+            for key in [key for key in inner if ".".join([*outer, key]) not in asked]:
+                del inner[key]
         inner[last] = parsed
     return table
 
