@@ -36,7 +36,8 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
     try:
         with safe_open(path, "pt") as file:
             text = file.metadata()
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
+            arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         history.restore(arrays, text["history"])
         return Progress(
             int(text["done"]),

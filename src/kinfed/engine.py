@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import RunError, UsageError
 from .fleet import Fleet
@@ -74,15 +74,18 @@ def run(
         by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
         cohort = sample(roster, drawn.share, groups if by_group else None)
         sent = method.send(roster, server, cohort)
-        cohort, uploads = fleet.train(round, cohort, sent)
+        asked = cohort
+        cohort, uploads = fleet.train(round, asked, sent)
         server = method.aggregate(roster, server, cohort, uploads)
         if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(server) if t.is_floating_point()):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
-        found = relation = None
+        found = relation = notes = None
         if history.is_due(round, rounds):
             everyone = roster.everyone
             found = fleet.evaluate(round, everyone, method.send(roster, server, everyone))
             relation = method.relation(roster, server, cohort)
-        history.add(round, sent, uploads, found, relation)
+            replied = torch.isin(asked, cohort)
+            notes = method.notes(roster, server, cohort, tree_map(lambda t, at=replied: t[at], sent), uploads)
+        history.add(round, sent, uploads, found, relation, notes)
         after(round, server)
     return server

@@ -16,6 +16,7 @@ class Groups:
 
     layout: Layout  # its layers are the pieces
     member: Tensor  # [P] the group of each piece
+    names: tuple[str, ...]  # [G]
 
     @staticmethod
     def of(layout: Layout, granularity: str) -> "Groups":
@@ -28,10 +29,10 @@ class Groups:
         if granularity == "model":
             names = [""] * len(names)
         place = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        return Groups(layout, torch.tensor([place[name] for name in names]))
+        return Groups(layout, torch.tensor([place[name] for name in names]), tuple(place))
 
     def __len__(self) -> int:
-        return int(self.member.max()) + 1
+        return len(self.names)
 
     def sum(self, table: Tensor) -> Tensor:
         """[G, ...] sums over the pieces of each group of table: [P, ...]."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .client import Client, Training
 from .federation import Graph, Origin
-from .graph import mix, weighted_mean
+from .graph import mix, put, weighted_mean
 from .layout import Layout
 from .seeding import fold, generator, key, normal
 
@@ -52,6 +52,10 @@ class Roster:
         """[N, size] standard normal numbers; a client's row depends on its name alone."""
         start = key(self.seed, purpose, device=self.tags.device)
         return torch.stack([normal(fold(start, tag), self.theta.new_empty(size)) for tag in self.tags])
+
+    def note(self, cohort: Tensor, values: Tensor) -> Tensor:
+        """[N] values: [K] of the cohort, NaN for everybody else."""
+        return put(values.new_full((len(self),), torch.nan), cohort, values)
 
     def generator(self, purpose: str) -> torch.Generator:
         """The server's random draws of this round."""
@@ -99,6 +103,19 @@ class Method(ABC):
     def origin_of(self, roster: Roster) -> Origin:
         """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
         return self.origin
+
+    def notes(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        """What is worth writing down of an evaluated round, by name: numbers about all, [], or about each client, [N].
+
+        `server` is the state after the round; NaN stands where there is nothing to say. Here: the length of each
+        update, from the model that was sent to the one that came back, where both are a `theta`.
+        """
+        if not (hasattr(sent, "theta") and hasattr(uploads, "theta")):
+            return {}
+        change = uploads.theta - sent.theta
+        if change.shape[1] == roster.layout.size:
+            change = change * roster.layout.trainable.to(change.device)
+        return {"update": roster.note(cohort, change.norm(dim=1))}
 
     def introduce(self, client: Client) -> Tree:
         """Said once, before round 1."""

@@ -30,6 +30,7 @@ class History:
     rounds: list[int] = field(default_factory=list)
     scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
     relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
+    notes: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
@@ -41,7 +42,13 @@ class History:
         return (round + 1) % self.every == 0 or round + 1 == rounds
 
     def add(
-        self, round: int, sent: Tree, uploads: Tree, found: Evaluation | None = None, relation: Tensor | None = None
+        self,
+        round: int,
+        sent: Tree,
+        uploads: Tree,
+        found: Evaluation | None = None,
+        relation: Tensor | None = None,
+        notes: dict[str, Tensor] | None = None,
     ) -> None:
         """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before."""
         self.bytes_down += wire.size(sent)
@@ -53,6 +60,7 @@ class History:
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
             self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
+        self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self.task.higher_is_better)
         if self.select(chosen) == round:
             self.chosen, self.models = chosen, wire.pack(found.models[chosen])
@@ -110,6 +118,18 @@ class History:
                     for name, value in zip(self.names, values.tolist(), strict=True):
                         table.writerow([round + 1, name, model, split, metric, f"{value:.7g}"])
 
+    def write_notes(self, path: Path) -> None:
+        """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
+        with replacing(path) as part, part.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["round", "client", "note", "value"])
+            for round, notes in zip(self.rounds, self.notes, strict=True):
+                for note, values in notes.items():
+                    clients = self.names if values.ndim else ("",)
+                    for name, value in zip(clients, values.view(-1).tolist(), strict=True):
+                        if not math.isnan(value):
+                            table.writerow([round + 1, name, note, f"{value:.7g}"])
+
     def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
         """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`."""
         with replacing(path) as part, part.open("wb") as file:
@@ -127,16 +147,19 @@ class History:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
         arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
+        arrays |= {f"note.{t}.{name}": v for t, notes in enumerate(self.notes) for name, v in notes.items()}
         arrays |= {f"model.{name}": t for name, t in self.models.items()}
         keys = list(self.scores[0]) if self.scores else []
-        return arrays, json.dumps([self.rounds, keys, self.bytes_down, self.bytes_up, self.done, self.chosen])
+        noted = [list(notes) for notes in self.notes]
+        return arrays, json.dumps([self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
         """Become the history that was packed."""
-        self.rounds, keys, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
+        self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
         named: list[Key] = [tuple(key) for key in keys]
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
+        self.notes = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 

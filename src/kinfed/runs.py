@@ -176,6 +176,8 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     layout, relation = run.model.layout, run.relation
     layers = [layer.name for layer in layout.layers]
     history.write_csv(out / "history.csv")
+    if any(history.notes):
+        history.write_notes(out / "notes.csv")
     history.write_relations(out / "relations.npz", run.origin, layers)
     arrays: dict[str, torch.Tensor] = {}
     for i, name in enumerate(names):

@@ -160,6 +160,9 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     same(unbroken[1].state, fleet.state, exact=True)
     same(unbroken[2].models, history.models, exact=True)
     assert unbroken[2].summary() == history.summary()
+    for one, other in zip(unbroken[2].notes, history.notes, strict=True):
+        assert one.keys() == other.keys()
+        torch.testing.assert_close(list(one.values()), list(other.values()), rtol=0, atol=0, equal_nan=True)
     assert (unbroken[2].bytes_up, unbroken[2].rounds) == (history.bytes_up, history.rounds)
 
 

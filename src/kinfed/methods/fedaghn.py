@@ -122,6 +122,13 @@ class FedAGHN(GraphMethod):
             sharpness=put(server.sharpness, cohort, sharpness.clamp(min=0) if self.clamp_sharpness else sharpness),
         )
 
+    def notes(self, roster, server, cohort, sent, uploads):
+        names = [""] if self.ablation == "shared" else self._groups(roster).names
+        found = super().notes(roster, server, cohort, sent, uploads)
+        for name, p, q in zip(names, server.home.T, server.sharpness.T, strict=True):
+            found |= {f"p {name}".strip(): p, f"q {name}".strip(): q}
+        return found
+
     def train(self, client, state, received):
         theta = self._with_own_statistics(client, state, received)
         asked = self.feedback != "train" and any(self._rates)

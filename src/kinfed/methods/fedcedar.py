@@ -96,6 +96,10 @@ class FedCedar(Method):
     def relation(self, roster, server, cohort):
         return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
+    def notes(self, roster, server, cohort, sent, uploads):
+        said = {"clusters": torch.tensor(len(server.theta)), "objective": server.objective, "spread": server.spread}
+        return super().notes(roster, server, cohort, sent, uploads) | said
+
     def _deal(self, server, nodes, cohort):
         """[K, ...] the row of nodes: [C, ...] that is meant for each client, or their mean."""
         label = server.label[cohort]

@@ -246,6 +246,17 @@ class Panacea(Hypernetwork):
             values, memory = self._optimiser.step(values, clip(tree_leaves(slopes), self.clip), memory)
         return Server(tree_unflatten(values, structure), memory)
 
+    def notes(self, roster, server, cohort, sent, uploads):
+        links = self._links(roster)
+        z = self._encode(server.network, self._aggregate(links))
+        away = uploads.theta - self._decode(roster, server.network, z[cohort])
+        found = super().notes(roster, server, cohort, sent, uploads)
+        found["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
+        if self.reconstruction:
+            pairs = self._pairs(roster, roster.generator("panacea.notes"))
+            found["reconstruction"] = self._reconstruct(server.network, z, links, pairs)
+        return found
+
     def generate_newcomers(self, roster, server, weights, embedding=None):
         """[M, d] models of M clients that come later, with the running statistics of the common initial model.
 

@@ -36,6 +36,7 @@ class Server(NamedTuple):
     present: Tensor  # [N] bool, in the cohort that was mixed last
     seen: Tensor  # [N] bool, has taken part
     key: Tensor  # [] int64 of the random draws about the last mix
+    step: Tensor  # [] how far the network moved in the last round
     baseline: Tensor  # [N, 2] last answered loss, and 1 if there was one; [N, 0] unless channel is "one-point"
 
 
@@ -114,7 +115,8 @@ class PFedGAT(Method):
         change = torch.zeros_like(theta) if self.features == "delta" else theta[:, :0]
         baseline = theta.new_zeros(len(roster), 2 if self.channel == "one-point" else 0)
         memory = SGD(self.lr).init(network)
-        return Server(network, memory, theta, change, theta, nobody, nobody, _key(roster), baseline)
+        still = theta.new_zeros(())
+        return Server(network, memory, theta, change, theta, nobody, nobody, _key(roster), still, baseline)
 
     def send(self, roster, server, cohort):
         asked = self._channel.ask(self._mixtures(roster, server, cohort))
@@ -149,6 +151,15 @@ class PFedGAT(Method):
             rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
         return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
 
+    def notes(self, roster, server, cohort, sent, uploads):
+        weights = self._weights(server.network, roster, server, cohort)
+        uniform = torch.full_like(weights, 1 / len(cohort))
+        return super().notes(roster, server, cohort, sent, uploads) | {
+            "entropy": roster.note(cohort, torch.special.entr(weights.clamp(min=0)).sum(1)),
+            "from uniform": roster.note(cohort, (weights - uniform).abs().sum(1) / 2),  # total variation
+            "network step": server.step,
+        }
+
     def train(self, client, state, received):
         answer = self._channel.answer(client, received.theta, received.asked)
         theta = client.descend(received.theta)
@@ -164,7 +175,7 @@ class PFedGAT(Method):
         """One step of the network against the losses that the last mix led to; who received it can judge it."""
         told = server.present[cohort]
         if not told.any():
-            return server
+            return server._replace(step=torch.zeros_like(server.step))
         judges, answers, mixed = cohort[told], answers[told], server.present.nonzero().squeeze(1)
         steps = roster.training.epochs * -(-roster.sizes[judges] // roster.training.batch)
         rate = steps.to(roster.theta.dtype) * roster.training.optimiser.lr
@@ -179,7 +190,8 @@ class PFedGAT(Method):
         if self.channel == "one-point":
             said = torch.stack([answers, torch.ones_like(answers)], 1)
             server = server._replace(baseline=put(server.baseline, judges, said))
-        return server._replace(network=network, memory=memory)
+        moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
+        return server._replace(network=network, memory=memory, step=moved)
 
     def _weights(self, network, roster, server, cohort):
         """[K, K] the graph of the cohort."""

@@ -133,6 +133,11 @@ class SFL(Method):
     def relation(self, roster, server, cohort):
         return server.mixing
 
+    def notes(self, roster, server, cohort, sent, uploads):
+        pull = self.pull if self.reg != "off" and roster.round > 0 else 0.0
+        update = (uploads.theta - sent.mixed)[:, self._learned(roster.layout)].norm(dim=1)
+        return {"update": roster.note(cohort, update), "pull": torch.tensor(pull)}
+
     def join(self, client):
         return Params(client.model.theta)
 
@@ -179,6 +184,10 @@ class SFL(Method):
         """[d'] positions in theta of what leaves a client."""
         shared = self._shared(layout)
         return layout.index(frozenset(e.name for e in shared if e.trainable or not trainable_only))
+
+    def _learned(self, layout):
+        """[d'] bool: False on the running statistics among what leaves a client."""
+        return layout.trainable[self._index(layout)]
 
     def _with_personal(self, client, state, theta):
         """[d] the client's own model with theta: [d'] in place of what it shares."""
