@@ -7,7 +7,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tomli_w
 import torch
@@ -31,6 +31,16 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
+
+
+class Learning(NamedTuple):
+    """What is learned and how; `table` is the complete config of these parts."""
+
+    table: Table
+    method: Method
+    training: Training
+    participation: Participation
+    model: Callable[..., nn.Module]
 
 
 @dataclass(frozen=True)
@@ -118,10 +128,10 @@ def override(table: Table, overrides: list[str]) -> Table:
     return table
 
 
-def resolve(raw: Table) -> Experiment:
-    """Make every part; the experiment's table has every default filled in."""
-    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "federation", "model", "training", "method"}
-    _only(raw, known | {"methods"}, "")
+def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
+    """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
+    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "model", "training", "method", "methods"}
+    _only(raw, known | beside, "")
     top = {
         "rounds": _value(raw, "rounds", int, 20),
         "seed": _value(raw, "seed", int, 0),
@@ -135,8 +145,6 @@ def resolve(raw: Table) -> Experiment:
     asked = raw.get("participation", 1.0)
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
     participation, participation_table = call(Participation, asked, "participation")
-    federation = _table(raw, "federation", "")
-    _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
     training = dict(_table(raw, "training", ""))
     optimiser, optimiser_table = make(OPTIMISERS, training.pop("optimiser", "sgd"), "training.optimiser")
     made, training_table = call(Training, training, "training", optimiser=optimiser)
@@ -144,15 +152,29 @@ def resolve(raw: Table) -> Experiment:
     tuned = _table(raw, "methods", "")
     _only(tuned, set(METHODS), "methods.")
     method, method_table = make(METHODS, {**_table(tuned, chosen["name"], "methods."), **chosen}, "method")
+    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
+    table = {
+        **top,
+        "participation": participation_table,
+        "model": model_table,
+        "training": {**training_table, "optimiser": optimiser_table},
+        "method": method_table,
+    }
+    return Learning(table, method, made, participation, model)
+
+
+def resolve(raw: Table) -> Experiment:
+    """Make every part; the experiment's table has every default filled in."""
+    parts = learning(raw)
+    federation = _table(raw, "federation", "")
+    _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
     graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
-    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
     clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
     table = {
-        **top,
-        "participation": participation_table,
+        **parts.table,
         "federation": {
             "dataset": dataset_table,
             "clients": clients,
@@ -160,11 +182,10 @@ def resolve(raw: Table) -> Experiment:
             "split": split_table,
             "graph": graph_table,
         },
-        "model": model_table,
-        "training": {**training_table, "optimiser": optimiser_table},
-        "method": method_table,
     }
-    return Experiment(table, method, made, participation, partition, split, graph, dataset, model)
+    return Experiment(
+        table, parts.method, parts.training, parts.participation, partition, split, graph, dataset, parts.model
+    )
 
 
 def write(table: Table, path: Path) -> None:
