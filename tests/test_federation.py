@@ -113,3 +113,15 @@ def test_a_federation_keeps_the_hidden_truth_from_the_roster():
     roster = Simulation(federation, Model(torch.nn.Linear(3, 2)), Local(), Training()).roster(federation.graph)
     assert roster.graph is graph
     assert not hasattr(roster, "groups")
+
+
+def test_a_client_uses_at_most_so_many_examples_and_they_are_a_draw_of_its_own():
+    x = torch.arange(60.0)[:, None]
+    client = [0] * 50 + [1] * 10
+    found = Federation.from_arrays(x, x[:, 0], client, split=Split(0.2, 0.1, examples=20), seed=3)
+    used = [torch.cat([found.rows[s][i] for s in ("train", "validation", "test")]) for i in range(2)]
+    assert [len(u.unique()) for u in used] == [20, 10]
+    assert used[0].max() >= 20  # not simply the first ones
+    assert [len(found.rows[s][0]) for s in ("train", "validation", "test")] == [14, 2, 4]
+    with pytest.raises(UsageError, match="examples is the most that a client uses"):
+        Split(examples=-1)

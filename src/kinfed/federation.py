@@ -57,10 +57,14 @@ class Partition(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Which shares of a client's examples are for validation (selecting rounds) and for the final test."""
+    """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
+
+    With `examples` a client uses at most so many, drawn at random, and leaves the others alone: data at a smaller scale.
+    """
 
     test: float = 0.2
     validation: float = 0.1
+    examples: int = 0  # 0: all
 
     def __post_init__(self) -> None:
         if not (0 < self.test < 1 and 0 <= self.validation < 1 and self.test + self.validation < 1):
@@ -68,10 +72,12 @@ class Split:
                 f"split: test must lie in (0, 1), validation in [0, 1), their sum below 1; "
                 f"got test={self.test}, validation={self.validation}"
             )
+        if self.examples < 0:
+            raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
 
     def __call__(self, rows: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
         """Rows of one client, shuffled and cut; a share above zero gets at least one row."""
-        rows = rows[torch.randperm(len(rows), generator=draw)]
+        rows = rows[torch.randperm(len(rows), generator=draw)][: self.examples or None]
         test = max(1, round(self.test * len(rows)))
         validation = max(1, round(self.validation * len(rows))) if self.validation else 0
         parts = rows.split([test, validation, len(rows) - test - validation]) if len(rows) >= test + validation else ()
