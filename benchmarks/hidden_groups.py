@@ -118,8 +118,12 @@ def verdict(found):
     best = max(FIVE, key=lambda name: score[name])
     within = score[best][0] >= oracle - error
     yield ""
-    yield f"The best of the five, {best}, is {'within one standard error of' if within else 'more than one below'} the oracle"
-    yield "or above it." if within else "by its standard error."
+    where = (
+        "is within one standard error of the oracle or above it"
+        if within
+        else "stays below that, by more than the error"
+    )
+    yield f"The best of the five, {best}, {where}."
 
 
 def main():
