@@ -88,4 +88,5 @@ def run(
             notes = method.notes(roster, server, cohort, tree_map(lambda t, at=replied: t[at], sent), uploads)
         history.add(round, sent, uploads, found, relation, notes)
         after(round, server)
+    history.settle()
     return server

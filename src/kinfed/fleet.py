@@ -30,13 +30,16 @@ class Evaluation(NamedTuple):
 
 
 class Fleet(Protocol):
-    """All clients, wherever they run. Results come in the order of the cohort's ids."""
+    """All clients, wherever they run. Results come in the order of the cohort's ids.
+
+    An evaluation may be a function to call for it when the next round is over, see `History`.
+    """
 
     names: Sequence[str]
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]: ...  # who replied, with what
 
-    def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation: ...
+    def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]: ...
 
 
 class Simulation:

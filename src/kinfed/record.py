@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import statistics
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class History:
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
     models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
     done: int = 0  # rounds
+    _coming: Callable[[], None] | None = None  # what to do when an evaluation that is on its way arrives
 
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated: every `every`-th, and the last."""
@@ -46,16 +48,31 @@ class History:
         round: int,
         sent: Tree,
         uploads: Tree,
-        found: Evaluation | None = None,
+        found: Evaluation | Callable[[], Evaluation] | None = None,
         relation: Tensor | None = None,
         notes: dict[str, Tensor] | None = None,
     ) -> None:
-        """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before."""
+        """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before.
+
+        An evaluation that is still on its way is a function; it is called when the next round is added, or by `settle`.
+        """
+        self.settle()
         self.bytes_down += wire.size(sent)
         self.bytes_up += wire.size(uploads)
         self.done = round + 1
-        if found is None:
-            return
+        if isinstance(found, Evaluation):
+            self._keep(round, found, relation, notes)
+        elif found is not None:
+            later = found
+            self._coming = lambda: self._keep(round, later(), relation, notes)
+
+    def settle(self) -> None:
+        """Wait for the evaluation that is still on its way, if one is."""
+        coming, self._coming = self._coming, None
+        if coming:
+            coming()
+
+    def _keep(self, round: int, found: Evaluation, relation: Tensor | None, notes: dict[str, Tensor] | None) -> None:
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
@@ -63,13 +80,14 @@ class History:
         self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self.task.higher_is_better)
         if self.select(chosen) == round:
-            self.chosen, self.models = chosen, wire.pack(found.models[chosen])
+            self.chosen = chosen
+            self.models = wire.pack(found.models[chosen]) if found.models else {}  # none where they stay at their sites
 
     def _validated(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
         values = scores.get((model, "validation", self.task.metric))
-        return {} if values is None else {"validation": float(values.double().mean())}
+        return {} if values is None else {"validation": float(values.double().nanmean())}
 
     @property
     def headline(self) -> str:
@@ -86,11 +104,15 @@ class History:
         return torch.stack([scores[model, split, metric] for scores in self.scores])
 
     def select(self, model: str) -> int:
-        """The round whose mean validation score is best (the first of equals); the last without validation data."""
+        """The round whose mean validation score is best (the first of equals); the last without validation data.
+
+        A client without a score (NaN), as one that has not answered yet, does not count.
+        """
         if (model, "validation", self.task.metric) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self.curve(model, "validation", self.task.metric).double().mean(1)
-        return self.rounds[int(mean.argmax() if self.task.higher_is_better else mean.argmin())]
+        mean = self.curve(model, "validation", self.task.metric).double().nanmean(1)
+        better = mean if self.task.higher_is_better else -mean
+        return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 
     def test(self, model: str) -> Tensor:
         """[N] the task's metric on test examples, at the round that validation selects."""
@@ -181,8 +203,11 @@ def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
-    """Mean and standard deviation over clients: [N], and the means of the worst and best twentieth (one at least)."""
-    ordered = values.double().sort(descending=not higher_is_better).values
+    """Mean and standard deviation over clients: [N], and the means of the worst and best twentieth (one at least).
+
+    Clients without a score (NaN) are left out.
+    """
+    ordered = values[~values.isnan()].double().sort(descending=not higher_is_better).values
     few = max(1, math.ceil(len(ordered) / 20))
     return {
         "mean": float(ordered.mean()),
