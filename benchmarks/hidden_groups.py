@@ -121,7 +121,7 @@ def verdict(found):
     where = (
         "is within one standard error of the oracle or above it"
         if within
-        else "stays below that, by more than the error"
+        else "stays below the oracle, by more than its error"
     )
     yield f"The best of the five, {best}, {where}."
 
