@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.federation import Federation, Graph
-from kinfed.relations import GRAPHS, adjacency, distance, label_overlap
+from kinfed.relations import GRAPHS, adjacency, distance, label_overlap, read
 from kinfed.tasks import Classification, Regression
 
 INF = math.inf
@@ -250,3 +250,93 @@ def test_graphs_are_listed(capsys):
     assert set(listed) == set(GRAPHS)
     assert listed["label_overlap"]["arguments"] == {"most": 5}
     assert all(entry["what"].endswith(".") for entry in listed.values())
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+def test_edges_from_csv(tmp_path):
+    path = write(tmp_path / "edges.csv", "to,from,note\nb,a,x\n c ,a,y\n")
+    links = torch.tensor([[0.0, 1, 1], [1, 0, 0], [1, 0, 0]])
+    assert torch.equal(read(path, ["a", "b", "c"]).weights, links)
+    assert torch.equal(read(path, ["a", "b", "c"], directed=True).weights, links.triu())
+    assert torch.equal(read(path, ["c", "b", "a", "lonely"]).weights[:3, :3], links.flip(0, 1))
+    assert read(path, ["a", "b", "c", "lonely"]).weights[3].sum() == 0
+    path = write(tmp_path / "edges.csv", "from,to,weight\na,b,0.5\nb,a,0.5\nb,b,2\n")
+    assert read(path, ["a", "b"]).weights.tolist() == [[0, 0.5], [0.5, 2]]
+    assert read(path, ["a", "b"]).origin == "given"
+
+
+def test_distances_from_csv_go_through_the_kernel(tmp_path):
+    path = write(tmp_path / "roads.csv", "from,to,distance\na,b,1\nb,c,4\n")
+    table = [[0, 1, INF], [1, 0, 4], [INF, 4, 0]]
+    names = ["a", "b", "c"]
+    assert torch.equal(read(path, names).weights, distance(table).weights)
+    again = read(path, names, sigma=2.0, threshold=0.5).weights
+    assert torch.equal(again, distance(table, sigma=2.0, threshold=0.5).weights)
+    one_way = read(path, names, directed=True, sigma=4.0).weights
+    assert torch.equal(one_way, distance([[0, 1, INF], [INF, 0, 4], [INF, INF, 0]], sigma=4.0).weights)
+
+
+def test_edges_from_graphml(tmp_path):
+    import networkx
+
+    graph = networkx.DiGraph()
+    graph.add_node("0", label="a")
+    graph.add_node("1", label="b")
+    graph.add_edge("0", "1", weight=0.25)
+    networkx.write_graphml(graph, tmp_path / "g.graphml")
+    assert read(tmp_path / "g.graphml", ["a", "b", "c"]).weights.tolist() == [[0, 0.25, 0], [0, 0, 0], [0, 0, 0]]
+    assert read(tmp_path / "g.graphml", ["0", "1"]).weights.tolist() == [[0, 0.25], [0, 0]]
+    networkx.write_graphml(networkx.Graph([("a", "b")]), tmp_path / "g.graphml")
+    assert read(tmp_path / "g.graphml", ["a", "b"]).weights.tolist() == [[0, 1], [1, 0]]
+
+
+def test_adjacency_from_arrays(tmp_path):
+    table = np.array([[0, 1.0, 2], [3, 0, 4], [5, 6, 0]])
+    np.savez(tmp_path / "g.npz", adjacency=table)
+    np.save(tmp_path / "g.npy", table)
+    for path in ("g.npz", "g.npy"):
+        assert read(tmp_path / path, ["a", "b", "c"]).weights.tolist() == table.tolist()
+    np.savez(tmp_path / "g.npz", adjacency=table, names=np.array(["c", "a", "b"]))
+    found = read(tmp_path / "g.npz", ["a", "b", "lonely", "c"]).weights
+    assert found.tolist() == [[0, 4, 0, 3], [6, 0, 0, 5], [0, 0, 0, 0], [1, 2, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("e.csv", "from,to\na,b\na,x\n", "line 3: there is no client 'x'; the 2 clients are named 'a' to 'b'"),
+        ("e.csv", "source,to\na,b\n", "the heading must have the columns from and to; got source, to"),
+        ("e.csv", "", "the heading must have the columns from and to; got nothing"),
+        ("e.csv", "from,to,weight\na,b,much\n", "line 2: 'much' is not a number"),
+        ("e.csv", "from,to,weight\na,b,-1\n", "line 2: a weight or distance must be finite and not negative; got -1"),
+        ("e.csv", "from,to,weight\na,b\n", "line 2 must have 3 entries, as the heading has"),
+        ("e.csv", "from,to\na,b,c\n", "line 2 must have 2 entries, as the heading has"),
+        (
+            "e.csv",
+            "from,to,weight\na,b,1\nb,a,2\n",
+            "line 3 gives 'b' - 'a' the value 2, but line 2 gave 1; say directed",
+        ),
+        ("e.graphml", "<not xml", "cannot be read as a graph"),
+        ("e.npz", "no zip", "cannot be read as a graph"),
+        ("e.txt", "", r"a graph is read from \.csv, \.graphml, \.npz, \.npy; got '\.txt'"),
+    ],
+)
+def test_bad_graph_files_are_refused_with_the_place(tmp_path, name, text, said):
+    with pytest.raises(UsageError, match=rf"{name}.*{said}") as found:
+        read(write(tmp_path / name, text), ["a", "b"])
+    assert "\n" not in str(found.value)
+
+
+def test_graph_files_that_are_missing_or_hold_something_else(tmp_path):
+    with pytest.raises(UsageError, match="there is no graph file"):
+        read(tmp_path / "none.csv", ["a"])
+    np.savez(tmp_path / "g.npz", links=np.eye(2))
+    with pytest.raises(UsageError, match=r"g\.npz: it must hold the array adjacency; it holds links"):
+        read(tmp_path / "g.npz", ["a", "b"])
+    np.savez(tmp_path / "g.npz", adjacency=np.eye(2), names=np.array(["a", "q"]))
+    with pytest.raises(UsageError, match="names: there is no client 'q'"):
+        read(tmp_path / "g.npz", ["a", "b"])

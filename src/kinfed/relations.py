@@ -1,8 +1,12 @@
 """Relation graphs between clients: from what is known of them, and the controls that show whether a graph matters."""
 
-from collections.abc import Callable
-from typing import Literal
+import csv
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
@@ -48,6 +52,131 @@ def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, thres
         raise UsageError(f"sigma is a distance, so it must be positive; got {sigma}")
     near = torch.exp(-(apart / sigma).square())
     return Graph(torch.where(near >= threshold, near, 0.0).float(), "given")
+
+
+def read(
+    path: str | Path,
+    names: Sequence[str],
+    *,
+    directed: bool = False,
+    sigma: float | None = None,
+    threshold: float = 0.1,
+) -> Graph:
+    """The relation of the clients `names` from a file; a client that the file leaves out has no links.
+
+    `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps `weight` (default 1), or
+    `distance`, which `kinfed.relations.distance` turns into weights with `sigma` and `threshold`. Links go both ways
+    unless `directed`; where a row goes "from" i "to" j, client i hears of j. `.graphml`: nodes named as the clients, or
+    with such a `label`, edges perhaps with a `weight`; the file says if they are directed. `.npz` and `.npy`: an array
+    `adjacency: [N, N]`, in the order of an array `names: [N]` if the file has one, else of the clients.
+    Raises UsageError naming the file, and the line where there is one, on anything else.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    readers = {".csv": _from_csv, ".graphml": _from_graphml, ".npz": _from_arrays, ".npy": _from_arrays}
+    if kind not in readers:
+        raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
+    try:
+        table, apart = readers[kind](path, list(names), directed)
+        return distance(table, sigma=sigma, threshold=threshold) if apart else adjacency(table)
+    except FileNotFoundError:
+        raise UsageError(f"there is no graph file {path}") from None
+    except UsageError as problem:
+        raise UsageError(f"{path}: {problem}") from None
+    except Exception as problem:  # damage can surface in any layer of these formats
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
+
+
+Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, value
+
+
+def _from_csv(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file, restkey="", strict=True)
+        columns = rows.fieldnames or []
+        value = next((c for c in ("weight", "distance") if c in columns), None)
+        if not {"from", "to"} <= set(columns):
+            raise UsageError(f"the heading must have the columns from and to; got {', '.join(columns) or 'nothing'}")
+
+        def links() -> Links:
+            for row in rows:
+                place = f"line {rows.line_num}"
+                if "" in row or None in row.values():
+                    raise UsageError(f"{place} must have {len(columns)} entries, as the heading has")
+                yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
+
+        return _table(links(), names, directed, math.inf if value == "distance" else 0.0), value == "distance"
+
+
+def _from_graphml(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+    import networkx  # here, as few read such a file
+
+    graph = networkx.read_graphml(path)
+    called = {node: str(node if str(node) in names else held.get("label", node)) for node, held in graph.nodes.items()}
+    edges = graph.edges(data="weight", default=1.0)
+    links = ((f"edge {a} - {b}", called[a], called[b], _number(w, f"edge {a} - {b}")) for a, b, w in edges)
+    return _table(links, names, graph.is_directed(), 0.0), False
+
+
+def _from_arrays(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+    held = np.load(path, allow_pickle=False)
+    if isinstance(held, np.ndarray):
+        return _square(held, "the array"), False
+    with held:
+        if "adjacency" not in held.files:
+            raise UsageError(f"it must hold the array adjacency; it holds {', '.join(held.files) or 'nothing'}")
+        table = _square(held["adjacency"], "adjacency")
+        if "names" not in held.files:
+            return table, False
+        order = [str(name) for name in held["names"]]
+    _known(set(order), names, "names")
+    place = [order.index(name) for name in names if name in order]
+    whole = torch.zeros(len(names), len(names), dtype=table.dtype)
+    at = torch.tensor([i for i, name in enumerate(names) if name in order])
+    whole[at[:, None], at] = table[place][:, place]
+    return whole, False
+
+
+def _table(links: Links, names: list[str], directed: bool, empty: float) -> Tensor:
+    """[N, N] values of the links, `empty` where there is none."""
+    index = {name: i for i, name in enumerate(names)}
+    table = torch.full((len(names), len(names)), empty, dtype=torch.float64)
+    if math.isinf(empty):
+        table.fill_diagonal_(0)
+    told: dict[tuple[int, int], tuple[str, float]] = {}
+    for place, a, b, value in links:
+        _known({a, b}, index, place)
+        i, j = index[a], index[b]
+        for pair in {(i, j)} if directed else {(i, j), (j, i)}:
+            before, other = told.setdefault(pair, (place, value))
+            if other != value:
+                raise UsageError(
+                    f"{place} gives '{a}' - '{b}' the value {value:g}, but {before} gave {other:g}"
+                    f"{'' if directed else '; say directed if the two ways differ'}"
+                )
+            table[pair] = value
+    return table
+
+
+def _known(found: set[str], names: Iterable[str], place: str) -> None:
+    strange = sorted(found - set(names))
+    if strange:
+        known = list(names)
+        raise UsageError(
+            f"{place}: there is no client {', '.join(map(repr, strange[:5]))}{', ...' if len(strange) > 5 else ''}; "
+            f"the {len(known)} clients are named '{known[0]}' to '{known[-1]}'"
+        )
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise UsageError(f"{place}: '{value}' is not a number") from None
+    if not math.isfinite(number) or number < 0:
+        raise UsageError(f"{place}: a weight or distance must be finite and not negative; got {value}")
+    return number
 
 
 def given(federation: Federation, seed: int) -> Graph | None:
