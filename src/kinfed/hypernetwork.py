@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from .client import Client
+from .errors import UsageError
 from .graph import put
 from .method import Method, Params, Roster
 
@@ -24,6 +25,19 @@ def dense(shapes: Iterable[tuple[int, int]], draw: torch.Generator, like: Tensor
     """Layers of shapes (in, out), uniform in ±1/√in as those of `nn.Linear`, of the type and device of `like`."""
     both = [((2 * torch.rand(out, into + 1, generator=draw) - 1) / into**0.5).to(like) for into, out in shapes]
     return Dense(tuple(u[:, 1:].clone() for u in both), tuple(u[:, 0].clone() for u in both))
+
+
+def check_size(
+    who: str, shapes: Iterable[tuple[int, int]], copies: int, limit: float, like: Tensor, advice: str
+) -> None:
+    """Raise UsageError if `copies` of layers of shapes (in, out) would take more than `limit` GiB."""
+    numbers = sum((into + 1) * out for into, out in shapes)
+    gib = copies * numbers * like.element_size() / 2**30
+    if gib > limit:
+        raise UsageError(
+            f"{who}: a network of {numbers:,} numbers, its gradient and its optimiser's memory would take {gib:.3g} "
+            f"GiB, more than memory={limit:g}; use {advice}, or raise method.memory"
+        )
 
 
 def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> Tensor:

@@ -1,6 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
@@ -34,6 +37,38 @@ def test_descends_by_hand(roster):
     assert float(after.weights[0]) == pytest.approx(0.56, abs=1e-14)  # phi + 0.1 * 0.3 * e; ascent would be 0.44
     assert float(after.embedding) == pytest.approx(2.015, abs=1e-14)  # e + 0.1 * 0.3 * phi
     assert float(after.biases[0]) == pytest.approx(0.03, abs=1e-14)
+
+
+def test_the_printed_sign_ascends(roster):
+    known = roster(1)
+    method = replace(plain(), sign="paper")
+    server = linear(method, [[2.0]], [[0.5]])
+    after = method.aggregate(known, server, known.everyone, Params(torch.tensor([[1.3]], dtype=float64))).network
+    assert float(after.weights[0]) == pytest.approx(0.44, abs=1e-14)
+    assert float(after.embedding) == pytest.approx(1.985, abs=1e-14)
+
+
+@pytest.mark.parametrize("sign", ["descent", "paper"])
+def test_one_after_the_other_is_a_round_of_one_client_each(roster, sign):
+    known, cohort = roster(4, size=5), torch.tensor([0, 1, 3])
+    method = PFedHN(hidden=6, sign=sign, momentum=0.9, weight_decay=0.01, clip=0.3, sequential=True)
+    goal = torch.randn(3, 5, generator=torch.Generator().manual_seed(2), dtype=float64)
+    server = method.start(known)
+    found = method.aggregate(known, server, cohort, Params(goal))
+    for k in sorted(range(3), key=lambda k: int(known.tags[cohort[k]])):  # by name, as order means nothing
+        server = replace(method, sequential=False).aggregate(known, server, cohort[k : k + 1], Params(goal[k : k + 1]))
+    for a, b in zip(tree_leaves(found), tree_leaves(server), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+    together = replace(method, sequential=False).aggregate(known, method.start(known), cohort, Params(goal))
+    assert (together.network.embedding - found.network.embedding).abs().max() > 1e-6
+
+
+def test_a_network_too_large_is_refused_by_name(roster):
+    known = roster(3, nn.Linear(1000, 1000).double())
+    with pytest.raises(
+        UsageError, match=r"pfedhn: a network of 101,1\d\d,\d00 numbers.* 2.26 GiB, more than memory=2;"
+    ):
+        PFedHN(memory=2.0).start(known)
 
 
 def test_linear_network_has_the_outer_product_for_gradient(roster):
@@ -148,7 +183,10 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     assert trial.history.bytes_up == trial.history.bytes_down == 2 * 2 * layout.parameters * 8
 
 
-@pytest.mark.parametrize("wrong", [{"hidden": 0}, {"layers": 0}, {"embedding": 0}, {"clip": 0.0}, {"lr": 0.0}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"hidden": 0}, {"layers": 0}, {"embedding": 0}, {"clip": 0.0}, {"lr": 0.0}, {"sign": "up"}, {"memory": 0.0}],
+)
 def test_refuses(wrong):
     with pytest.raises(UsageError):
         PFedHN(**wrong)

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UsageError
-from ..hypernetwork import Hypernetwork, clip, dense, perceptron
+from ..hypernetwork import Hypernetwork, check_size, clip, dense, perceptron
 from ..method import Params
 from ..optimiser import SGD, Memory
 
@@ -45,6 +46,9 @@ class PFedHN(Hypernetwork):
     momentum: float = 0.9
     weight_decay: float = 0.001
     clip: float = 50.0  # norm of the server's gradient
+    sequential: bool = False  # the server takes a step a client, one after the other, not one along their mean
+    sign: str = "descent"  # "paper": as printed, which is ascent
+    memory: float = 4.0  # GiB that the network and its optimiser may take; more is refused
     origin = "given"
 
     def __post_init__(self):
@@ -54,6 +58,10 @@ class PFedHN(Hypernetwork):
                 "pfedhn: embedding, hidden and layers must be at least 1, clip and lr positive; "
                 f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip} and {self.lr}"
             )
+        if self.sign not in ("descent", "paper"):
+            raise UsageError(f"pfedhn: sign must be 'descent' or 'paper'; got '{self.sign}'")
+        if not self.memory > 0:
+            raise UsageError(f"pfedhn: memory is in GiB and positive; got {self.memory}")
 
     @property
     def optimiser(self):
@@ -63,6 +71,8 @@ class PFedHN(Hypernetwork):
         draw = roster.generator("pfedhn")
         size = self.embedding or 1 + len(roster) // 4
         widths = [size] + [self.hidden] * (self.layers + 1) + [roster.layout.parameters]
+        copies = 2 + (self.momentum > 0)  # weights and gradient, and the optimiser's memory
+        check_size("pfedhn", pairwise(widths), copies, self.memory, roster.theta, "a smaller hidden or model")
         embedding = roster.normal("pfedhn.embedding", size)
         network = Network(embedding, *dense(pairwise(widths), draw, roster.theta))
         return Server(network, self.optimiser.init(tree_leaves(network)))
@@ -75,8 +85,14 @@ class PFedHN(Hypernetwork):
         return Params(self.generate(server.network, cohort))
 
     def aggregate(self, roster, server, cohort, uploads):
-        sent, pull_back = vjp(lambda network: self.generate(network, cohort), server.network)
-        slopes = clip(tree_leaves(pull_back((sent - uploads.theta) / len(cohort))[0]), self.clip)
-        values, structure = tree_flatten(server.network)
-        values, memory = self.optimiser.step(values, slopes, server.memory)
+        every = torch.arange(len(cohort), device=cohort.device)
+        turns = roster.tags[cohort].argsort()[:, None] if self.sequential else every[None]
+        (values, structure), memory = tree_flatten(server.network), server.memory
+        for turn in turns:
+            sent, pull_back = vjp(
+                lambda network, members=cohort[turn]: self.generate(network, members), tree_unflatten(values, structure)
+            )
+            downhill = (uploads.theta[turn] - sent) / len(turn)
+            slopes = pull_back(-downhill if self.sign == "descent" else downhill)[0]
+            values, memory = self.optimiser.step(values, clip(tree_leaves(slopes), self.clip), memory)
         return Server(tree_unflatten(values, structure), memory)
