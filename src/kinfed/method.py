@@ -1,11 +1,12 @@
 """Method: a federated method as pure functions of the server (plural) and of one client (singular)."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from .client import Client, Training
 from .federation import Graph, Origin
@@ -43,6 +44,19 @@ class Roster:
     def everyone(self) -> Tensor:
         """[N] all client ids."""
         return torch.arange(len(self.sizes), device=self.theta.device)
+
+    def others(self, ids: Tensor) -> Tensor:
+        """[N - M] everybody but ids: [M]."""
+        return self.everyone[~torch.isin(self.everyone, ids)]
+
+    def part(self, ids: Tensor) -> "Roster":
+        """The roster of ids: [M] alone: who is not among them is unknown."""
+        graph = self.graph
+        if graph is not None:
+            at = ids.to(graph.weights.device)
+            graph = replace(graph, weights=graph.weights[..., at, :][..., at])
+        said = tree_map(lambda table: table[ids], self.introductions)
+        return replace(self, sizes=self.sizes[ids], tags=self.tags[ids], graph=graph, introductions=said)
 
     def copies(self) -> Tensor:
         """[N, d] the initial model once a client."""
@@ -100,6 +114,25 @@ class Method(ABC):
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         """Named models, the headline first."""
 
+    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.
+
+        What is known of the others stays. Here a newcomer gets, in every table over clients, the row that `start`
+        would give it, as if it had been there all along and never taken part; a method that can do better says so.
+        Pure: what `send` then has for a newcomer among everybody is its first model, before it has trained at all.
+        """
+        known = roster.others(newcomers)
+        begin = replace(roster, round=0)
+
+        def widen(narrow: Tensor, wide: Tensor, now: Tensor) -> Tensor:
+            if narrow.shape == wide.shape:  # not a table over clients
+                return now
+            if narrow.shape[1:] == wide.shape[1:]:  # [N, ...]
+                return put(wide, known, now)
+            return wide.index_put((known[:, None], known), now)  # [N, N]
+
+        return tree_map(widen, self.start(begin.part(known)), self.start(begin), server)
+
     def origin_of(self, roster: Roster) -> Origin:
         """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
         return self.origin
@@ -133,13 +166,16 @@ class Method(ABC):
 class Averaging(Method):
     """The server half of a method that averages into one shared vector."""
 
+    uniform: bool = False  # every client of the cohort counts the same, whatever it has
+    noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
+
     def shared(self, layout: Layout) -> frozenset[str]:
         """Names of the tensors that leave a client; what a method keeps personal is left out."""
         return layout.names
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""
-        return roster.sizes[cohort]
+        return torch.ones_like(cohort) if self.uniform else roster.sizes[cohort]
 
     def start(self, roster: Roster) -> Tree:
         return Params(roster.theta[roster.layout.index(self.shared(roster.layout))])
@@ -148,7 +184,13 @@ class Averaging(Method):
         return Params(server.theta.expand(len(cohort), -1))
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
-        return Params(weighted_mean(uploads.theta, self.weights(roster, cohort)))
+        theta = weighted_mean(uploads.theta, self.weights(roster, cohort))
+        if self.noise:
+            layout = roster.layout
+            learned = layout.trainable[layout.index(self.shared(layout))].to(theta.device)
+            draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
+            theta = theta + self.noise * learned * normal(draw, theta)
+        return Params(theta)
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         weights = self.weights(roster, cohort).to(roster.theta.dtype)

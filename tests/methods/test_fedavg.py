@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,7 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kinfed.client import Training
-from kinfed.methods import FedAvg, Local
+from kinfed.errors import UsageError
+from kinfed.method import Params
+from kinfed.methods import FedAvg, FedProx, Local
 from kinfed.optimiser import SGD
 
 float64 = torch.float64
@@ -28,6 +32,39 @@ def test_weights_are_shares_of_the_cohort(bowls):
     assert float(server.theta) == pytest.approx(4.0, abs=1e-13)
     relation = trial.method.relation(trial.roster, server, cohort)
     torch.testing.assert_close(relation, torch.tensor([[0.25, 0.75, 0.0]] * 3, dtype=float64))
+
+
+def test_everyone_counts_the_same_if_asked(bowls, executor):
+    trial = bowls(FedAvg(uniform=True), [[1.0, 2.0], [5.0, 6.0]], lr=1.0, copies=[50, 150], executor=executor)
+    server = trial.run(1)
+    torch.testing.assert_close(server.theta, torch.tensor([3.0, 4.0], dtype=float64), rtol=0, atol=1e-13)
+    assert torch.equal(trial.history.relations[0], torch.full((2, 2), 0.5))
+
+
+@pytest.mark.parametrize("method", [FedAvg(noise=0.01), FedProx(noise=0.01, mu=0.1)])
+def test_noise_on_what_is_learned(examples, noisy, method, executor):
+    x, y = noisy(3, 40)
+    module = nn.Sequential(nn.Linear(40, 50), nn.BatchNorm1d(50), nn.Linear(50, 1)).double()
+    training, found = Training(1, 4, SGD(0.01)), []
+    for noise in (0.01, 0.01, 0.0):
+        trial = examples(module, x, y, replace(method, noise=noise), training=training, executor=executor)
+        server = trial.run(1)
+        found.append((server.theta, trial.run(2, begin=1, server=server).theta))
+    learned = trial.roster.layout.trainable
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    added = found[0][0] - found[2][0]
+    assert torch.equal(added[~learned], torch.zeros(100, dtype=float64))
+    assert float(added[learned].std()) == pytest.approx(0.01, rel=0.08)  # 2,201 numbers: deviation 1.5 %
+    assert abs(float(added.mean())) < 1e-3
+    again = method.aggregate(replace(trial.roster, round=1), (), torch.arange(3), Params(found[2][0].expand(3, -1)))
+    assert (again.theta - found[2][0] - added).abs().max() > 0.01  # every round's is another
+
+
+@pytest.mark.parametrize("method", [FedAvg, FedProx])
+def test_refuses_a_negative_noise(method):
+    with pytest.raises(UsageError, match="noise is a standard deviation"):
+        method(noise=-0.1)
 
 
 def test_one_full_batch_step_descends_the_weighted_loss(bowls):

@@ -12,8 +12,12 @@ class FedProx(Averaging):
     r"""Each client minimises $F_i(\theta) + \frac{\mu}{2} \|\theta - \theta^t\|^2$ from $\theta^t$."""
 
     mu: float = 0.01  # pull towards the received model
+    uniform: bool = False  # every client counts the same, whatever it has
+    noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
 
     def __post_init__(self):
+        if not 0 <= self.noise < float("inf"):
+            raise UsageError(f"fedprox: noise is a standard deviation, so it must be zero or more; got {self.noise}")
         if self.mu < 0:
             raise UsageError(f"fedprox: mu must be zero or more; got {self.mu}")
 
