@@ -16,6 +16,7 @@ from . import checkpoint, config
 from .config import Experiment, Table
 from .errors import RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
+from .federation import Origin
 from .files import replacing
 from .fleet import Executor
 from .model import Model
@@ -173,12 +174,10 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     if isinstance(task, Classification):
         classes = run.federation.classes or [str(c) for c in range(task.classes)]
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
-    layout, relation = run.model.layout, run.relation
-    layers = [layer.name for layer in layout.layers]
-    history.write_csv(out / "history.csv")
-    if any(history.notes):
-        history.write_notes(out / "notes.csv")
-    history.write_relations(out / "relations.npz", run.origin, layers)
+    layout = run.model.layout
+    write_history(
+        history, run.relation, run.origin, [layer.name for layer in layout.layers], out, run.federation.groups
+    )
     arrays: dict[str, torch.Tensor] = {}
     for i, name in enumerate(names):
         for part, values in history.models.items():
@@ -187,18 +186,6 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
             )
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
     checkpoint.write(arrays, out / "models.safetensors")
-    metric = task.metric
-    split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
-    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
-    rounds = np.array(history.rounds) + 1
-    selected = {name: history.select(name) + 1 for name in history.named_models}
-    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png", selected)
-    scores = {name: history.test(name).numpy() for name in history.named_models}
-    charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
-    if relation is not None:
-        groups = None if run.federation.groups is None else run.federation.groups.numpy()
-        picture = out / "relation.png"
-        heatmaps.relation_heatmap(relation.numpy(), names, run.origin, picture, groups=groups, layers=layers)
     summary = {
         **run.summary(),
         "method": method,
@@ -213,6 +200,33 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
     _write_json(summary, out / "summary.json")
     (out / CHECKPOINT).unlink(missing_ok=True)
     return summary
+
+
+def write_history(
+    history: History,
+    relation: torch.Tensor | None,
+    origin: Origin,
+    layers: list[str],
+    out: Path,
+    groups: torch.Tensor | None = None,
+) -> None:
+    """Tables and pictures of what is known of a run, its models apart."""
+    names, metric = list(history.names), history.task.metric
+    history.write_csv(out / "history.csv")
+    if any(history.notes):
+        history.write_notes(out / "notes.csv")
+    history.write_relations(out / "relations.npz", origin, layers)
+    split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
+    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
+    rounds = np.array(history.rounds) + 1
+    selected = {name: history.select(name) + 1 for name in history.named_models}
+    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png", selected)
+    scores = {name: history.test(name).numpy() for name in history.named_models}
+    charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
+    if relation is not None:
+        hidden = None if groups is None else groups.numpy()
+        picture = out / "relation.png"
+        heatmaps.relation_heatmap(relation.numpy(), names, origin, picture, groups=hidden, layers=layers)
 
 
 def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
