@@ -36,6 +36,19 @@ def test_flatten_undoes_tensors():
     assert torch.equal(model.layout.flatten(model.layout.tensors(theta)), theta)
 
 
+def test_convolutions_lie_channels_last_and_keep_their_numbers():
+    net = network()
+    model = Model(net)
+    views = model.layout.tensors(model.theta)
+    assert torch.equal(views["0.weight"], net[0].weight)
+    wide = Model(nn.Sequential(nn.Conv2d(4, 3, 2), nn.Flatten(), nn.Linear(3, 2)))
+    weight = wide.layout.tensors(wide.theta)["0.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    assert weight.data_ptr() == wide.theta.data_ptr()
+    assert torch.equal(weight, wide.original[0].weight)
+    assert torch.equal(wide.theta[:4], wide.original[0].weight[0, :, 0, 0])  # one pixel's channels side by side
+
+
 def test_patterns_choose_tensors_and_name_the_nearest():
     layout = Layout.of(network())
     assert layout.match(["4.*", "*.running_mean"]) == {"4.weight", "4.bias", "1.running_mean"}
@@ -120,3 +133,52 @@ def test_batchnorm_that_would_couple_predictions_is_refused():
     for bad in (nn.BatchNorm1d(2, track_running_stats=False), nn.BatchNorm1d(2, momentum=None)):
         with pytest.raises(UsageError, match="BatchNorm needs running statistics and a momentum"):
             Model(nn.Sequential(nn.Linear(2, 2), bad))
+
+
+def test_a_weight_in_two_places_is_one_tensor():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.two.weight = self.one.weight
+
+        def forward(self, x):
+            return self.two(self.one(x).tanh())
+
+    net = Tied().double()
+    model = Model(net)
+    assert model.layout.parameters == 9 + 3 + 3
+    theta = torch.randn_like(model.theta)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    net.one.weight.data = theta[:9].view(3, 3)
+    net.one.bias.data, net.two.bias.data = theta[9:12], theta[12:]
+    torch.testing.assert_close(model(theta, x), net(x))
+    torch.testing.assert_close(model.twin()(theta, x), net(x))
+
+
+def test_a_twin_computes_the_same_in_a_module_of_its_own():
+    model = Model(network())
+    twin = model.twin()
+    x = torch.randn(6, 1, 3, 3, dtype=torch.float64)
+    other = twin.layout.tensors(model.theta + 0.1)
+    with twin.bound(other, training=True):
+        assert torch.equal(model(model.theta, x), Model(network())(model.theta, x))
+    assert torch.equal(twin(model.theta, x), model(model.theta, x))
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 1, padding=1), nn.MaxPool2d(2, ceil_mode=True)])
+def test_pooling_before_relu_gives_the_same_bits(pool):
+    net = nn.Sequential(nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(2))
+    x = (torch.randn(5, 3, 9, 9, generator=torch.Generator().manual_seed(0)) - 0.7).round(decimals=1)  # with ties
+    net(x)
+    model = Model(net)
+    assert [type(part) for part in model.module[:2]] == [nn.MaxPool2d, nn.ReLU]
+    assert type(net[0]) is nn.ReLU
+    found = []
+    for first, second in (net[:2], model.module[:2]):
+        leaf = x.clone().requires_grad_()
+        y = second(first(leaf))
+        found.append((y, *torch.autograd.grad((y**2 + y).sum(), leaf)))
+    assert (found[0][0] == 0).any()  # windows without a positive number
+    assert (found[0][0] > 0).any()
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

@@ -105,3 +105,13 @@ def test_refuses_rates(make, wrong):
 def test_refuses(make, wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         make(**wrong)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(0.1), SGD(0.1, 0.9, 0.1), Adam(0.1, weight_decay=0.1)])
+def test_steps_in_place_are_the_same_steps(optimiser):
+    values, memory = start(), optimiser.init(start())
+    places = [v.data_ptr() for v in values]
+    for expected in ours(optimiser):
+        new, memory = optimiser.step(values, slope(values), memory, inplace=True)
+        torch.testing.assert_close(values, expected, rtol=0, atol=1e-15)
+        assert [v.data_ptr() for v in new] == places

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from kinfed.seeding import fold, generator, key, normal, tags, uniform
+from kinfed.seeding import fold, fold_numbers, generator, key, normal, number, tags, uniform
 
 MASK = 2**64 - 1
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -38,6 +38,15 @@ def test_published_outputs_of_splitmix64():
 def test_fold_is_splitmix64(old, value):
     expected = splitmix(((old ^ value) + 0x9E3779B97F4A7C15) & MASK)
     assert int(fold(as_tensor(old), as_tensor(value))) == signed(expected)
+
+
+@given(int64, st.lists(int64, min_size=1, max_size=3))
+def test_plain_numbers_fold_as_tensors_do(old, values):
+    expected = as_tensor(old)
+    for value in values:
+        expected = fold(expected, as_tensor(value))
+    assert fold_numbers(old, *values) == int(expected)
+    assert number(7, "a", 3) == int(key(7, "a", 3)) == int(fold(fold(as_tensor(zlib.crc32(b"a")), 7), 3))
 
 
 def test_fold_takes_any_shape():

@@ -11,7 +11,7 @@ from torch.func import grad
 from .errors import UsageError
 from .model import Model
 from .optimiser import SGD, Optimiser
-from .seeding import fold, key, normal
+from .seeding import fold, fold_numbers, key, normal, number
 from .tasks import Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
@@ -51,6 +51,15 @@ class Batch(NamedTuple):
     def keep(self, old: Tensor, new: Tensor) -> Tensor:
         """`new`, or `old` where this client has no such step."""
         return new if self.valid is None else torch.where(self.valid, new, old)
+
+
+class Plan(NamedTuple):
+    """Which examples the steps of clients that run together take."""
+
+    place: Tensor  # [T, B] int64 positions in the client's training rows
+    weight: Tensor  # [T, B] 1 on real rows, 0 on those that only fill a batch up
+    valid: Tensor  # [T] bool, False past the client's last step
+    real: list[tuple[int, int]]  # T times the most and the fewest real rows that a client has in this step
 
 
 class Rows(NamedTuple):
@@ -133,39 +142,68 @@ class Client:
         `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew.
         """
         size = batch or self.training.batch
-        passes = [-(-n // size) for n in self._sizes]  # steps in one epoch
         epochs = self.training.epochs if epochs is None else epochs
+        draw, self._draws = self._draws, self._draws + 1
+        yield from (self._batches_together if self._together else self._batches_alone)(draw, size, epochs, steps)
+
+    def _batches_alone(self, draw: int, size: int, epochs: int, steps: int | None) -> Iterator[Batch]:
+        x, y = self._pool
+        start = fold_numbers(number(self._seed, "batches", self.round, draw), int(self.tag))
+        each = -(-self._sizes[0] // size)  # steps in one epoch
+        total = epochs * each if steps is None else steps
+        turns, keys = (
+            torch.tensor([fold_numbers(start, i) for i in counters], dtype=torch.int64, device=x.device)
+            for counters in (range(-(-total // each)), (~t for t in range(total)))
+        )
+        order = self._rows["train"].at[self._shuffled(turns)]
+        parts = (part for epoch in order.unbind() for part in epoch.split(size))
+        for at, mark in zip(parts, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
+            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
+
+    def _batches_together(self, draw: int, size: int, epochs: int, steps: int | None) -> Iterator[Batch]:
+        start = self.key("batches", draw)
+        plan = self._plan(start, size, epochs, steps)
+        keys = fold(start, ~torch.arange(len(plan.valid), device=start.device))
+        for t, (most, least) in enumerate(plan.real):
+            now = self._rows["train"].at[plan.place[t, :most]]
+            yield Batch(
+                self._pool.x[now],
+                self._pool.y[now],
+                plan.weight[t, :most] if least < most else None,
+                plan.valid[t] if least == 0 else None,
+                keys[t],
+            )
+
+    def _plan(self, start: Tensor, size: int, epochs: int, steps: int | None) -> Plan:
+        passes = [-(-n // size) for n in self._sizes]
         length = [steps if steps is not None else epochs * p for p in passes]
         turns = max(-(-total // p) for total, p in zip(length, passes, strict=True))
-        rows, count = self._rows["train"]
-        draw = self.key("batches", self._draws)
-        self._draws += 1
-        place = torch.arange(len(rows), device=rows.device)
-        turn = torch.arange(turns, device=rows.device)
-        step = torch.arange(max(length), device=rows.device)
-        marks = fold(fold(draw, turn)[:, None], place) & 0x3FFFFFFFFFFFFFFF
-        order = torch.where(place < count, marks, 1 << 62).argsort(stable=True)  # [turns, n], the real rows first
+        count = self.size
+        step = torch.arange(max(length), device=count.device)
+        order = self._shuffled(fold(start, torch.arange(turns, device=start.device)))
         mine = -(-count // size)
-        position = (step % mine * size)[:, None] + torch.arange(size, device=rows.device)  # [T, B]
-        start = (step // mine).clamp(max=turns - 1) * len(rows)
-        at = rows[order.view(-1)[start[:, None] + position % count]]  # [T, B]
-        valid = step < (mine * epochs if steps is None else steps)  # [T]
-        weight = ((position < count) & valid[:, None]).to(self.model.theta.dtype)  # [T, B]
-        keys = fold(draw, ~step)
+        position = (step % mine * size)[:, None] + torch.arange(size, device=count.device)  # [T, B]
+        turn = (step // mine).clamp(max=turns - 1)
+        place = order.view(-1)[turn[:, None] * order.shape[1] + position % count]
+        valid = step < (mine * epochs if steps is None else steps)
+        weight = ((position < count) & valid[:, None]).to(self.model.theta.dtype)
+        real = []
         for t in range(max(length)):
-            real = [
+            each = [
                 min(size, n - t % p * size) if t < total else 0
                 for n, p, total in zip(self._sizes, passes, length, strict=True)
             ]
-            most, least = max(real), min(real)
-            rows_now = at[t, :most]
-            yield Batch(
-                self._pool.x[rows_now],
-                self._pool.y[rows_now],
-                weight[t, :most] if least < most else None,
-                valid[t] if least == 0 else None,
-                keys[t],
-            )
+            real.append((max(each), min(each)))
+        return Plan(place, weight, valid, real)
+
+    def _shuffled(self, keys: Tensor) -> Tensor:
+        """[turns, n] positions in the client's training rows, shuffled by keys: [turns]; the real ones come first."""
+        rows, count = self._rows["train"]
+        place = torch.arange(len(rows), device=rows.device)
+        marks = fold(keys[:, None], place) & 0x3FFFFFFFFFFFFFFF
+        if self._together:
+            marks = torch.where(place < count, marks, 1 << 62)
+        return marks.argsort(stable=True)
 
     def loss(self, theta: Tensor, batch: Batch | Examples) -> Tensor:
         """[] mean loss at theta: [d]: in training mode on a batch, in evaluation mode on examples."""
@@ -193,12 +231,40 @@ class Client:
         `penalty(theta)` is added to the loss of every step; `only` names the tensors that may move (buffers such as
         running statistics always do); `epochs` and `optimiser` replace the training settings.
         """
-        layout = self.model.layout
-        optimiser = optimiser or self.training.optimiser
-        tensors = layout.tensors(theta)
-        moving = [e.name for e in layout.entries if e.trainable and (only is None or e.name in only)]
+        entries = self.model.layout.entries
+        moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
+        descend = self._descend_together if self._together else self._descend_alone
+        return descend(theta, moving, penalty, self.batches(epochs), optimiser or self.training.optimiser)
+
+    def _descend_alone(
+        self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser
+    ) -> Tensor:
+        """Tensors are views of theta, which is changed in place: so it stays flat at no cost."""
+        theta = theta.detach().clone()
+        # Views that share a version counter would make one's step in place look like a change of what others saved.
+        tensors = {name: view.data for name, view in self.model.layout.tensors(theta).items()}
+        values = [tensors[n] for n in moving]
+        leaves = [v.data.requires_grad_() for v in values]
+        memory = optimiser.init(values)
+        with self.model.bound(tensors | dict(zip(moving, leaves, strict=True)), training=True):
+            for batch in batches:
+                outputs = self.model.forward(batch.x, batch.weight, batch.key)
+                slopes = _differentiate(_mean(self.task.loss(outputs, batch.y), batch.weight), leaves)
+                if penalty:
+                    whole = theta.detach().requires_grad_()
+                    slope = self.model.layout.tensors(_differentiate(penalty(whole), [whole])[0])
+                    slopes = [s + slope[n] for s, n in zip(slopes, moving, strict=True)]
+                _, memory = optimiser.step(values, slopes, memory, inplace=True)
+                self.model.settle(tensors)
+        return theta
+
+    def _descend_together(
+        self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser
+    ) -> Tensor:
+        """The same without a change in place, for vmap; a step past a client's last changes nothing."""
+        tensors = self.model.layout.tensors(theta)
         memory = optimiser.init([tensors[n] for n in moving])
-        for batch in self.batches(epochs):
+        for batch in batches:
             old = [tensors[n] for n in moving]
             slopes, buffers = self._slopes(tensors, moving, batch, penalty)
             new, memory_after = optimiser.step(old, slopes, memory)
@@ -212,17 +278,14 @@ class Client:
                 buffers = {n: batch.keep(tensors[n], b) for n, b in buffers.items()}
             memory = memory_after
             tensors = tensors | buffers | dict(zip(moving, new, strict=True))
-        return layout.flatten(tensors)
+        return self.model.layout.flatten(tensors)
 
     def _loss(self, tensors: dict[str, Tensor], batch: Batch | Examples) -> tuple[Tensor, dict[str, Tensor]]:
         if isinstance(batch, Batch):
             outputs, buffers = self.model.run(tensors, batch.x, batch.weight, batch.key)
         else:
             outputs, buffers = self.model.predict(tensors, batch.x), {}
-        loss = self.task.loss(outputs, batch.y)
-        if batch.weight is None:
-            return loss.mean(), buffers
-        return (loss * batch.weight).sum() / batch.weight.sum().clamp(min=1), buffers
+        return _mean(self.task.loss(outputs, batch.y), batch.weight), buffers
 
     def _slopes(
         self, tensors: dict[str, Tensor], moving: list[str], batch: Batch | Examples, penalty: Penalty | None
@@ -239,8 +302,18 @@ class Client:
             return grad(objective, has_aux=True)(values)  # type: ignore[no-any-return]
         leaves = [v.detach().requires_grad_() for v in values]
         loss, buffers = objective(leaves)
-        slopes = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-        return list(slopes), buffers
+        return _differentiate(loss, leaves), buffers
+
+
+def _mean(loss: Tensor, weight: Tensor | None) -> Tensor:
+    return loss.mean() if weight is None else (loss * weight).sum() / weight.sum().clamp(min=1)
+
+
+def _differentiate(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
+    """Gradients of a number; zero for leaves that it does not depend on."""
+    if not value.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
 
 
 def towards(anchor: Tensor, pull: float) -> Penalty:

@@ -19,6 +19,7 @@ class Entry(NamedTuple):
     at: slice
     shape: torch.Size
     trainable: bool
+    channels_last: bool = False  # stored as [out, height, width, in], the order in which convolutions run fastest
 
 
 class Layer(NamedTuple):
@@ -56,7 +57,8 @@ class Layout:
                 if id(tensor) in seen or not tensor.is_floating_point():
                     continue
                 seen.add(id(tensor))
-                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable))
+                last = isinstance(part, nn.Conv2d) and tensor.ndim == 4
+                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable, last))
                 at += tensor.numel()
             learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
             if learned:
@@ -119,9 +121,18 @@ class Layout:
         return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
-        """Named views into theta: [d]."""
-        return {e.name: theta[e.at].view(e.shape) for e in self.entries}
+        """Named views into theta: [d]; those of convolutions lie channels-last in memory."""
+        return {e.name: _view(theta[e.at], e) for e in self.entries}
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """[d] from named tensors."""
-        return torch.cat([tensors[e.name].reshape(-1) for e in self.entries])
+        return torch.cat(
+            [(tensors[e.name].movedim(1, -1) if e.channels_last else tensors[e.name]).reshape(-1) for e in self.entries]
+        )
+
+
+def _view(part: Tensor, entry: Entry) -> Tensor:
+    if entry.channels_last:
+        out, inner, *space = entry.shape
+        return part.view(out, *space, inner).movedim(-1, 1)
+    return part.view(entry.shape)

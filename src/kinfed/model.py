@@ -4,11 +4,13 @@ import copy
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import vjp
 
 from .errors import UsageError
 from .layout import Layout
@@ -86,6 +88,9 @@ class _Dropout(nn.Module):
 def _adapt(module: nn.Module) -> nn.Module:
     """A copy of the module in which layers that couple rows or draw numbers are replaced by ours."""
     module = copy.deepcopy(module)
+    for part in module.modules():
+        if isinstance(part, nn.Sequential):
+            _pool_first(part._modules)
     made: dict[int, nn.Module] = {}
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -106,6 +111,13 @@ def _adapt(module: nn.Module) -> nn.Module:
     return module
 
 
+def _pool_first(modules: dict[str, Any]) -> None:
+    """Swap each ReLU with the pooling that follows it: values and gradients are the same bits, on fewer numbers."""
+    for one, two in pairwise(modules):
+        if type(modules[one]) is nn.ReLU and type(modules[two]) is nn.MaxPool2d and not modules[two].return_indices:
+            modules[one], modules[two] = modules[two], modules[one]
+
+
 class Moved(NamedTuple):
     """A training pass: what the model said, and its buffers (such as running statistics) after it."""
 
@@ -123,14 +135,25 @@ class Model:
         self.original = module
         self.module = _adapt(module)
         self.layout = Layout.of(self.module, head)
-        self._buffers = [name for name, b in self.module.named_buffers() if b.is_floating_point()]
-        self._slots: list[tuple[str, dict[str, Any], str]] = []
-        for entry in self.layout.entries:
-            path, _, name = entry.name.rpartition(".")
-            part = self.module.get_submodule(path)
-            table: dict[str, Any] = part._parameters if name in part._parameters else part._buffers
-            self._slots.append((entry.name, table, name))
+        self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
+        self._bind()
         self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
+
+    def twin(self) -> "Model":
+        """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
+        other = copy.copy(self)
+        other.module = copy.deepcopy(self.module)
+        other._bind()
+        return other
+
+    def _bind(self) -> None:
+        """Find where in the modules' own tables each tensor of the layout stands; a shared one stands in several."""
+        named = (*self.module.named_parameters(), *self.module.named_buffers())
+        names = {id(t): n for n, t in named if n in self.layout.names}
+        tables: list[dict[str, Any]] = [t for part in self.module.modules() for t in (part._parameters, part._buffers)]
+        self._slots = [(names[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in names]
+        buffers = {name for name, _ in self.module.named_buffers()}
+        self._moved = [slot for slot in self._slots if slot[0] in buffers]
 
     def to(self, device: torch.device) -> "Model":
         """The same model with its initial vector and integer buffers on a device."""
@@ -139,10 +162,12 @@ class Model:
         return self
 
     @contextmanager
-    def _bound(self, tensors: dict[str, Tensor], training: bool) -> Iterator[None]:
+    def bound(self, tensors: dict[str, Tensor], training: bool) -> Iterator[None]:
+        """While this lasts the module computes with these tensors."""
         # Writing into the modules' own tables is what torch.func.functional_call does, without its cost per call.
         before = [slots[key] for _, slots, key in self._slots]
-        if self.module.training is not training:
+        mode = self.module.training
+        if mode is not training:
             self.module.train(training)
         try:
             for name, slots, key in self._slots:
@@ -151,6 +176,23 @@ class Model:
         finally:
             for (_, slots, key), value in zip(self._slots, before, strict=True):
                 slots[key] = value
+            if mode is not training:
+                self.module.train(mode)
+
+    def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
+        """Outputs of a training pass with the tensors that are bound, whose buffers it moves on in place or anew."""
+        _PASS.weight, _PASS.key = weight, key
+        try:
+            return self.module(x)  # type: ignore[no-any-return]
+        finally:
+            _PASS.weight = _PASS.key = None
+
+    def settle(self, tensors: dict[str, Tensor]) -> None:
+        """Copy buffers that a pass made anew into the tensors that were bound, and bind these again."""
+        for name, slots, key in self._moved:
+            if slots[key] is not tensors[name]:
+                tensors[name].copy_(slots[key])
+                slots[key] = tensors[name]
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs for x: [B, ...] in evaluation mode."""
@@ -158,20 +200,18 @@ class Model:
 
     def predict(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         """Outputs in evaluation mode, from named tensors."""
-        with self._bound(tensors, training=False):
+        with self.bound(tensors, training=False):
+            if self._recurrent:  # vmap has no rule for these layers: it takes them apart where they are differentiated
+                return vjp(lambda _: self.module(x), x.new_zeros(()))[0]  # type: ignore[no-any-return]
             return self.module(x)  # type: ignore[no-any-return]
 
     def run(self, tensors: dict[str, Tensor], x: Tensor, weight: Tensor | None, key: Tensor) -> Moved:
         """One training pass over x: [B, ...], of which only rows of weight 1 count."""
-        if self._buffers:
-            tensors = tensors | {name: tensors[name].detach().clone() for name in self._buffers}
-        with self._bound(tensors, training=True):
-            _PASS.weight, _PASS.key = weight, key
-            try:
-                outputs = self.module(x)
-            finally:
-                _PASS.weight = _PASS.key = None
-            return Moved(outputs, {n: slots[k] for n, slots, k in self._slots if n in self._buffers})
+        if self._moved:
+            tensors = tensors | {name: tensors[name].detach().clone() for name, _, _ in self._moved}
+        with self.bound(tensors, training=True):
+            outputs = self.forward(x, weight, key)
+            return Moved(outputs, {n: slots[k] for n, slots, k in self._moved})
 
     def export(self, theta: Tensor) -> nn.Module:
         """The plain module with these numbers in it, in evaluation mode: yours to keep."""

@@ -1,6 +1,5 @@
 """SGD and Adam as pure functions on lists of tensors, for clients and server alike."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from .errors import UsageError
 
-Tensors = Sequence[Tensor]
+Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class Memory(NamedTuple):
@@ -21,14 +20,19 @@ class Memory(NamedTuple):
 
 
 class Optimiser(Protocol):
-    """`init` makes the memory; `step` returns new parameters and new memory and changes nothing in place."""
+    """`init` makes the memory; `step` returns new parameters and new memory.
+
+    It changes nothing in place, except with `inplace` the parameters, which are then returned themselves.
+    """
 
     @property
     def lr(self) -> float: ...
 
     def init(self, values: Tensors) -> Memory: ...
 
-    def step(self, values: Tensors, slopes: Tensors, memory: Memory) -> tuple[list[Tensor], Memory]: ...
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]: ...
 
 
 def _positive(kind: str, **settings: float) -> None:
@@ -52,12 +56,17 @@ class SGD:
         kept = tuple(torch.zeros_like(v) for v in values) if self.momentum else ()
         return Memory(torch.zeros(()), kept, ())
 
-    def step(self, values: Tensors, slopes: Tensors, memory: Memory) -> tuple[list[Tensor], Memory]:
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]:
         if self.weight_decay:
             slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
         if self.momentum:
             slopes = [self.momentum * m + s for m, s in zip(memory.first, slopes, strict=True)]
             memory = memory._replace(first=tuple(slopes))
+        if inplace:
+            torch._foreach_add_(values, slopes, alpha=-self.lr)
+            return list(values), memory
         return [torch.add(v, s, alpha=-self.lr) for v, s in zip(values, slopes, strict=True)], memory
 
 
@@ -82,7 +91,9 @@ class Adam:
         step = values[0].new_zeros(()) if values else torch.zeros(())
         return Memory(step, zeros, zeros)
 
-    def step(self, values: Tensors, slopes: Tensors, memory: Memory) -> tuple[list[Tensor], Memory]:
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]:
         if self.weight_decay:
             slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
         step = memory.step + 1
@@ -91,6 +102,9 @@ class Adam:
         rate = self.lr / (1 - self.beta1**step)
         scale = (1 - self.beta2**step).sqrt()
         moved = [v - rate * m / (q.sqrt() / scale + self.eps) for v, m, q in zip(values, first, second, strict=True)]
+        if inplace:
+            torch._foreach_copy_(values, moved)
+            moved = list(values)
         return moved, Memory(step, first, second)
 
 

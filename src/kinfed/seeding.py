@@ -24,12 +24,24 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
     return _mix((key ^ value) + -7046029254386353131)
 
 
+def fold_numbers(key: int, *values: int) -> int:
+    """`fold`, once for each counter, of plain numbers: a hundredth of the time that small tensors take."""
+    for value in values:
+        x = ((key ^ value) - 7046029254386353131) & 0xFFFFFFFFFFFFFFFF
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+        key = x ^ x >> 31
+    return key - (key >> 63 << 64)
+
+
 def key(seed: int, purpose: str, *ids: int, device: torch.device | str = "cpu") -> Tensor:
     """[] int64: the key of one purpose, further split by ids (round, client, ...)."""
-    start = torch.tensor(zlib.crc32(purpose.encode()), dtype=torch.int64, device=device)
-    for value in (seed, *ids):
-        start = fold(start, value)
-    return start
+    return torch.tensor(number(seed, purpose, *ids), dtype=torch.int64, device=device)
+
+
+def number(seed: int, purpose: str, *ids: int) -> int:
+    """`key` as a plain number."""
+    return fold_numbers(zlib.crc32(purpose.encode()), seed, *ids)
 
 
 def tags(names: Sequence[str]) -> Tensor:
