@@ -133,7 +133,7 @@ class Federation:
                     f"{len(empty)} of {count} clients have no {split} example: {', '.join(empty[:8])}"
                     f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
                 )
-        if isinstance(self.task, Classification):
+        if isinstance(self.task, Classification) and count > 1:  # one alone cannot know what others learn
             seen = torch.cat(list(self.rows["train"]))
             missing = sorted(set(self.y[torch.cat([*self.rows["test"], seen])].tolist()) - set(self.y[seen].tolist()))
             if missing:
