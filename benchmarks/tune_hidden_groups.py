@@ -1,7 +1,8 @@
 """Choose an experiment's settings on validation data: python benchmarks/tune_hidden_groups.py EXPERIMENT [METHOD ...]
 
 Every method gets the same budget, each setting on other seeds than the reported runs: on rotated-digits at most 18
-settings on seeds 100 to 102, on rotated-mnist at most 6 and on cifar10-groups at most 3 on seed 100. The score is the headline model's mean validation accuracy at its best round; test accuracy is never looked at. The first listed
+settings on seeds 100 to 102, on rotated-mnist at most 6 and on cifar10-groups at most 3 on seed 100. The score is the
+headline model's mean validation accuracy at its best round; test accuracy is never looked at. The first listed
 setting within one validation image of the best is chosen. On rotated-digits learning rate and batch, common to all
 methods, are those of Local: the smallest rate (then the larger batch) whose accuracy is within one standard error of
 the best, 0.016 with 540 validation images. On rotated-mnist the rate is the smallest of 0.005, 0.01, 0.02 and 0.05
