@@ -1,0 +1,217 @@
+"""The contract's hardest questions for every setting of every method, on five small unequal clients.
+
+A setting that no variant below changes, and a choice that none makes, fail a test: add a variant beside the setting.
+"""
+
+import inspect
+from dataclasses import MISSING, fields, replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+from torch import nn
+
+from kinfed import checkpoint, wire
+from kinfed.checkpoint import Progress
+from kinfed.client import Training
+from kinfed.engine import run, sample
+from kinfed.federation import Federation, Graph
+from kinfed.fleet import Simulation
+from kinfed.methods import METHODS
+from kinfed.model import Model
+from kinfed.optimiser import SGD
+from kinfed.record import History
+from kinfed.tasks import Classification
+
+SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
+LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone
+ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
+BASE = {
+    "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0},
+    "fedcedar": {"clusters": 2},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedhn": {"hidden": 5},
+    "panacea": {"embedding": 3, "hidden": 5, "steps": 2, "lr": 0.5},
+    "per-fedavg": {"alpha": 0.05, "beta": 0.1},
+    "fedaghn": {"sharpness": 3.0, "lr": 0.5},
+}
+FEATURES = tuple((float(i), 1.0) for i in range(len(SIZES)))
+VARIANTS = {
+    "local": [{}],
+    "fedavg": [{"uniform": True}, {"noise": 0.1}],
+    "fedavg-ft": [{"epochs": 1}, {"scope": "head"}],
+    "fedprox": [{"mu": 0.5}, {"uniform": True}, {"noise": 0.1}],
+    "scaffold": [{"server_lr": 0.5}, {"option": 1}],
+    "fedrep": [{"head_epochs": 1}, {"base_epochs": 2}],
+    "per-fedavg": [
+        {"alpha": 0.1},
+        {"beta": 0.2, "delta": 0.01},
+        {"hessian_free": False},
+        {"steps": 2},
+        {"batch": 2},
+        {"adapt_steps": 2},
+    ],
+    "pfedhn": [
+        {"embedding": 4, "hidden": 6, "layers": 1},
+        {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+        {"clip": 0.01},
+        {"sequential": True, "sign": "paper", "memory": 1.0},
+    ],
+    "panacea": [
+        {"embedding": 4, "hidden": 6, "encoder_layers": 1, "decoder_layers": 2},
+        {"aggregation": "sym"},
+        {"aggregation": "sage", "encoder": "sparse"},
+        {"aggregation": "none", "reconstruction": 0.0},
+        {"initial": "random"},
+        {"initial": "features", "features": FEATURES},
+        {"initial": "spectral", "residual": False},
+        {"lr": 0.05, "optimiser": "adam"},
+        {"steps": 3, "mode": "frozen", "sign": "printed"},
+        {"clip": 0.1, "reconstruction": 0.5, "balance": True, "project": True},
+        {"all_pairs": 2, "pairs": 7},
+    ],
+    "cfl": [{"begin": 3}, {"eps1": 0.1}, {"eps2": 9.0}, {"min_size": 4}, {"linkage": "single", "gamma": 0.1}],
+    "sfl": [
+        {"steps": 2, "norm": "sym", "rho": 0.5},
+        {"pull": 0.7, "reg": "norm", "begin": "mixed"},
+        {"reg": "off", "begin": "shared", "weights": "samples"},
+        {"absent": "cohort"},
+        {"personal": ["3.*"]},
+        {"personal": ["0.*", "1.*"], "bn": "local", "structure": "similarity"},
+        {"structure": "similarity", "compare": "mixed", "neighbours": 3, "beta": 0.5},
+        {"structure": "qp", "compare": "change", "gamma": 0.5},
+        {"structure": "official"},
+    ],
+    "fedcedar": [
+        {"clusters": 0},
+        {"steps": 0},
+        {"feature": "centred", "similarity": "softmax", "tau": 0.3},
+        {"feature": "delta", "similarity": "shift", "steps": 1},
+        {"feature": "head", "similarity": "abs", "floor": 0.3},
+        {"similarity": "raw", "centre": "geometric_median"},
+        {"init": "warm", "memory": "last_seen"},
+        {"distribution": "mean", "restarts": 2},
+    ],
+    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}],
+    "fedaghn": [
+        {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
+        {"feedback": "train", "sign": "paper"},
+        {"feedback": "test", "granularity": "tensor"},
+        {"granularity": "block", "ablation": "frozen"},
+        {"granularity": "model", "ablation": "without-p"},
+        {"ablation": "shared"},
+        {"ablation": "without-q"},
+        {"ablation": "without-p-q"},
+        {"ablation": "selfless", "clamp_sharpness": True},
+    ],
+    "pfedgat": [
+        {"heads": 3, "width": 2, "slope": 0.1, "lr": 0.1},
+        {"graph": "projected", "feedback": "train"},
+        {"graph": "raw", "feedback": "test"},
+        {"graph": "logits", "memory": 0.5},
+        {"attention": "v2", "newcomer": "initial"},
+        {"features": "sketch", "feature_size": 5},
+        {"features": "head", "channel": "directional"},
+        {"features": "delta", "channel": "delta", "feedback": "train"},
+        {"channel": "sketch", "sketch": 8},
+        {"channel": "spsa", "probes": 2, "radius": 0.1},
+        {"channel": "one-point", "balanced": False},
+    ],
+}
+CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
+
+
+def told(case):
+    return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
+
+
+def federation():
+    draw = torch.Generator().manual_seed(5)
+    x = torch.randn(sum(SIZES) + 4 * len(SIZES), 3, generator=draw, dtype=torch.float64)
+    y = (x @ torch.randn(3, 3, generator=draw, dtype=torch.float64)).argmax(1)
+    rows, at = {"train": [], "validation": [], "test": []}, 0
+    for size in SIZES:
+        for split, count in (("test", 2), ("validation", 2), ("train", size)):
+            rows[split].append(torch.arange(at, at + count))
+            at += count
+    return Federation(x, y, rows, Classification(3), graph=Graph(torch.tensor(LINKS, dtype=torch.float32), "given"))
+
+
+def start(name, variant, executor="loop"):
+    method = METHODS[name](**{**BASE.get(name, {}), **variant})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
+    data, training = federation(), Training(epochs=1, batch=4, optimiser=SGD(lr=0.2))
+    fleet = Simulation(data, Model(module), method, training, seed=SEED, executor=executor, chunk=3)
+    return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task, every=2)
+
+
+def outcome(name, variant, executor="loop"):
+    method, fleet, roster, history = start(name, variant, executor)
+    server = run(method, roster, fleet, history, rounds=ROUNDS, participation=SHARE)
+    return server, fleet.state, history
+
+
+def tables(server, state, history):
+    """All that a run leaves, by name."""
+    scores = {f"{t}/{'/'.join(k)}": v for t, at in enumerate(history.scores) for k, v in at.items()}
+    notes = {f"{t}/{k}": v for t, at in enumerate(history.notes) for k, v in at.items()}
+    return {
+        **wire.pack(server, "server."),
+        **wire.pack(state, "state."),
+        **history.models,
+        **{f"relation.{t}": relation for t, relation in enumerate(history.relations)},
+        **scores,
+        **notes,
+    }
+
+
+def same(one, other, exact):
+    assert one.keys() == other.keys()
+    for key, value in one.items():
+        within = 0 if exact else 1e-9 if value.dtype == torch.float64 else 1e-6
+        torch.testing.assert_close(
+            value, other[key], rtol=within, atol=within, equal_nan=True, msg=lambda m, key=key: f"{key}: {m}"
+        )
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=[told(case) for case in CASES])
+@pytest.mark.filterwarnings("ignore:fed")
+def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant, tmp_path):
+    if variant.get("encoder") == "sparse" and not find_spec("torch_geometric"):
+        pytest.skip("PyTorch Geometric is not installed")
+    whole = tables(*outcome(name, variant))
+    same(whole, tables(*outcome(name, variant, "vmap")), exact=False)
+    method, fleet, roster, history = start(name, variant)
+    fresh = wire.pack(fleet.state)
+    server = run(method, roster, fleet, history, rounds=2, participation=SHARE)
+    checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
+    method, fleet, roster, history = start(name, variant)
+    at = checkpoint.load(tmp_path / "c", method.start(roster), fleet.state, history)
+    fleet.state = at.state
+    server = run(method, roster, fleet, history, rounds=ROUNDS, participation=SHARE, server=at.server, begin=2)
+    same(whole, tables(server, fleet.state, history), exact=True)
+    (never,) = left_out(roster)  # it has learned nothing, and yet it has a model that can be scored
+    for key, table in wire.pack(fleet.state).items():
+        assert torch.equal(table[never], fresh[key][never]), key
+    assert all(torch.isfinite(values).all() for at in history.scores for values in at.values())
+
+
+def left_out(roster):
+    """Clients that were in no cohort."""
+    cohorts = [sample(replace(roster, round=t), SHARE).tolist() for t in range(ROUNDS)]
+    return set(range(len(SIZES))) - {i for cohort in cohorts for i in cohort}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_setting_and_every_choice_has_a_variant(name):
+    method = METHODS[name]
+    tried = [{**BASE.get(name, {}), **variant} for variant in VARIANTS[name]]
+    for setting in fields(method):
+        default = setting.default if setting.default is not MISSING else None
+        values = [variant.get(setting.name, default) for variant in tried]
+        assert any(v != default for v in values), f"no variant changes {setting.name}"
+        choices = getattr(inspect.getmodule(method), "CHOICES", {}).get(setting.name, ())
+        for choice in choices:
+            assert choice in (default, *values), f"no variant has {setting.name}={choice}"
