@@ -62,17 +62,7 @@ class Experiment:
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
-        federation = divide(
-            dataset.x,
-            dataset.y,
-            owned,
-            dataset.task,
-            self.split,
-            seed,
-            graph=dataset.graph,
-            groups=groups,
-            classes=dataset.classes,
-        )
+        federation = divide(dataset, owned, self.split, seed, groups)
         return replace(federation, graph=self.graph(federation, seed))
 
     def module(self, federation: Federation, seed: int) -> nn.Module:

@@ -74,6 +74,7 @@ class Run:
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
             "leaking": self.method.feedback == "test",
+            "caution": self.federation.caution,
         }
         relation, groups = self.relation, self.federation.groups
         if relation is not None:

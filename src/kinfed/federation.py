@@ -1,6 +1,6 @@
 """Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple, Protocol
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from .errors import UsageError
 from .seeding import generator, tags
-from .tasks import Classification, Regression, Task
+from .tasks import Classification, Forecasting, Regression, Task
 
 SPLITS = ("train", "validation", "test")
 Origin = Literal["given", "learned", "oracle"]
+Rows = dict[str, Tensor]  # one client's rows of the pool, by split
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,12 @@ class Dataset:
     y: Tensor  # [n] int64 labels, or [n, ...] float targets
     task: Task
     classes: Sequence[str] = ()  # their names
-    client: Tensor | None = None  # [n] int64 owner of each example, 0..N-1, if the data set has owners
+    client: Tensor | None = None  # [n] int64 owner of each example, 0..N-1, if it has owners; -1: not to be used
     graph: Graph | None = None  # a relation of those owners
+    owners: Sequence[str] = ()  # their names
+    time: Tensor | None = None  # [n] int64 the step at which each example begins, if it has a place in time
+    span: int = 1  # how many steps an example covers
+    prepare: Callable[[Tensor], "Dataset"] | None = None  # from all training rows: itself, on a scale found in these
 
 
 class Parts(NamedTuple):
@@ -59,12 +64,16 @@ class Partition(Protocol):
 class Split:
     """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
 
-    With `examples` a client uses at most so many, drawn at random, and leaves the others alone: data at a smaller scale.
+    With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale.
+    Examples with a place in time are cut in order of time, at the same two steps for all clients, and those that reach
+    across a cut are left out. `shuffle` deals them at random instead, as some papers do: windows of a series then share
+    readings between training and test, and every result says so. Other examples are always dealt at random.
     """
 
     test: float = 0.2
     validation: float = 0.1
     examples: int = 0  # 0: all
+    shuffle: bool = False
 
     def __post_init__(self) -> None:
         if not (0 < self.test < 1 and 0 <= self.validation < 1 and self.test + self.validation < 1):
@@ -75,7 +84,7 @@ class Split:
         if self.examples < 0:
             raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
 
-    def __call__(self, rows: Tensor, draw: torch.Generator) -> dict[str, Tensor]:
+    def __call__(self, rows: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, shuffled and cut; a share above zero gets at least one row."""
         rows = rows[torch.randperm(len(rows), generator=draw)][: self.examples or None]
         test = max(1, round(self.test * len(rows)))
@@ -84,6 +93,28 @@ class Split:
         if not parts or not len(parts[2]):
             return {}
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
+
+    def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Sequence[torch.Generator]) -> list[Rows]:
+        """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part."""
+        assert dataset.time is not None
+        steps = dataset.time[torch.cat(list(owned))].unique()
+        test = len(steps) - max(1, round(self.test * len(steps)))
+        validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
+        first, second = steps[max(validation, 0)], steps[test]
+        found = []
+        for rows, draw in zip(owned, draws, strict=True):
+            if self.examples:
+                rows = rows[torch.randperm(len(rows), generator=draw)[: self.examples]]
+            begin = dataset.time[rows]
+            end = begin + dataset.span
+            parts = {
+                "train": rows[end <= first],
+                "validation": rows[(begin >= first) & (end <= second)],
+                "test": rows[begin >= second],
+            }
+            wanted = [part for split, part in parts.items() if split != "validation" or self.validation]
+            found.append(parts if all(len(part) for part in wanted) else {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -102,6 +133,7 @@ class Federation:
     graph: Graph | None = None
     groups: Tensor | None = None
     classes: Sequence[str] = field(default=())
+    caution: str = ""  # why scores on its test examples flatter a model, if they do
 
     def __post_init__(self) -> None:
         count = len(self.rows["train"])
@@ -115,8 +147,8 @@ class Federation:
             raise UsageError(f"{count} clients need {count} different names; got {len(set(self.names))}")
         if len(self.x) != len(self.y):
             raise UsageError(f"x has {len(self.x)} examples but y has {len(self.y)}")
-        for what, values in (("x", self.x), ("y", self.y)):
-            if values.is_floating_point() and not torch.isfinite(values).all():
+        for what, values in (("x", self.x),) if isinstance(self.task, Forecasting) else (("x", self.x), ("y", self.y)):
+            if values.is_floating_point() and not torch.isfinite(_stored(values)).all():
                 bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
                 where = int(bad.nonzero()[0])
                 owner = next((n for n, r in zip(self.names, self.rows["train"], strict=True) if where in r), None)
@@ -167,7 +199,7 @@ class Federation:
     def to(self, device: torch.device) -> "Federation":
         """The same federation with its pool on a device."""
         moved = {split: [r.to(device) for r in rows] for split, rows in self.rows.items()}
-        return replace(self, x=self.x.to(device), y=self.y.to(device), rows=moved)
+        return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved)
 
     @staticmethod
     def from_arrays(
@@ -207,33 +239,34 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
         relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
-        return divide(pool, target, owned, task, split or Split(), seed, names=tuple(map(str, names)), graph=relation)
+        dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)))
+        return divide(dataset, owned, split or Split(), seed)
 
 
 def divide(
-    x: Tensor,
-    y: Tensor,
-    owned: Sequence[Tensor],
-    task: Task,
-    split: Split,
-    seed: int,
-    *,
-    names: Sequence[str] = (),
-    graph: Graph | None = None,
-    groups: Tensor | None = None,
-    classes: Sequence[str] = (),
+    dataset: Dataset, owned: Sequence[Tensor], split: Split, seed: int, groups: Tensor | None = None
 ) -> Federation:
-    """A federation from each client's rows `owned[i]`, split into train, validation and test."""
-    names = names or tuple(str(i) for i in range(len(owned)))
-    parts = [split(r, generator(seed, "split", int(tag))) for r, tag in zip(owned, tags(names), strict=True)]
+    """A federation from each client's rows `owned[i]`, split into train, validation and test.
+
+    Raises UsageError naming the clients that are left without a training, validation or test example.
+    """
+    names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
+    draws = [generator(seed, "split", int(tag)) for tag in tags(names)]
+    in_order = dataset.time is not None and not split.shuffle
+    parts = split.by_time(dataset, owned, draws) if in_order else list(map(split, owned, draws))
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
     if short:
         raise UsageError(
-            f"{len(short)} of {len(names)} clients have too few examples for training, validation and test: "
-            f"{', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
+            f"{len(short)} of {len(names)} clients have too few examples for training, validation and test"
+            f"{' one after the other' if in_order else ''}: {', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
-    return Federation(x, y, rows, task, names, graph, groups, classes)
+    if dataset.prepare:
+        dataset = dataset.prepare(torch.cat(rows["train"]))
+    caution = ""
+    if split.shuffle and dataset.span > 1:
+        caution = "windows were split at random, so those tested on share readings with those trained on"
+    return Federation(dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution)
 
 
 def check_graph(weights: Tensor, count: int) -> None:
@@ -250,3 +283,15 @@ def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
         return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except TypeError as problem:
         raise UsageError(f"{name} must be an array of numbers: {problem}") from None
+
+
+def _stored(t: Tensor) -> Tensor:
+    """The numbers under a view that shows some several times, as windows do, once each; other tensors as they are."""
+    stored = t.untyped_storage().nbytes() // t.element_size()
+    return t.as_strided((stored,), (1,), 0) if t.numel() > stored else t
+
+
+def _to(t: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a view that shows numbers several times is still one there."""
+    moved = _stored(t).to(device)
+    return moved if moved.shape == t.shape else moved.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -114,8 +114,7 @@ def test_another_generator_deals_otherwise(name):
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural", "topologies"}))
 def test_digits_make_a_federation(name):
     parts = PARTITIONS[name]()(DATASETS["digits"](None), 10, generator(0, "partition"))
-    data = parts.dataset
-    federation = divide(data.x, data.y, parts.owned, data.task, Split(), 0, groups=parts.groups, classes=data.classes)
+    federation = divide(parts.dataset, parts.owned, Split(), 0, parts.groups)
     assert len(federation) == 10
     assert int(federation.class_counts().sum()) == 1797
 

@@ -7,6 +7,8 @@ from .digits import digits
 from .domains import domains
 from .images import FORMS, images
 from .synthetic import synthetic
+from .tpt48 import tpt48
+from .traffic import SENSORS, traffic
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
@@ -14,6 +16,8 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "dg15": domains("dg15"),
     "dg60": domains("dg60"),
     **{name: images(name) for name in FORMS},
+    **{name: traffic(name) for name in SENSORS},
+    "tpt48": tpt48,
 }
 
 __all__ = ["DATASETS"]

@@ -7,12 +7,10 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from .gru import check_series
 
-CELLS = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+CELLS = {"rnn": nn.RNN, "gru": nn.GRU}
 
 
-def rnn(
-    shape: tuple[int, ...], outputs: int, *, hidden: int = 64, cell: Literal["rnn", "gru", "lstm"] = "rnn"
-) -> nn.Module:
+def rnn(shape: tuple[int, ...], outputs: int, *, hidden: int = 64, cell: Literal["rnn", "gru"] = "rnn") -> nn.Module:
     """Windows [B, L, F] -> [B, outputs]; for F = 2 and 12 outputs 5,132 parameters (13,836 as GRU).
 
     The client model of SFL's traffic experiments: a recurrent network of width 64. Raises UsageError unless the shape
@@ -20,7 +18,7 @@ def rnn(
     """
     check_series("rnn", shape, hidden)
     if cell not in CELLS:
-        raise UsageError(f"rnn: cell must be {', '.join(CELLS)}; got '{cell}'")
+        raise UsageError(f"rnn: cell must be {' or '.join(CELLS)}; got '{cell}'")
     return _Last(CELLS[cell](shape[1], hidden, batch_first=True), nn.Linear(hidden, outputs))
 
 

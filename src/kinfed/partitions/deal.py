@@ -12,7 +12,9 @@ from ..tasks import Classification
 
 
 def check_clients(name: str, dataset: Dataset, clients: int, least: int = 1) -> None:
-    """Raise UsageError unless there are enough examples to give every client at least `least`."""
+    """Raise UsageError unless there are enough examples, that may change hands, for at least `least` a client."""
+    if dataset.time is not None:
+        raise UsageError(f"{name} would tear series apart: windows belong to their sensor; use the partition 'natural'")
     if clients < 1:
         raise UsageError(f"{name}: a federation has at least 1 client; got {clients}")
     if len(dataset.x) < clients * least:
@@ -53,4 +55,4 @@ def hand_over(name: str, dataset: Dataset, owned: Sequence[Tensor], groups: Tens
             f"{name}: {len(empty)} of {len(owned)} clients would get no example: {', '.join(empty[:8])}"
             f"{', ...' if len(empty) > 8 else ''}; use fewer clients or more examples"
         )
-    return Parts(list(owned), replace(dataset, client=None, graph=None), groups)
+    return Parts(list(owned), replace(dataset, client=None, graph=None, owners=()), groups)

@@ -1,0 +1,84 @@
+"""Traffic sensors from the data directory: every sensor is a client and forecasts its next readings."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ..errors import UsageError
+from ..federation import Dataset
+from ..relations import adjacency
+from ..windows import Windows, clock
+from .directory import read
+
+MINUTES = 5  # between two readings, in all of these
+
+
+class Form(NamedTuple):
+    """What a data set holds."""
+
+    what: str
+    missing: float | None = None  # how its file says that a reading is missing
+
+
+METR_LA = Form("Speeds (mph) at 207 loop detectors in Los Angeles County, March to June 2012", 0.0)
+PEMS_BAY = Form("Speeds (mph) at 325 sensors in the San Francisco Bay Area, January to June 2017", 0.0)
+PEMS04 = Form("Flows (vehicles per 5 minutes) at 307 detectors of district 4, January and February 2018")
+PEMS08 = Form("Flows (vehicles per 5 minutes) at 170 detectors of district 8, July and August 2016")
+
+SENSORS = {
+    "metr_la": METR_LA,
+    "metr_la_subset": METR_LA._replace(what="Part of METR-LA: 29 of its 207 sensors, the whole time", missing=0.0),
+    "metr_la_week": METR_LA._replace(what="Part of METR-LA: all sensors, its first week, gaps filled in the source"),
+    "pems_bay": PEMS_BAY,
+    "pems_bay_subset": PEMS_BAY._replace(what="Part of PEMS-BAY: 67 of its 325 sensors, the whole time"),
+    "pems04": PEMS04,
+    "pems04_head": PEMS04._replace(what="Part of PEMS04: its first 2.4 days"),
+    "pems08": PEMS08,
+    "pems08_partial": PEMS08._replace(what="Part of PEMS08: 8,438 of its 17,856 steps, with one long gap"),
+}
+
+
+def traffic(name: str) -> Callable[..., Dataset]:
+    """The loader of one of SENSORS: windows x: [n, past, 2] of (reading, time of day), y: [n, horizon].
+
+    NAME.npz holds values: float [T, N] or [T, N, F] (the first feature is used), adjacency: [N, N], start (the time of
+    step 0) and perhaps sensor_ids: [N], and time_index: [T] or minutes_from_start: [T] where steps are left out. The
+    graph is the published one: a Gaussian kernel of road distances (Li et al., 2018), or 1 for a road that joins two
+    detectors. The loader raises UsageError or RunError naming the file when it is missing, damaged or otherwise.
+    """
+    form = SENSORS[name]
+
+    def load(
+        data_dir: Path | None = None,
+        *,
+        past: int = 12,
+        horizon: int = 12,
+        stride: int = 1,
+        time_of_day: bool = True,
+        error: Literal["absolute", "squared"] = "absolute",
+    ) -> Dataset:
+        optional = ("sensor_ids", "time_index", "minutes_from_start")
+        path, arrays = read(data_dir, name, ("values", "adjacency", "start"), optional)
+        values = arrays["values"]
+        if values.dtype.kind != "f" or values.ndim not in (2, 3) or not values.size:
+            raise UsageError(f"{path}: values must be floats [T, N] or [T, N, F]; got {values.dtype} {values.shape}")
+        values = values if values.ndim == 2 else values[..., 0]
+        if form.missing is not None:
+            values = np.where(values == form.missing, np.nan, values)
+        steps = np.arange(len(values))
+        if "time_index" in arrays:
+            steps = arrays["time_index"].astype(np.int64)
+        elif "minutes_from_start" in arrays:
+            steps = arrays["minutes_from_start"].astype(np.int64) // MINUTES
+        names = [str(i) for i in arrays.get("sensor_ids", np.arange(values.shape[1]))]
+        cut = Windows(past, horizon, stride, error)
+        try:
+            day = clock(np.datetime64(str(arrays["start"])), steps, MINUTES) if time_of_day else None
+            return cut(values, steps, names, clock=day, graph=adjacency(arrays["adjacency"]))
+        except ValueError as problem:  # of numpy, or ours
+            raise UsageError(f"{path}: {problem}") from None
+
+    load.__doc__ = f"{form.what}; from {name}.npz."
+    return load
