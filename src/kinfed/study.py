@@ -1,15 +1,23 @@
 """Study: the runs that an analysis or a table of a paper is made of, each in a folder of its own and done once."""
 
-from collections.abc import Sequence
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from . import config, runs
-from .config import Table
+from .config import Experiment, Table
+from .errors import UsageError
+from .federation import Federation
+from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
 
-Row = dict[str, str | int | float]
+Row = dict[str, str | int | float | None]  # None where there is nothing to say
 
 
 @dataclass(frozen=True)
@@ -19,14 +27,40 @@ class Study:
     table: Table
     machine: Machine
     out: Path
+    said: Callable[[str], None] = lambda name: None  # told the name of each run before it begins
+
+    def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
+        """The experiment with overrides, checked; raises UsageError."""
+        return config.resolve(config.override(deepcopy(self.table), list(overrides)))
+
+    @property
+    def method(self) -> str:
+        """The name of the experiment's method."""
+        return str(self.experiment().table["method"]["name"])
+
+    def federations(self, overrides: Sequence[str] = ()) -> list[Federation]:
+        """The clients of the experiment with overrides, of each of its seeds."""
+        experiment = self.experiment(overrides)
+        first, count = experiment.table["seed"], experiment.table["seeds"]
+        return [experiment.federation(self.machine.data_dir, seed) for seed in range(first, first + count)]
 
     def run(self, name: str, overrides: Sequence[str] = ()) -> Path:
         """The folder, out/runs/NAME, of the experiment with overrides: run, taken up, or left as it is if finished.
 
         Raises UsageError if the folder holds another experiment than the one asked for.
         """
-        table = config.override(deepcopy(self.table), list(overrides))
-        return runs.once(config.resolve(table), self.out / "runs" / name, self.machine)
+        return self.runs({name: overrides})[name]
+
+    def runs(self, asked: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+        """The folders of several runs, by name: the config of every one is checked before the first begins."""
+        if not asked:
+            raise UsageError("there is nothing to run: a list in the analysis' settings is empty")
+        experiments = {name: self.experiment(overrides) for name, overrides in asked.items()}
+        folders = {}
+        for name, experiment in experiments.items():
+            self.said(name)
+            folders[name] = runs.once(experiment, self.out / "runs" / name, self.machine)
+        return folders
 
 
 @dataclass
@@ -37,3 +71,84 @@ class Finding:
     rows: list[Row]
     pictures: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what a reader must know, one line each
+
+
+class Score(NamedTuple):
+    """How well a run with one seed or several did: its model that validation prefers, at the selected round."""
+
+    model: str
+    metric: str
+    higher_is_better: bool
+    test: Array  # [S] means over clients
+    over_clients: float  # standard deviation, a mean over seeds
+    validation: float | None  # a mean over clients and seeds, if there is validation data
+
+    def row(self) -> Row:
+        """As columns of a table."""
+        test, unit = scaled(self.test, self.metric), with_unit(self.metric)
+        return {
+            "model": self.model,
+            f"validation {unit}": None if self.validation is None else float(scaled(self.validation, self.metric)),
+            f"test {unit}": float(test.mean()),
+            "over clients": float(scaled(self.over_clients, self.metric)),
+            "over seeds": float(test.std(ddof=1)) if len(test) > 1 else None,
+        }
+
+
+class Relations(NamedTuple):
+    """The relations of a run with one seed."""
+
+    rounds: Array  # [T] evaluated, from 1
+    weights: Array  # [T, N, N], or [T, L, N, N] with one graph a layer
+    layers: list[str]  # [L]
+    origin: str
+    selected: int  # where in the first axis the round is that validation selects
+
+
+def repeats(folder: Path) -> list[Path]:
+    """The folders of a finished run's seeds; the run's own if it has one seed."""
+    return [folder / f"seed-{seed}" for seed in runs.read_summary(folder).get("seeds", [])] or [folder]
+
+
+def score(folder: Path) -> Score:
+    """The score of a finished run."""
+    summary = runs.read_summary(folder)
+    model = summary["chosen"]
+    found = summary["scores"][model]
+    test = np.array([runs.read_summary(one)["scores"][model]["mean"] for one in repeats(folder)])
+    better = summary["higher_is_better"]
+    return Score(model, summary["metric"], better, test, found["std"], found.get("validation"))
+
+
+def relations(folder: Path) -> Relations:
+    """The relations that a finished run with one seed left; raises UsageError if its method mixes no models."""
+    summary = runs.read_summary(folder)
+    with np.load(folder / "relations.npz") as file:
+        found = {name: file[name] for name in file}
+    if not len(found["round"]):
+        raise UsageError(f"{summary['method']} mixes no models, so it has no weights between clients to look at")
+    at = summary["scores"][summary["chosen"]]["round"]
+    return Relations(
+        found["round"],
+        found["relation"],
+        found["layers"].tolist(),
+        str(found["origin"]),
+        int(np.flatnonzero(found["round"] == at)[0]),
+    )
+
+
+def scores_by_round(folder: Path, model: str) -> tuple[Array, Array]:
+    """The evaluated rounds [T] (from 1), and the test score of a model's clients, of each seed: [S, T, N]."""
+    metric = runs.read_summary(folder)["metric"]
+    found = []
+    for one in repeats(folder):
+        with (one / "history.csv").open(newline="") as file:
+            rows = [r for r in csv.DictReader(file) if (r["model"], r["split"], r["metric"]) == (model, "test", metric)]
+        rounds = np.unique([int(row["round"]) for row in rows])
+        found.append(np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1))
+    return rounds, np.stack(found)
+
+
+def setting(key: str, value: object) -> str:
+    """An override that gives a setting a value: text, a number, true or false, or a list of these."""
+    return f"{key}={json.dumps(value)}"

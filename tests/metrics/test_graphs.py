@@ -13,6 +13,7 @@ from kinfed.metrics.graphs import (
     distance_from_uniform,
     edge_auroc,
     group_weights,
+    label_overlap,
     rand_by_round,
     rand_index,
     row_entropy,
@@ -49,6 +50,22 @@ def test_auroc_reads_both_directions_apart():
     weights = torch.zeros(4, 4)
     weights[0, 1] = weights[2, 3] = 1
     assert edge_auroc(weights, PAIRS) == pytest.approx(0.75)
+
+
+@given(relations())
+def test_pairs_may_be_told_without_groups(case):
+    weights, groups, _ = case
+    pairs = groups[:, None] == groups[None, :]
+    assert edge_auroc(weights, pairs) == edge_auroc(weights, groups)
+    assert group_weights(weights, pairs) == pytest.approx(group_weights(weights, groups), nan_ok=True)
+    with pytest.raises(UsageError, match=r"integer labels \[N\]"):
+        edge_auroc(weights, pairs[:2])
+
+
+def test_labels_in_common_by_hand():
+    # Shares (3/4, 1/4, 0), (1/2, 0, 1/2), (0, 0, 1): sums of the lesser ones.
+    overlap = label_overlap(torch.tensor([[3, 1, 0], [5, 0, 5], [0, 0, 2]]))
+    assert overlap.tolist() == [[1, 0.5, 0], [0.5, 1, 0.5], [0, 0.5, 1]]
 
 
 @given(relations())

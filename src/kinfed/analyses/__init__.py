@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from ..study import Finding
 from .controls import controls
+from .curves import curves
+from .layers import layers
+from .map import map
+from .weights import weights
 
 ANALYSES: dict[str, Callable[..., Finding]] = {
     "controls": controls,
+    "weights": weights,
+    "layers": layers,
+    "curves": curves,
+    "map": map,
 }

@@ -3,32 +3,35 @@
 from collections.abc import Sequence
 
 from ..errors import UsageError
+from ..federation import Federation
 from ..relations import GRAPHS
-from ..runs import read_summary
-from ..study import Finding, Row, Study
+from ..report.charts import score_by_name
+from ..study import Finding, Study, score, setting
 
 
-def controls(
-    study: Study, graphs: Sequence[str] = ("oracle", "label_overlap", "random", "identity", "complete")
-) -> Finding:
-    """Does the graph help? The method's score with each of `graphs` (names from `kinfed list graphs`).
+def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:
+    """Does the graph help? The method's score with each of `graphs` (default: all that these clients can have).
 
     A graph helps where the known one beats shuffled, random and complete, and identity shows what clients reach alone.
     """
-    unknown = [name for name in graphs if name not in GRAPHS]
-    if unknown:
-        raise UsageError(f"analysis.graphs: there is no '{unknown[0]}'; known: {', '.join(GRAPHS)}")
-    rows: list[Row] = []
-    for name in graphs:
-        summary = read_summary(study.run(name, [f'federation.graph="{name}"']))
-        score = summary["scores"][summary["chosen"]]
-        rows.append(
-            {
-                "graph": name,
-                "model": summary["chosen"],
-                f"test {summary['metric']}": score["mean"],
-                "over clients": score["std"],
-                "over seeds": score.get("std_seeds", 0.0),
-            }
-        )
-    return Finding(f"{study.table['method']['name']} with other graphs", rows)
+    if graphs is None:
+        federation = study.federations(['federation.graph="given"', "seeds=1"])[0]
+        graphs = [name for name in GRAPHS if _possible(name, federation)]
+    folders = study.runs({name: [setting("federation.graph.name", name)] for name in graphs})
+    scores = {name: score(folder) for name, folder in folders.items()}
+    first = next(iter(scores.values()))
+    picture = study.out / "controls.png"
+    tests = {name: one.test for name, one in scores.items()}
+    score_by_name(tests, f"test {first.metric}", f"{study.method} by known graph", picture)
+    notes = []
+    if len(scores) > 1 and all((one.test == first.test).all() for one in scores.values()):
+        notes.append(f"every graph gives the same: {study.method} with these settings does not look at a known graph")
+    rows = [{"graph": name, **one.row()} for name, one in scores.items()]
+    return Finding(f"{study.method} by known graph", rows, [picture], notes)
+
+
+def _possible(name: str, federation: Federation) -> bool:
+    try:
+        return GRAPHS[name](federation, 0) is not None
+    except UsageError:
+        return False

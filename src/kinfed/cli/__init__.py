@@ -1,9 +1,11 @@
 """The command line, one file a command."""
 
 import argparse
+import re
 import sys
 import traceback
 import warnings
+from typing import Any
 
 from rich.console import Console
 
@@ -18,7 +20,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 if a run failed, 2 if the request was wrong, 130 if interrupted."""
     asked = _parser().parse_args(arguments)
     console = Console(stderr=True, highlight=False)
-    warnings.showwarning = lambda message, *_, **__: print(f"kinfed: warning: {message}", file=sys.stderr)
+    said = set()
+
+    def warn(message: Warning | str, *_: Any, **__: Any) -> None:
+        kind = re.sub(r"[-\d.]+", "", str(message))  # it may come every round, with other numbers
+        if kind not in said:
+            said.add(kind)
+            print(f"kinfed: warning: {message}", file=sys.stderr)
+
+    warnings.showwarning = warn
     try:
         asked.command(asked, console)
         return 0

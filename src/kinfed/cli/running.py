@@ -46,6 +46,7 @@ class Bar:
         columns = (BarColumn(30), TextColumn("{task.description}"), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
         self._task = self._bar.add_task("loading data and model", total=None)
+        self._name = ""
 
     def __enter__(self) -> "Bar":
         self._bar.start()
@@ -54,9 +55,14 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def begin(self, name: str) -> None:
+        """Show which of several runs comes next."""
+        self._name = f"{name}, "
+        self._bar.reset(self._task, total=None, description=f"{self._name}loading data and model")
+
     def update(self, history: History, rounds: int) -> None:
         """Show where a run stands."""
-        said = f"round {history.done} of {rounds}"
+        said = f"{self._name}round {history.done} of {rounds}"
         if history.rounds:
             metric, name = history.task.metric, history.headline
             split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"

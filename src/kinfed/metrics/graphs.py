@@ -1,7 +1,8 @@
 """How well a relation, or a clustering, finds the groups that clients really belong to.
 
 A relation is [N, N], row i holding what client i gets of everyone, or [L, N, N] with one a layer, and is then averaged
-over its layers first. Groups are integer labels [N]; their values mean nothing, only who shares one.
+over its layers first. Groups are integer labels [N]; their values mean nothing, only who shares one. Where clients
+belong together without falling into groups, `edge_auroc` and `group_weights` take [N, N] bool instead: which do.
 """
 
 from typing import NamedTuple
@@ -46,6 +47,16 @@ def group_weights(relation: Tensor, groups: Tensor) -> GroupWeights:
     same = _same(groups, len(weights))
     itself = torch.eye(len(weights), dtype=torch.bool)
     return GroupWeights(*(float(weights[pairs].mean()) for pairs in (itself, same & ~itself, ~same)))
+
+
+def label_overlap(counts: Tensor) -> Tensor:
+    """[N, N] the share of their labels that two clients have in common: sum_c min(p_ic, p_jc), 1 if alike, 0 if apart.
+
+    `counts: [N, C]` says how many examples of each class a client holds; p are the shares. This is one less the total
+    variation between two clients' label distributions.
+    """
+    shares = counts.double() / counts.sum(1, keepdim=True)
+    return torch.minimum(shares[:, None], shares[None, :]).sum(-1)
 
 
 def row_entropy(relation: Tensor) -> Tensor:
@@ -130,6 +141,8 @@ def _labels(groups: Tensor) -> Tensor:
 
 def _same(groups: Tensor, count: int) -> Tensor:
     """[N, N] bool: which clients share a group."""
+    if groups.dtype == torch.bool and groups.shape == (count, count):
+        return groups.cpu()
     labels = _labels(groups)
     if len(labels) != count:
         raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
@@ -17,14 +18,15 @@ from .drawing import (
     FAINT,
     INK,
     MARKS,
-    NORMAL,
     SMALL,
+    by_round,
     legend,
     name_ticks,
     number,
     page,
     quiet,
     scaled,
+    title,
     with_unit,
     write,
 )
@@ -36,11 +38,14 @@ def accuracy_by_round(
     metric: str,
     path: Path,
     selected: Mapping[str, int] | None = None,
+    over: Literal["clients", "seeds"] = "clients",
+    target: float | None = None,
 ) -> None:
-    """A line a curve, the mean over clients, in a band that holds the middle half of them.
+    """A line a curve, the mean over clients, in a band that holds the middle half of them; or all seeds.
 
-    `rounds: [T]`, each curve [T, N]; a metric whose name ends in accuracy is shown in percent. `selected` is the round
-    that validation selects, by curve, and gets a dot. Raises UsageError if a curve is not [T, N].
+    `rounds: [T]`, each curve [T, N], or [T, S] over seeds, each entry a mean over clients; a metric whose name ends in
+    accuracy is shown in percent. `selected` is the round that validation selects, by curve, and gets a dot; `target`
+    a score to reach. Raises UsageError if a curve is not [T, N].
     """
     at = np.asarray(rounds)
     figure, axes = page(7.5, 4.2)
@@ -51,8 +56,8 @@ def accuracy_by_round(
             raise UsageError(
                 f"the curve of {label} must be [{len(at)}, N] for {len(at)} rounds; got {list(values.shape)}"
             )
-        colour, mean = COLOURS[i % len(COLOURS)], values.mean(1)
-        low, high = np.quantile(values, [0.25, 0.75], axis=1)
+        colour, mean = COLOURS[i % len(COLOURS)], np.nanmean(values, 1)  # a client that came later has none
+        low, high = np.nanquantile(values, [0.25, 0.75] if over == "clients" else [0, 1], axis=1)
         # Over a single round a band has no width but that of its edge.
         axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0 if len(at) > 1 else 5)
         dash = DASHES[i // len(COLOURS) % len(DASHES)]
@@ -62,12 +67,18 @@ def accuracy_by_round(
         if selected and label in selected:
             best = int(np.flatnonzero(at == selected[label])[0])
             axes.plot(at[best], mean[best], "o", color=colour, markersize=8, markeredgecolor="white", zorder=5)
-    axes.set_xlabel("round")
+    if target is not None:
+        aim = float(scaled(target, metric))
+        axes.axhline(aim, color=INK, linewidth=0.8, linestyle=(0, (1, 3)))
+        axes.annotate("target", (0.01, aim), xycoords=("axes fraction", "data"), va="bottom", fontsize=SMALL, color=INK)
     axes.set_ylabel(with_unit(metric))
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.margins(x=0.02)
-    what = "mean over clients, with the middle half of them" + ("; a dot on the selected round" if selected else "")
-    axes.set_title(what, loc="left", fontsize=NORMAL, color=INK)
+    by_round(axes)
+    what = "mean over clients"
+    if over == "clients":
+        what += ", with the middle half of them"
+    elif values.shape[1] > 1:
+        what += f" and over {values.shape[1]} seeds, in a band from the least to the best of these"
+    title(axes, what + ("; a dot on the selected round" if selected else ""))
     if len(lines) > 1:
         legend(axes, [line for _, line in sorted(lines, key=lambda ended: -ended[0])])  # as they end, top to bottom
     write(figure, path)
@@ -97,7 +108,7 @@ def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], me
     for i, (label, row) in enumerate(zip(values, table, strict=True)):
         (dot,) = axes.plot(x, row, MARKS[i % len(MARKS)], color=COLOURS[i % len(COLOURS)], markeredgewidth=0)
         dot.set(markersize=float(np.clip(step / 2, 2.5, 6.5)), zorder=3 - i / len(values))  # the first on top
-        dot.set_label(f"{label}, mean {number(row.mean(), metric)}")
+        dot.set_label(f"{label}, mean {number(float(np.nanmean(row)), metric)}")
         dots.append(dot)
     axes.set_ylabel(with_unit(metric))
     axes.set_xlim(-0.8, len(names) - 0.2)
@@ -151,6 +162,84 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     widest = math.sqrt(area * sizes[-1])
     legend(axes, bubbles, title="examples", labelspacing=max(0.5, 0.7 * widest / SMALL), handlelength=widest / SMALL)
     write(figure, path)
+
+
+def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path: Path) -> None:
+    """A row a name, a dot on the mean over seeds, and a small dot a seed: each of the scores is [S].
+
+    `what` says above the picture what is compared; a metric whose name ends in accuracy is shown in percent.
+    """
+    figure, axes = page(6, 0.9 + 0.34 * len(scores))
+    for y, values in enumerate(scaled(score, metric) for score in scores.values()):
+        if len(values) > 1:
+            axes.plot([values.min(), values.max()], [y, y], color=FAINT, linewidth=4, solid_capstyle="round", zorder=1)
+            axes.plot(values, np.full(len(values), y), "o", color=COLOURS[0], markersize=3.5, alpha=0.6, zorder=2)
+        axes.plot(values.mean(), y, "o", color=COLOURS[0], markersize=9, markeredgecolor="white", zorder=3)
+        label = (values.mean(), y), (0, 7)
+        axes.annotate(number(float(values.mean()), metric), *label, textcoords="offset points", **_ABOVE)
+    axes.set_ylim(len(scores) - 0.5, -0.75)
+    axes.margins(x=0.08)
+    axes.set_yticks(range(len(scores)), list(scores))
+    axes.set_xlabel(with_unit(metric))
+    axes.grid(axis="x", color=FAINT, linewidth=0.6)
+    title(axes, what + ("; small dots: seeds" if max(map(np.size, scores.values())) > 1 else ""))
+    write(figure, path)
+
+
+def score_by_setting(
+    names: Sequence[str], scores: ArrayLike, setting: str, metric: str, path: Path, chosen: int | None = None
+) -> None:
+    """A line over the values of a setting, with a bar from the least to the best seed: `scores: [X, S]`.
+
+    `names: [X]` are the values, evenly spaced as they are listed; `chosen` is the one that validation prefers.
+    """
+    values = scaled(scores, metric)
+    at, mean = np.arange(len(names)), values.mean(1)
+    figure, axes = page(5.5, 3.6)
+    axes.vlines(at, values.min(1), values.max(1), color=COLOURS[0], alpha=0.3, linewidth=4)
+    axes.plot(at, mean, "o-", color=COLOURS[0], linewidth=1.8, markersize=5)
+    if chosen is not None:
+        axes.plot(at[chosen], mean[chosen], "o", color=COLOURS[1], markersize=10, zorder=4)
+    axes.margins(x=0.06)
+    name_ticks(axes, "x", at, names, 4.5)
+    axes.set_xlabel(setting)
+    axes.set_ylabel(with_unit(metric))
+    several = f" over {values.shape[1]} seeds, with their range" if values.shape[1] > 1 else ""
+    title(axes, f"mean{several}" + ("" if chosen is None else "; large dot: best on validation data"))
+    write(figure, path)
+
+
+def weights_by_round(rounds: ArrayLike, panels: Mapping[str, ArrayLike], layers: Sequence[str], path: Path) -> None:
+    """A panel a kind of weight, a line a layer from shallow (pale) to deep (dark): each panel is [T, L] at rounds: [T].
+
+    Raises UsageError if a panel is not [T, L].
+    """
+    at = np.asarray(rounds)
+    figure = Figure(figsize=(3 * len(panels) + 1.4, 3.2), dpi=150, layout="constrained")
+    shades = colormaps["viridis_r"](np.linspace(0.1, 1, len(layers)))
+    lines: list[Line2D] = []
+    for axes, (name, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        weights = np.asarray(panel, dtype=np.float64)
+        if weights.shape != (len(at), len(layers)):
+            raise UsageError(
+                f"the weights of {name} must be [{len(at)}, {len(layers)}] for {len(at)} rounds and {len(layers)} "
+                f"layers; got {list(weights.shape)}"
+            )
+        quiet(axes)
+        lines = [
+            axes.plot(at, weights[:, i], color=shades[i], linewidth=1.6, marker="o" if len(at) == 1 else "")[0]
+            for i in range(len(layers))
+        ]
+        title(axes, name)
+        by_round(axes, 5)
+    every = math.ceil(len(layers) / 12)  # as many names as there is room for, the deepest among them
+    for line, layer in zip(lines, layers, strict=True):
+        line.set_label(layer)
+    legend(axes, lines[::-1][::every][::-1])
+    write(figure, path)
+
+
+_ABOVE: dict[str, Any] = {"ha": "center", "va": "bottom", "fontsize": SMALL, "color": INK}
 
 
 def _round_sizes(largest: int) -> list[int]:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from ..files import replacing
@@ -43,6 +44,18 @@ def quiet(axes: Axes) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.label.set_fontsize(NORMAL)
         axis.label.set_color(INK)
+
+
+def title(axes: Axes, text: str) -> None:
+    """What a picture shows, above its axes."""
+    axes.set_title(text, loc="left", fontsize=NORMAL, color=INK)
+
+
+def by_round(axes: Axes, most: int = 8) -> None:
+    """Rounds on the horizontal axis, at most so many of them named."""
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.margins(x=0.02)
 
 
 def name_ticks(axes: Axes, which: Literal["x", "y"], at: Array, names: Sequence[str], inches: float) -> None:

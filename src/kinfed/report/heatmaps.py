@@ -1,17 +1,33 @@
 """Heat maps: relations between clients, and scores over two settings."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
-from .drawing import FAINT, INK, NORMAL, OWN, SMALL, TITLE, Array, name_ticks, write
+from .drawing import (
+    COLOURS,
+    FAINT,
+    INK,
+    NORMAL,
+    OWN,
+    SMALL,
+    TITLE,
+    Array,
+    name_ticks,
+    page,
+    scaled,
+    title,
+    with_unit,
+    write,
+)
 
 
 def relation_heatmap(
@@ -78,6 +94,93 @@ def relation_heatmap(
     axes.tick_params(length=0, labelsize=SMALL, labelcolor=INK)
     what = "mean over layers" if several else "who receives from whom"
     axes.set_title(f"Relation between clients ({origin}): {what}", loc="left", fontsize=TITLE, color=INK)
+    write(figure, path)
+
+
+def relation_grid(
+    panels: Mapping[tuple[str, str], ArrayLike], path: Path, groups: Mapping[str, ArrayLike] | None = None
+) -> None:
+    """A grid of relations, [N, N] each, by the names of row and column; each panel in its own colours.
+
+    `groups: [N]` by column: its clients are sorted by them, with lines between. Raises UsageError if they do not fit.
+    """
+    rows = list(dict.fromkeys(row for row, _ in panels))
+    columns = list(dict.fromkeys(column for _, column in panels))
+    figure = Figure(figsize=(1.9 * len(columns) + 0.6, 2.15 * len(rows) + 0.4), dpi=150, layout="constrained")
+    grid = figure.subplots(len(rows), len(columns), squeeze=False)
+    for i, row in enumerate(rows):
+        for j, column in enumerate(columns):
+            axes = grid[i, j]
+            axes.set_xticks([])
+            axes.set_yticks([])
+            if (row, column) not in panels:
+                axes.set_visible(False)
+                continue
+            weights = np.asarray(panels[row, column], dtype=np.float64)
+            count = len(weights)
+            labels = np.asarray((groups or {}).get(column, np.zeros(count, np.int64)))
+            if weights.shape != (count, count) or labels.shape != (count,):
+                raise UsageError(
+                    f"the relation of {row}, {column} must be [N, N] with a group a client; got {list(weights.shape)} "
+                    f"and {len(labels)} groups"
+                )
+            order = np.argsort(labels, kind="stable")
+            _panel(axes, weights[np.ix_(order, order)], np.flatnonzero(np.diff(labels[order])) + 0.5)
+            others = weights[~np.eye(count, dtype=bool)]
+            own = weights.diagonal().mean()
+            axes.set_xlabel(f"{_range(others)}\nown {own:.2g}", fontsize=SMALL - 1, color=INK)
+            if not i:
+                axes.set_title(column, fontsize=NORMAL, color=INK)
+            if not j:
+                axes.set_ylabel(row, fontsize=NORMAL, color=INK)
+    figure.suptitle(
+        "rows receive, columns give; the own weight is grey, colours span all others,\n"
+        "from the least to the greatest, which stand below",
+        x=0.02,
+        ha="left",
+        fontsize=SMALL,
+        color=INK,
+    )
+    write(figure, path)
+
+
+def score_grid(
+    scores: ArrayLike,
+    across: tuple[str, Sequence[str]],
+    up: tuple[str, Sequence[str]],
+    metric: str,
+    path: Path,
+    chosen: tuple[int, int] | None = None,
+) -> None:
+    """Scores [X, Y] over two settings, each given as its name and its values, as colours and in numbers.
+
+    `chosen` is where validation is best. A metric whose name ends in accuracy is shown in percent.
+    """
+    values = scaled(scores, metric).T  # [Y, X]
+    (x, xs), (y, ys) = across, up
+    width, height = 0.75 * len(xs) + 0.6, 0.5 * len(ys) + 0.4
+    figure, axes = page(width + 1.6, height + 0.7)
+    axes.grid(False)
+    image = axes.imshow(values, cmap="YlGnBu", origin="lower", aspect="auto")
+    middle = (values.min() + values.max()) / 2
+    for (j, i), value in np.ndenumerate(values):
+        colour = "white" if value > middle else INK
+        axes.text(i, j, f"{value:.3g}", ha="center", va="center", fontsize=NORMAL, color=colour)
+    if chosen is not None:
+        corner = (chosen[0] - 0.5, chosen[1] - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5, clip_on=False))
+        title(axes, "frame: best on validation data")
+    name_ticks(axes, "x", np.arange(len(xs)), xs, width)
+    name_ticks(axes, "y", np.arange(len(ys)), ys, height)
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    bar = figure.colorbar(image, ax=axes, pad=0.03)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
+    bar.set_label(with_unit(metric), fontsize=NORMAL, color=INK)
     write(figure, path)
 
 

@@ -1,0 +1,105 @@
+"""Weights: whom methods listen to under different partitions (pFedGAT, Figure 3; FedAGHN, Table 4)."""
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from scipy.sparse.csgraph import connected_components
+from torch import Tensor
+
+from ..errors import UsageError
+from ..federation import Federation
+from ..metrics.graphs import distance_from_uniform, edge_auroc, group_weights, label_overlap, row_entropy
+from ..report.drawing import Array
+from ..report.heatmaps import relation_grid
+from ..study import Finding, Row, Study, relations, repeats, setting
+from ..tasks import Classification
+
+
+def weights(
+    study: Study,
+    methods: Sequence[str] = ("fedamp", "cfl", "pfedgat", "fedaghn"),
+    partitions: Sequence[str] = ("iid", "pathological", "label_groups"),
+    overlap: float = 0.5,
+) -> Finding:
+    """Mean weight of a client for itself, similar clients and others, at the round that validation selects.
+
+    Similar are clients of one hidden group; where a partition has none, clients whose label distributions overlap by
+    `overlap` or more. A partition has the experiment's settings if the experiment names it, else its defaults.
+    """
+    dealt = {name: [setting("federation.partition.name", name)] for name in partitions}
+    kin = {name: similar(study.federations(asked), overlap) for name, asked in dealt.items()}
+    folders = study.runs(
+        {
+            f"{partition}-{method}": [*asked, setting("method.name", method)]
+            for partition, asked in dealt.items()
+            for method in methods
+        }
+    )
+    rows: list[Row] = []
+    panels: dict[tuple[str, str], Array] = {}
+    for partition, (_, pairs) in kin.items():
+        for method in methods:
+            found = [selected(one) for one in repeats(folders[f"{partition}-{method}"])]
+            panels[method, partition] = found[0].numpy()
+            rows.append({"partition": partition, "method": method, **over_seeds(map(look, found, pairs))})
+    picture = study.out / "weights.png"
+    relation_grid(panels, picture, {name: blocks(pairs[0]) for name, (_, pairs) in kin.items()})
+    notes = [f"{name}: similar are clients {what}" for name, (what, _) in kin.items()]
+    if any(row["entropy"] is None for row in rows):
+        notes.append("no entropy: some weights are negative, so that rows are no distributions")
+    return Finding("whom clients listen to, at the selected round", rows, [picture], notes)
+
+
+def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, list[Tensor]]:
+    """Which pairs of clients are similar, [N, N] bool for each federation, and in words; see `weights`.
+
+    Raises UsageError where neither groups nor labels tell.
+    """
+    if not 0 < overlap <= 1:
+        raise UsageError(f"analysis.overlap is a share of labels, in (0, 1]; got {overlap}")
+    groups = [federation.groups for federation in federations if federation.groups is not None]
+    if groups:
+        return "of one hidden group", [labels[:, None] == labels[None, :] for labels in groups]
+    if not isinstance(federations[0].task, Classification):
+        raise UsageError(
+            "these clients have neither hidden groups nor labels that say who is similar; choose another partition"
+        )
+    shared = [label_overlap(federation.class_counts()) for federation in federations]
+    return f"whose labels overlap by {overlap:.0%} or more", [overlaps >= overlap for overlaps in shared]
+
+
+def blocks(pairs: Tensor) -> Array:
+    """[N] labels by which a picture sorts clients, so that those who are similar, pairs: [N, N], stand together."""
+    label: Array = connected_components(pairs.numpy())[1]
+    return label
+
+
+def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
+    """The numbers of one relation, [N, N] or [L, N, N], where pairs: [N, N] are similar; NaN where there is none."""
+    itself, within, between = group_weights(relation, pairs)
+    positive = bool((relation >= 0).all())
+    return {
+        "self": itself,
+        "similar": within,
+        "others": between,
+        "entropy": float(row_entropy(relation).mean()) if positive else math.nan,
+        "from uniform": float(distance_from_uniform(relation).mean()) if positive else math.nan,
+        "AUROC": edge_auroc(relation, pairs),
+    }
+
+
+def over_seeds(found: Iterable[dict[str, float]]) -> Row:
+    """The means of several findings, with None for what does not exist in all of them."""
+    each = list(found)
+    means = {key: fmean([one[key] for one in each]) for key in each[0]}
+    return {key: None if math.isnan(value) else value for key, value in means.items()}
+
+
+def selected(folder: Path) -> Tensor:
+    """[N, N] the relation of a run with one seed at the round that validation selects, a mean over layers."""
+    found = relations(folder)
+    relation = torch.from_numpy(found.weights[found.selected])
+    return relation.mean(0) if relation.ndim == 3 else relation
