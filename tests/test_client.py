@@ -89,6 +89,35 @@ def test_exactly_as_many_steps_as_asked_for():
         assert counts.tolist() == [2, 6, 8]
 
 
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_training_may_be_so_many_steps_whatever_a_client_has(executor):
+    sizes, data = (2, 7, 11), federation((2, 7, 11))
+    module = nn.Linear(4, 2).double()
+    found = []
+    for training, program in (
+        (Training(99, 3, SGD(0.1), steps=5), lambda c: c.descend(c.model.theta)),
+        (Training(99, 3, SGD(0.1), steps=5), lambda c: c.count_steps()),
+        (Training(99, 3, SGD(0.1), steps=5), lambda c: c.count_steps(epochs=2)),
+    ):
+        fleet = Simulation(data, Model(module), Watch(program), training, executor=executor)
+        fleet.introduce()
+        found.append(fleet.train(0, torch.arange(3), ())[1])
+    assert found[1].tolist() == [5, 5, 5]
+    assert found[2].tolist() == [2, 6, 8]
+
+    def by_hand(client):
+        theta = client.model.theta
+        for batch in client.batches(steps=5):
+            theta = theta - 0.1 * client.gradient(theta, batch)
+        return theta
+
+    _, expected = look(sizes, by_hand, module=module, data=data)
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-12)
+    assert Training(2, 3).count_steps(torch.tensor([2, 7, 11])).tolist() == [2, 6, 8]
+    with pytest.raises(UsageError, match="steps must be at least 1; got 0"):
+        Training(steps=0)
+
+
 @pytest.mark.parametrize("optimiser", [SGD(0.1), SGD(0.1, momentum=0.9, weight_decay=0.01), Adam(0.01)])
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_descend_is_what_pytorch_does_on_the_same_batches(optimiser, executor):

@@ -24,11 +24,18 @@ class Training:
     epochs: int = 2
     batch: int = 16
     optimiser: Optimiser = SGD()
+    steps: int | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch"):
-            if getattr(self, name) < 1:
+        for name in ("epochs", "batch", "steps"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"training: {name} must be at least 1; got {getattr(self, name)}")
+
+    def count_steps(self, sizes: Tensor, epochs: int | None = None) -> Tensor:
+        """[...] int64: the local steps of clients with so many training examples, sizes: [...] int64."""
+        if epochs is None and self.steps is not None:
+            return torch.full_like(sizes, self.steps)
+        return (self.epochs if epochs is None else epochs) * -(-sizes // self.batch)
 
 
 class Examples(NamedTuple):
@@ -134,7 +141,7 @@ class Client:
 
     def count_steps(self, epochs: int | None = None) -> Tensor:
         """[] int64: how many steps `descend` takes on this client."""
-        return (epochs or self.training.epochs) * -(-self.size // self.training.batch)
+        return self.training.count_steps(self.size, epochs)
 
     def batches(self, epochs: int | None = None, steps: int | None = None, batch: int | None = None) -> Iterator[Batch]:
         """Shuffled passes over the training examples; the last batch of a pass may be short, none is dropped.
@@ -142,6 +149,8 @@ class Client:
         `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew.
         """
         size = batch or self.training.batch
+        if epochs is None and steps is None:
+            steps = self.training.steps
         epochs = self.training.epochs if epochs is None else epochs
         draw, self._draws = self._draws, self._draws + 1
         yield from (self._batches_together if self._together else self._batches_alone)(draw, size, epochs, steps)
