@@ -60,6 +60,31 @@ class Hypernetwork(Method):
     Only trainable tensors, d' of the d entries, travel; running statistics stay with the client.
     """
 
+    def neighbours(self, roster: Roster) -> Tensor | None:
+        """[N, N] the links that say whose embedding is like whose; None where nothing does."""
+        return None
+
+    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        """A newcomer's embedding is the mean of its neighbours', or of everybody's where it has none."""
+        known, table = roster.others(newcomers), server.network.embedding
+        links = self.neighbours(roster)
+        near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
+        near = torch.where(near.sum(1, keepdim=True) > 0, near, 1.0)
+
+        def widen(table: Tensor, rows: Tensor) -> Tensor:
+            wide = table.new_zeros(len(roster), table.shape[1])
+            return put(put(wide, known, table), newcomers, rows)
+
+        embedding = widen(table, near / near.sum(1, keepdim=True) @ table)
+        kept = {
+            part: (widen(moments[0], torch.zeros_like(embedding[newcomers])), *moments[1:])  # the embedding's are first
+            for part, moments in server.memory._asdict().items()
+            if part != "step" and moments
+        }
+        return server._replace(
+            network=server.network._replace(embedding=embedding), memory=server.memory._replace(**kept)
+        )
+
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return None
 

@@ -158,3 +158,16 @@ def test_state_has_the_clients_first(roster):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="cfl"):
         CFL(**wrong)
+
+
+def test_a_newcomer_is_put_into_the_largest_cluster(roster):
+    known, everyone = roster(5, size=2), roster(7, size=2)
+    method = CFL(eps1=9.0, eps2=0.0, begin=0)
+    server = aggregate(method, known, method.start(known), directions(180, 0, 170, 10, 20))
+    assert groups(server.label) == {frozenset({0, 2}), frozenset({1, 3, 4})}
+    newcomers = torch.tensor([0, 4])
+    joined = method.admit(everyone, server, newcomers)
+    assert groups(joined.label) == {frozenset({1, 3}), frozenset({0, 2, 4, 5, 6})}
+    sent = method.send(everyone, joined, everyone.everyone).theta
+    torch.testing.assert_close(sent[newcomers], sent[[5, 5]], rtol=0, atol=0)
+    assert joined.seen.tolist() == [False, True, True, True, False, True, True]

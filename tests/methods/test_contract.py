@@ -10,19 +10,21 @@ from torch import nn
 from kinfed import checkpoint, wire
 from kinfed.checkpoint import Progress
 from kinfed.client import Training
-from kinfed.engine import run
+from kinfed.engine import Participation, latecomers, run
 from kinfed.federation import Federation, Graph
 from kinfed.fleet import Simulation
 from kinfed.methods import METHODS
 from kinfed.model import Model
 from kinfed.optimiser import SGD
 from kinfed.record import History
+from kinfed.seeding import tags
 from kinfed.tasks import Classification
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
 ORDER = tuple(range(len(SIZES)))
 LINKS = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 4], [1, 4]])  # of clients; the last has none
 ROUNDS = 4
+LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
     "fedcedar": {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.5},
@@ -92,9 +94,9 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize("kind", ["plain", "norm"])
-def test_executors_agree(name, kind):
-    loop, vmap = (outcome(name, executor=e, kind=kind) for e in ("loop", "vmap"))
+@pytest.mark.parametrize(("kind", "participation"), [("plain", 0.5), ("norm", 0.5), ("norm", LATE)])
+def test_executors_agree(name, kind, participation):
+    loop, vmap = (outcome(name, participation, executor=e, kind=kind) for e in ("loop", "vmap"))
     same(loop[0], vmap[0])
     same(loop[1].state, vmap[1].state)
     same(loop[2].models, vmap[2].models)
@@ -147,15 +149,18 @@ def test_an_absent_client_keeps_its_state(name):
         assert torch.equal(table[absent], before[key][absent]), key
 
 
-def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
-    unbroken = outcome(name)
+@pytest.mark.parametrize(("participation", "done"), [(0.5, 2), (LATE, 2), (LATE, 3)])
+def test_a_resumed_run_ends_with_the_same_bits(name, participation, done, tmp_path):
+    unbroken = outcome(name, participation)
     method, fleet, roster, history = start(name)
-    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
-    checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
+    server = run(method, roster, fleet, history, rounds=done, participation=participation)
+    checkpoint.save(tmp_path / "c", Progress(done, server, fleet.state, 1.5), history)
     method, fleet, roster, history = start(name)
     at = checkpoint.load(tmp_path / "c", method.start(roster), fleet.state, history)
     fleet.state = at.state
-    server = run(method, roster, fleet, history, rounds=ROUNDS, participation=0.5, server=at.server, begin=at.done)
+    server = run(
+        method, roster, fleet, history, rounds=ROUNDS, participation=participation, server=at.server, begin=at.done
+    )
     same(unbroken[0], server, exact=True)
     same(unbroken[1].state, fleet.state, exact=True)
     same(unbroken[2].models, history.models, exact=True)
@@ -166,7 +171,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     assert (unbroken[2].bytes_up, unbroken[2].rounds) == (history.bytes_up, history.rounds)
 
 
-@pytest.mark.parametrize("participation", [0.5, 1.0])
+@pytest.mark.parametrize("participation", [0.5, 1.0, LATE])
 def test_reordering_clients_only_reorders_results(name, participation):
     order = [4, 2, 0, 5, 1, 3]
     plain, moved = outcome(name, participation), outcome(name, participation, order=order)
@@ -174,6 +179,55 @@ def test_reordering_clients_only_reorders_results(name, participation):
         torch.testing.assert_close(table[order], moved[2].models[key], rtol=1e-8, atol=1e-9)
     for a, b in zip(plain[2].relations, moved[2].relations, strict=True):
         torch.testing.assert_close(a[..., order, :][..., :, order], b, rtol=1e-5, atol=1e-6)
+
+
+def test_before_they_join_nothing_knows_of_late_clients(name):
+    """Up to then it is the run of a federation that they are no part of, bit for bit."""
+    late = latecomers(11, tags("abcdef"), LATE.late)
+    early = [i for i in ORDER if i not in late.tolist()]
+    assert len(late) == 2
+    method, fleet, roster, history = start(name)
+    server = run(method, roster, fleet, history, rounds=LATE.joins, participation=LATE)
+    method, alone, roster, alone_history = start(name, order=early)
+    same(server, run(method, roster, alone, alone_history, rounds=LATE.joins, participation=LATE.share), exact=True)
+    for key, table in wire.pack(fleet.state).items():
+        assert torch.equal(table[early], wire.pack(alone.state)[key]), key
+    for a, b in zip(history.scores, alone_history.scores, strict=True):
+        assert all(torch.equal(a[key][early], b[key]) for key in b)
+    for a, b in zip(history.relations, alone_history.relations, strict=True):
+        assert torch.equal(a[..., early, :][..., early], b)
+        assert (a[..., early, :][..., late] == 0).all()
+
+
+def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part(name):
+    method, fleet, roster, _ = start(name)
+    known, newcomers = torch.tensor([0, 2, 3, 5]), torch.tensor([1, 4])
+    few = roster.part(known)
+    ends = []
+    for listed, cohort in ((few, few.everyone), (roster, known)):
+        method, fleet, _, _ = start(name)
+        server = method.start(listed)
+        _, uploads = fleet.train(0, known, method.send(listed, server, cohort))
+        ends.append(method.aggregate(listed, server, cohort, uploads))
+    before, there = ends
+    kept = copy.deepcopy(wire.pack(before))
+    joined = method.admit(roster, before, newcomers)
+    same(kept, wire.pack(before), exact=True)
+    sent = method.send(roster, joined, roster.everyone)
+    assert all(torch.isfinite(t).all() for t in wire.pack(sent).values() if t.is_floating_point())
+    same(joined, method.admit(roster, before, newcomers), exact=True)
+    if name in ("pfedhn", "panacea"):  # they have better than random embeddings for newcomers
+        return
+    same(method.send(roster, there, roster.everyone), sent)
+    same(method.relation(roster, there, known), method.relation(roster, joined, known))
+    if name != "scaffold":  # its control variate is a mean over everybody
+        same(method.send(few, before, few.everyone), method.send(roster, joined, known))
+
+
+def test_nobody_joins(name):
+    method, fleet, roster, history = start(name)
+    server = run(method, roster, fleet, history, rounds=2, participation=0.5)
+    same(server, method.admit(roster, server, torch.zeros(0, dtype=torch.int64)), exact=True)
 
 
 def test_the_same_seed_gives_the_same_bits(name):

@@ -11,7 +11,7 @@ from torch.func import jacrev
 from kinfed.client import Training
 from kinfed.errors import UsageError
 from kinfed.federation import Graph
-from kinfed.hypernetwork import Dense
+from kinfed.hypernetwork import Dense, perceptron
 from kinfed.method import Params
 from kinfed.methods import Panacea, PFedHN
 from kinfed.methods.panacea import Network, Server
@@ -568,75 +568,71 @@ def test_linked_clients_help_one_that_never_takes_part(known):
     close(theta[1], goal[0], atol=0.05)  # with one closed neighbourhood, the two share a model
 
 
-def newcomers(weights, known, count, **settings):
-    clients = known(weights[:count, :count])
-    method = Panacea(**SMALL, **settings)
-    at = method.start(clients)
-    return clients, method, method.aggregate(clients, at, clients.everyone, Params(random(count, 3)))
+def trained(weights, known, newcomers, **settings):
+    """Everybody's roster and, of all but the newcomers, the roster, the method and the server after a round."""
+    everyone = known(weights)
+    clients, method = everyone.part(everyone.others(newcomers)), Panacea(**SMALL, **settings)
+    uploads = Params(random(len(clients), 3))
+    return everyone, clients, method, method.aggregate(clients, method.start(clients), clients.everyone, uploads)
 
 
 def test_newcomers(known):
-    weights = links(6, [(0, 1), (1, 2), (1, 4), (2, 4), (3, 4)])  # 4 joins 1, 2, 3; 5 is alone
-    clients, method, at = newcomers(weights, known, 4)
+    weights = links(6, [(0, 1), (1, 2), (1, 4), (2, 4), (4, 5)])  # 0 and 5 come later, and so does 3, who is alone
+    newcomers, others = torch.tensor([0, 3, 5]), torch.tensor([1, 2, 4])
+    everyone, clients, method, at = trained(weights, known, newcomers, optimiser="adam")
     before = method.send(clients, at, clients.everyone).theta
-    kept = [t.clone() for t in flat(at)]
-    found = method.generate_newcomers(clients, at, weights)
-    assert found.shape == (2, 3)
-    # As if they had been there from the start, with their neighbours' mean for an embedding.
-    table = at.network.embedding
-    table = torch.cat((table, table[1:4].mean(0, keepdim=True), table.mean(0, keepdim=True)))
-    everyone = known(weights)
-    together = method.send(everyone, at._replace(network=at.network._replace(embedding=table)), everyone.everyone).theta
-    close(found, together[4:], atol=1e-13)
+    joined = method.admit(everyone, at, newcomers)
+    table, found = at.network.embedding, joined.network.embedding
+    close(found[others], table, atol=0)
+    close(found[newcomers], torch.stack((table[0], table.mean(0), table[2])), atol=1e-15)
+    for now, old in ((joined.memory.first, at.memory.first), (joined.memory.second, at.memory.second)):
+        close(now[0][others], old[0], atol=0)
+        assert (now[0][newcomers] == 0).all()
+        assert all(a is b for a, b in zip(now[1:], old[1:], strict=True))
+    # The model of 3, who has no links, is written from its embedding alone.
+    network = joined.network
+    alone = perceptron(table.mean(0, keepdim=True), *network.encoder)
+    close(method.send(everyone, joined, newcomers).theta[1], method._decode(everyone, network, alone)[0], atol=1e-13)
     assert torch.equal(method.send(clients, at, clients.everyone).theta, before)
-    assert all(torch.equal(a, b) for a, b in zip(kept, flat(at), strict=True))
-    own = random(2, 3, seed=8)
-    table = torch.cat((at.network.embedding, own))
-    together = method.send(everyone, at._replace(network=at.network._replace(embedding=table)), torch.tensor([4, 5]))
-    close(method.generate_newcomers(clients, at, weights, own), together.theta, atol=1e-13)
+
+
+def test_without_a_graph_newcomers_share_a_model(known):
+    everyone, _, method, at = trained(path(4), known, torch.tensor([0, 3]), aggregation="none", reconstruction=0.0)
+    joined = method.admit(everyone, at, torch.tensor([0, 3]))
+    close(joined.network.embedding[[0, 3]], at.network.embedding.mean(0).expand(2, -1), atol=1e-15)
+    theta = method.send(everyone, joined, everyone.everyone).theta
+    assert torch.equal(theta[0], theta[3])
+    assert not torch.equal(theta[0], theta[1])
+
+
+def test_newcomers_bring_their_features(known):
+    features = ((0.0, 1.0), (2.0, 3.0), (4.0, 5.0))
+    few, everyone = known(path(2)), known(path(3))
+    method = Panacea(hidden=5, initial="features", features=features[:2])
+    at = method.aggregate(few, method.start(few), few.everyone, Params(random(2, 3)))
+    joined = replace(method, features=features).admit(everyone, at, torch.tensor([2]))
+    close(joined.network.embedding, torch.tensor(features, dtype=float64), atol=0)
+    with pytest.raises(UsageError, match="2 clients need as many features; got 3 rows"):
+        replace(method, features=features).start(few)
 
 
 def test_a_newcomer_with_its_twins_neighbourhood_gets_its_twins_model(known):
     # Client 3 joins the clique of 0, 1, 2 and one layer of means sees the same mean embedding as before.
-    weights = 1 - torch.eye(4)
-    clients, method, at = newcomers(weights, known, 3, encoder_layers=1)
-    found = method.generate_newcomers(clients, at, weights)
-    close(found[0], method.send(clients, at, clients.everyone).theta[0], atol=1e-13)
+    everyone, clients, method, at = trained(1 - torch.eye(4), known, torch.tensor([3]), encoder_layers=1)
+    joined = method.admit(everyone, at, torch.tensor([3]))
+    before = method.send(clients, at, clients.everyone).theta
+    close(method.send(everyone, joined, everyone.everyone).theta, before[:1].expand(4, -1), atol=1e-13)
 
 
 @settings(max_examples=20, deadline=None)
 @given(graphs(3, 7), st.integers(1, 2))
 def test_a_newcomer_is_felt_within_its_ball_alone(known, weights, depth):
     count = len(weights) - 1
-    clients, method, at = newcomers(weights, known, count, encoder_layers=depth)
-    table = torch.cat((at.network.embedding, random(1, 3)))
-    everyone = known(weights)
-    after = method.send(everyone, at._replace(network=at.network._replace(embedding=table)), clients.everyone).theta
+    everyone, clients, method, at = trained(weights, known, torch.tensor([count]), encoder_layers=depth)
+    after = method.send(everyone, method.admit(everyone, at, torch.tensor([count])), clients.everyone).theta
     reach = torch.linalg.matrix_power(weights.double() + torch.eye(count + 1, dtype=float64), depth) > 0
     far = ~reach[count, :count]
     close(after[far], method.send(clients, at, clients.everyone).theta[far], atol=1e-13)
-
-
-def test_newcomers_models_have_the_common_statistics(known, perceptron):
-    weights = path(4)
-    clients = known(weights[:3, :3], perceptron(norm=True))
-    method = Panacea(**SMALL)
-    at = method.start(clients)
-    theta = method.generate_newcomers(clients, at, weights)
-    assert theta.shape == (1, clients.layout.size)
-    held = ~clients.layout.trainable
-    assert torch.equal(theta[0, held], clients.theta[held])
-    assert (theta[0] != clients.theta)[clients.layout.trainable].any()
-
-
-@pytest.mark.parametrize(
-    ("weights", "embedding"),
-    [(path(3), None), (torch.zeros(5), None), (torch.zeros(5, 4), None), (path(4), torch.zeros(1, 2))],
-)
-def test_refuses_newcomers_that_do_not_fit(known, weights, embedding):
-    clients, method, at = newcomers(path(3), known, 3)
-    with pytest.raises(UsageError, match="panacea"):
-        method.generate_newcomers(clients, at, weights, embedding)
 
 
 def test_messages_along_edges_are_the_dense_product(known):

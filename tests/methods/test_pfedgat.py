@@ -564,3 +564,20 @@ def test_delta_counts_each_clients_own_steps(roster):
     after = method.aggregate(known, server, known.everyone, Upload(again, again[:, :0])).network.weights
     steps = torch.tensor([2.0, 6.0], dtype=float64)[:, None]
     close(after - 0.5, (again - server.theta) @ uploads.T / (0.01 * steps), atol=1e-10)
+
+
+@pytest.mark.parametrize("graph", ["projected", "raw", "logits"])
+def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph):
+    known, everyone, method = roster(3, size=2), roster(5, size=2), PFedGAT(graph=graph)
+    learned = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=float64)
+    server = method.start(known)._replace(network=Pairs(learned.log() if graph == "logits" else learned))
+    joined = method.admit(everyone, server, torch.tensor([0, 3])).network.weights
+    others = torch.tensor([1, 2, 4])
+    if graph == "logits":
+        close(joined[others[:, None], others], learned.log(), atol=0)
+        assert (joined[[0, 3]] == 0).all()
+        assert (joined[:, [0, 3]] == 0).all()
+        return
+    close(joined[others[:, None], others], 0.6 * learned, atol=1e-15)
+    close(joined[:, [0, 3]], torch.full((5, 2), 0.2, dtype=float64), atol=1e-15)
+    close(joined.sum(1), torch.ones(5, dtype=float64), atol=1e-15)

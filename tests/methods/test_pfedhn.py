@@ -190,3 +190,21 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
 def test_refuses(wrong):
     with pytest.raises(UsageError):
         PFedHN(**wrong)
+
+
+def test_a_newcomer_has_the_mean_embedding_and_an_optimiser_that_knows_nothing_of_it(roster):
+    known, everyone = roster(7, size=2), roster(9, size=2)
+    method = PFedHN(hidden=5)
+    uploads = Params(torch.randn(7, 2, generator=torch.Generator().manual_seed(1), dtype=float64))
+    server = method.aggregate(known, method.start(known), known.everyone, uploads)
+    joined = method.admit(everyone, server, torch.tensor([0, 4]))
+    others = [1, 2, 3, 5, 6, 7, 8]
+    for table, old, row in (
+        (joined.network.embedding, server.network.embedding, server.network.embedding.mean(0)),
+        (joined.memory.first[0], server.memory.first[0], torch.zeros(2, dtype=float64)),
+    ):
+        assert torch.equal(table[others], old)
+        torch.testing.assert_close(table[[0, 4]], row.expand(2, -1), rtol=0, atol=1e-15)
+    assert joined.network.weights is server.network.weights  # it keeps its width, though 1 + 9 / 4 is wider
+    cohort = torch.tensor([0, 8])
+    method.aggregate(everyone, joined, cohort, method.send(everyone, joined, cohort))

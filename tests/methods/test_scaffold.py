@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.client import Training
+from kinfed.engine import Participation
 from kinfed.errors import UsageError
 from kinfed.methods import Local, Scaffold
 from kinfed.optimiser import SGD, Adam
@@ -122,3 +123,10 @@ def test_refuses_other_optimisers(bowls, optimiser):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="scaffold"):
         Scaffold(**wrong)
+
+
+def test_shared_variate_is_the_mean_when_clients_have_joined(bowls):
+    trial = bowls(Scaffold(), [0.0, 4.0, 1.0, -2.0, 3.0], h=[1.0, 2.0, 0.5, 1.0, 1.5], start=1.0, epochs=2)
+    control = trial.run(6, participation=Participation(0.7, late=0.4, joins=3)).control
+    assert float(control) == pytest.approx(float(trial.fleet.state.control.mean()), abs=1e-12)
+    assert (trial.fleet.state.control != 0).all()

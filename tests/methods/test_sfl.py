@@ -499,6 +499,40 @@ def test_newcomers_learn_their_row_at_once_and_the_unseen_are_left_alone(roster)
     assert torch.equal(after.graph[3], torch.ones(4, dtype=float64))
 
 
+def test_a_newcomer_is_sent_what_its_links_bring_and_sends_nothing(roster):
+    known, everyone = roster(3, size=2), roster(4, size=2)
+    weights = torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])  # the newcomer is 1
+    newcomer, others, theta = torch.tensor([1]), torch.tensor([0, 2, 3]), normal(3, 2)
+    everyone = linked(everyone, weights)
+    known, method = linked(known, everyone.part(others).graph.weights), SFL()
+    server = aggregated(method, known, theta)
+    joined = method.admit(everyone, server, newcomer)
+    sent = method.send(everyone, joined, everyone.everyone)
+    close(sent.mixed[1], (theta[0] + theta[2]) / 2, atol=1e-14)  # it is linked to 0 and 3
+    close(sent.mixed[others], mixed(method, known, server), atol=0)
+    close(sent.shared, (server.common @ theta).expand(4, -1), atol=0)
+    assert torch.equal(joined.graph, weights + torch.eye(4))
+
+
+@pytest.mark.parametrize("known_graph", [True, False])
+def test_of_a_learned_graph_the_rows_make_room_for_a_newcomer(roster, known_graph):
+    everyone, others = roster(4, size=2), torch.tensor([0, 2, 3])
+    weights = torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
+    everyone = linked(everyone, weights) if known_graph else everyone
+    known, method = everyone.part(others), SFL(structure="similarity", beta=0.5)
+    server = aggregated(method, known, normal(3, 2))
+    joined = method.admit(everyone, server, torch.tensor([1]))
+    # Client 0 is linked to itself, 1 and 2, client 2 to itself and 0, client 3 to itself and 1.
+    share = torch.tensor([1 / 3, 0.0, 1 / 2], dtype=float64) if known_graph else torch.zeros(3, dtype=float64)
+    close(joined.graph[others, 1], share, atol=1e-15)
+    close(joined.graph[others[:, None], others], (1 - share[:, None]) * server.graph, atol=1e-15)
+    assert torch.equal(joined.graph[1], (weights[1] if known_graph else torch.ones(4)) + torch.eye(4)[1] * known_graph)
+    # It has not taken part, so it hears its neighbours, or all alike, and nobody hears it.
+    heard = torch.tensor([1.0, 0, 0, 1] if known_graph else [1.0, 0, 1, 1], dtype=float64)
+    close(joined.mixing[1], heard / heard.sum(), atol=1e-15)
+    assert (joined.mixing[others, 1] == 0).all()
+
+
 def test_personal_head_neither_moves_nor_travels(examples, executor):
     # The loss is flat at b = y: the weights are pulled, the bias is not.
     module = nn.Linear(2, 1).double()

@@ -123,17 +123,14 @@ class Panacea(Hypernetwork):
 
     def _links(self, roster):
         """[N, N] the graph's weights, 0 on the diagonal; None if nothing uses them."""
+        if self.aggregation == "none" and not self.reconstruction and self.initial != "spectral":
+            return None
         if roster.graph is None:
-            if self.aggregation == "none" and not self.reconstruction and self.initial != "spectral":
-                return None
             raise UsageError(
                 "panacea needs a graph of the clients: set federation.graph, take a data set that has one such as "
                 "'synthetic', or run without a graph by aggregation='none' and reconstruction=0"
             )
-        return self._check(roster.graph.weights.to(roster.theta), len(roster))
-
-    def _check(self, weights, count):
-        """The graph's weights without loops, or UsageError."""
+        weights, count = roster.graph.weights.to(roster.theta), len(roster)
         if weights.shape != (count, count):
             raise UsageError(
                 f"panacea needs one graph [{count}, {count}] for {count} clients; got {list(weights.shape)}"
@@ -150,7 +147,10 @@ class Panacea(Hypernetwork):
         """[N, m] what the graph network starts from."""
         if self.initial == "features":
             if len(self.features) != len(roster):
-                raise UsageError(f"panacea: {len(roster)} clients need as many features; got {len(self.features)} rows")
+                raise UsageError(
+                    f"panacea: {len(roster)} clients need as many features; got {len(self.features)} rows "
+                    "(features do not go with clients that join late)"
+                )
             return roster.theta.new_tensor(self.features)
         noise = roster.normal("panacea.embedding", self.embedding)
         if self.initial != "spectral":
@@ -220,6 +220,15 @@ class Panacea(Hypernetwork):
         v = (u + 1 + torch.randint(count - 1, (self.pairs,), generator=draw)) % count
         return roster.tags.argsort()[torch.stack((u, v)).to(roster.tags.device)]
 
+    def neighbours(self, roster):
+        return self._links(roster)
+
+    def admit(self, roster, server, newcomers):
+        server = super().admit(roster, server, newcomers)
+        if self.initial != "features":
+            return server
+        return server._replace(network=server.network._replace(embedding=self._embedding(roster, None)))
+
     def send(self, roster, server, cohort):
         z = self._encode(server.network, self._aggregate(self._links(roster)))
         return Params(self._decode(roster, server.network, z[cohort]))
@@ -256,35 +265,6 @@ class Panacea(Hypernetwork):
             pairs = self._pairs(roster, roster.generator("panacea.notes"))
             found["reconstruction"] = self._reconstruct(server.network, z, links, pairs)
         return found
-
-    def generate_newcomers(self, roster, server, weights, embedding=None):
-        """[M, d] models of M clients that come later, with the running statistics of the common initial model.
-
-        weights: [N + M, N + M] is the graph with the newcomers last, and embedding: [M, m] what the graph network
-        starts from at them; by default the mean of their neighbours' among the N, of all N where there are none.
-        Nothing that the server remembers, and no model that was sent, changes. Raises UsageError if shapes disagree.
-        """
-        network, count = server.network, len(roster)
-        if weights.ndim != 2 or len(weights) <= count:
-            raise UsageError(
-                f"panacea: the graph of {count} clients and some newcomers must be larger than [{count}, {count}]; "
-                f"got {list(weights.shape)}"
-            )
-        links = self._check(weights.to(roster.theta), len(weights))
-        if embedding is None:
-            known = links[count:, :count]
-            known = torch.where(known.sum(1, keepdim=True) > 0, known, torch.ones_like(known))
-            embedding = known / known.sum(1, keepdim=True) @ network.embedding
-        wanted = (len(links) - count, network.embedding.shape[1])
-        if embedding.shape != wanted:
-            raise UsageError(
-                f"panacea: embeddings of the newcomers must be {list(wanted)}; got {list(embedding.shape)}"
-            )
-        extended = network._replace(embedding=torch.cat((network.embedding, embedding.to(roster.theta))))
-        z = self._encode(extended, self._aggregate(links))[count:]
-        theta = roster.theta.expand(len(z), -1).clone()
-        theta[:, roster.layout.trainable.to(theta.device)] = self._decode(roster, network, z)
-        return theta
 
 
 def _scaled(decoder, z, roster):

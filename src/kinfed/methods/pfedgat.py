@@ -144,6 +144,14 @@ class PFedGAT(Method):
             mixed += self._channel.perturb(self._mixtures(roster, server, cohort))
         return server._replace(theta=put(server.theta, cohort, mixed))
 
+    def admit(self, roster, server, newcomers):
+        wide = super().admit(roster, server, newcomers)
+        if self.graph not in ("projected", "raw"):
+            return wide
+        known, kept = roster.others(newcomers), 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
+        weights = wide.network.weights.index_put((known[:, None], known), kept * server.network.weights)
+        return wide._replace(network=Pairs(weights))
+
     def relation(self, roster, server, cohort):
         weights = self._weights(server.network, roster, server, cohort)
         rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)

@@ -130,6 +130,25 @@ class SFL(Method):
             return after
         return after._replace(graph=self._learn(roster, after, newcomer=seen & ~server.seen))
 
+    def admit(self, roster, server, newcomers):
+        """A newcomer is sent what its links bring it of the others' models; they hear of it once it has trained.
+
+        Of a learned graph the others' rows give newcomers the share that the known links give them, if there are such.
+        """
+        wide, links = super().admit(roster, server, newcomers), self._links(roster)
+        graph = links
+        if self.structure != "given":
+            new = torch.isin(roster.everyone, newcomers)
+            given = _share(links) * new * (roster.graph is not None)
+            learned = (1 - given.sum(1, keepdim=True)) * _share(wide.graph * ~new) + given
+            graph = torch.where(wide.seen[:, None], learned, links)
+        mixing = self.propagate(graph, wide.seen, wide.seen)
+        return wide._replace(
+            graph=graph,
+            mixing=put(wide.mixing, newcomers, mixing[newcomers]),
+            common=wide.common.index_fill(0, newcomers, 0.0),
+        )
+
     def relation(self, roster, server, cohort):
         return server.mixing
 
