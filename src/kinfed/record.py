@@ -63,8 +63,17 @@ class History:
         if isinstance(found, Evaluation):
             self._keep(round, found, relation, notes)
         elif found is not None:
-            later = found
-            self._coming = lambda: self._keep(round, later(), relation, notes)
+            self.expect(round, found, relation, notes)
+
+    def expect(
+        self,
+        round: int,
+        found: Callable[[], Evaluation],
+        relation: Tensor | None = None,
+        notes: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Keep the evaluation of a round that was added before when it arrives."""
+        self._coming = lambda: self._keep(round, found(), relation, notes)
 
     def settle(self) -> None:
         """Wait for the evaluation that is still on its way, if one is."""

@@ -1,0 +1,92 @@
+"""Post: messages carried by Flower's grid between the server's app and the sites' nodes."""
+
+import io
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import Message as Envelope
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from ..errors import UsageError
+from .courier import Failure
+from .messages import Message
+
+KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # what Flower's clients call them
+GONE = (3, 4, 5)  # Flower's error codes for messages lost on the way or to a node that is not there
+CRASHED = 8
+
+
+class Post:
+    """Pushes messages to nodes and pulls their answers."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def nodes(self) -> dict[int, str]:
+        """The nodes that are online, each with the time it last came online."""
+        return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+
+    def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
+        """Send a message that is of no use after so many seconds; returns its id, empty if it could not be sent."""
+        group = str(int(message.words.get("round", -1)) + 1)  # what Flower's logs call the round
+        envelope = Envelope(pack(message), node, KINDS[kind], ttl=seconds, group_id=group)
+        return next(iter(self._grid.push_messages([envelope])), None) or ""
+
+    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
+        """The answers that have come, by the id of the message that they answer."""
+        ids = list(ids)
+        if not ids:
+            return {}
+        found: dict[str, Message | Failure] = {}
+        # An error about a lost node carries the server's own node id, so who answered is told by the message alone.
+        for envelope in self._grid.pull_messages(ids):
+            asked = envelope.metadata.reply_to_message_id
+            if envelope.has_error():
+                error = envelope.error
+                reason = str(error.reason or "no reason given").strip().splitlines()[0]
+                found[asked] = Failure(reason, error.code in (*GONE, CRASHED))
+                continue
+            try:
+                found[asked] = unpack(envelope.content)
+            except UsageError as problem:
+                found[asked] = Failure(str(problem), False)
+        return found
+
+
+def pack(message: Message) -> RecordDict:
+    """A message as Flower's records."""
+    arrays = {name: Array(t.detach().cpu().contiguous().numpy()) for name, t in message.arrays.items()}
+    return RecordDict(
+        {"words": ConfigRecord({"json": json.dumps(message.words)}), "arrays": ArrayRecord(array_dict=arrays)}
+    )
+
+
+def unpack(content: Any) -> Message:
+    """The message that was packed; raises UsageError if it is none."""
+    try:
+        words = json.loads(content["words"]["json"])
+        if not isinstance(words, dict):
+            raise ValueError(f"its words are {type(words).__name__}, not a table")
+        return Message(words, {str(name): _read(array) for name, array in content["arrays"].items()})
+    except (KeyError, ValueError, TypeError, EOFError, AttributeError, RecursionError) as problem:
+        raise UsageError(f"the message cannot be read: {problem}") from None
+
+
+def _read(array: Array) -> Tensor:
+    """A tensor from the bytes of a .npy file, whose header is checked before anything is allocated."""
+    stream = io.BytesIO(array.data)
+    if np.lib.format.read_magic(stream) != (1, 0):
+        raise ValueError("an array is in an unknown version of NumPy's format")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.kind not in "fiub" or fortran:
+        raise ValueError(f"an array is of type {dtype}, or not in C order")
+    count, begin = int(np.prod(shape, dtype=object)), stream.tell()
+    if count * dtype.itemsize != len(array.data) - begin:
+        raise ValueError(f"an array of shape {list(shape)} comes with {len(array.data) - begin} bytes")
+    values = np.frombuffer(array.data, dtype, count, begin).reshape(shape)
+    return torch.from_numpy(values.copy())

@@ -1,0 +1,125 @@
+"""Messages between server and sites: a few plain words, and trees of tensors as named arrays."""
+
+import hashlib
+import importlib
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .. import wire
+from ..errors import UsageError
+from ..layout import Layout
+
+Tree = Any
+Words = dict[str, Any]  # what JSON can hold
+
+
+class Message(NamedTuple):
+    """What one side says to the other."""
+
+    words: Words
+    arrays: dict[str, Tensor]
+
+
+def put(tree: Tree, message: Message, part: str) -> None:
+    """Add a tree to a message under the name of a part, such as "upload"."""
+    message.words[part] = describe(tree)
+    message.arrays.update(wire.pack(tree, f"{part}/"))
+
+
+def take(message: Message, part: str) -> Tree:
+    """The tree that `put` added; raises UsageError if it is not there or not whole."""
+    if part not in message.words:
+        raise UsageError(f"the message has no {part}")
+    like = skeleton(message.words[part])
+    try:
+        return wire.unpack(message.arrays, like, f"{part}/")
+    except KeyError as missing:
+        raise UsageError(f"the message's {part} lacks the array {missing}") from None
+
+
+def describe(tree: Tree) -> Any:
+    """A tree's structure as JSON: null for a tensor, [class or "tuple", ...] or {key: ...} for what holds others."""
+    match tree:
+        case dict():
+            return {key: describe(value) for key, value in tree.items()}
+        case tuple() if hasattr(tree, "_fields"):
+            return [f"{type(tree).__module__}:{type(tree).__qualname__}", *map(describe, tree)]
+        case tuple():
+            return ["tuple", *map(describe, tree)]
+    return None
+
+
+def skeleton(described: Any) -> Tree:
+    """The tree that was described, with a 0 in place of every tensor.
+
+    Only NamedTuples of kinfed are made: a message can name a structure but never run code.
+    """
+    match described:
+        case None:
+            return 0
+        case dict():
+            return {str(key): skeleton(value) for key, value in described.items()}
+        case ["tuple", *parts]:
+            return tuple(map(skeleton, parts))
+        case [str(name), *parts]:
+            module, _, kind = name.partition(":")
+            found = None
+            if module.split(".")[0] == "kinfed":
+                try:
+                    found = getattr(importlib.import_module(module), kind, None)
+                except ImportError:
+                    found = None
+            fields = getattr(found, "_fields", None)
+            if isinstance(found, type) and issubclass(found, tuple) and fields and len(fields) == len(parts):
+                return found(*map(skeleton, parts))
+    raise UsageError(f"the message holds a structure that this version of kinfed does not know: {described!r:.80}")
+
+
+def digest(message: Message) -> str:
+    """What identifies a message by all that it says."""
+    seen = hashlib.sha256(json.dumps(message.words, sort_keys=True).encode())
+    for name in sorted(message.arrays):
+        array = message.arrays[name].detach().cpu().contiguous()
+        seen.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
+        seen.update(array.numpy().tobytes())
+    return seen.hexdigest()
+
+
+def layout_digest(layout: Layout) -> str:
+    """What identifies an architecture: the name, shape and kind of every tensor, in order."""
+    parts = [(e.name, list(e.shape), e.trainable) for e in layout.entries]
+    return hashlib.sha256(json.dumps([parts, sorted(layout.head)]).encode()).hexdigest()[:16]
+
+
+def problem_with(arrays: dict[str, Tensor], like: dict[str, tuple[str, tuple[int, ...]]]) -> str:
+    """What is wrong with named arrays that should have these types and shapes and be finite; empty if nothing is."""
+    missing, extra = sorted(like.keys() - arrays.keys()), sorted(arrays.keys() - like.keys())
+    if missing or extra:
+        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
+        return f"it {' and '.join(said)}"
+    for name, array in arrays.items():
+        dtype, shape = like[name]
+        if str(array.dtype) != dtype or tuple(array.shape) != shape:
+            return f"{name} is {array.dtype} {list(array.shape)}, not {dtype} {list(shape)}"
+        if array.is_floating_point() and not torch.isfinite(array).all():
+            return f"{name} holds NaN or infinity"
+    return ""
+
+
+def forms(arrays: dict[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every array, as `problem_with` compares them."""
+    return {name: (str(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+
+
+def size(message: Message) -> int:
+    """Bytes of a message's arrays and words."""
+    return wire.size(message.arrays) + len(json.dumps(message.words))
+
+
+def to_numpy(arrays: dict[str, Tensor]) -> dict[str, np.ndarray]:
+    """The arrays as NumPy's."""
+    return {name: array.detach().cpu().contiguous().numpy() for name, array in arrays.items()}

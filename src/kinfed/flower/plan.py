@@ -1,0 +1,114 @@
+"""Plan: what all sites and the server have agreed to learn, as the server's config says it."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import config
+from ..config import Learning, Table
+from ..errors import UsageError
+from ..federation import Graph, Split
+from ..model import Model
+from ..seeding import generator
+from ..tasks import Classification, Regression, Task
+
+STALE = ("keep", "decay", "drop")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How the server deals with sites that are late, gone, new or wrong."""
+
+    clients: int = 2  # sites that must be there before round 1
+    deadline: float = 600.0  # seconds after which a round goes on with those who answered
+    quorum: float = 0.5  # share of those asked that must have answered by then; until then the round waits
+    patience: float = 3600.0  # seconds after which a round without quorum ends the run, to be resumed later
+    norm_bound: float = 10.0  # an upload longer than so many times the cohort's median is left out; 0: none is
+    stale: str = "keep"  # what others hear of a client that missed rounds: its last model, less and less, or nothing
+    decay: float = 0.5  # "decay": a client that missed k rounds is heard in a share decay**k of the rounds
+    classes: int = 0  # 0: as many as the sites' labels show
+    graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.relations.read
+
+    def __post_init__(self) -> None:
+        if self.clients < 1:
+            raise UsageError(f"flower.clients counts sites, so it must be at least 1; got {self.clients}")
+        for name in ("deadline", "patience"):
+            if getattr(self, name) <= 0:
+                raise UsageError(
+                    f"flower.{name} is a time in seconds, so it must be positive; got {getattr(self, name)}"
+                )
+        if not 0 < self.quorum <= 1:
+            raise UsageError(f"flower.quorum is a share of the clients asked, in (0, 1]; got {self.quorum}")
+        if self.norm_bound != 0 and self.norm_bound <= 1:
+            raise UsageError(f"flower.norm_bound must be above 1, or 0 for none; got {self.norm_bound}")
+        if self.stale not in STALE:
+            raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
+        if not 0 < self.decay < 1:
+            raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A deployed experiment whose every part is made and checked; `table` is its complete config."""
+
+    table: Table
+    learning: Learning
+    split: Split
+    deployment: Deployment
+
+    def model(self, shape: tuple[int, ...], outputs: int) -> Model:
+        """The architecture with the initial numbers that the seed gives, in float32."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
+            module: nn.Module = self.learning.model(shape, outputs)
+        return Model(module.to(torch.float32))
+
+
+def resolve(raw: Table) -> Plan:
+    """Make every part of a deployment's config: as an experiment's, with [flower] in place of a data set.
+
+    Of `federation` only `split` is used: where the examples are is the sites' business.
+    """
+    learning = config.learning(raw, frozenset({"federation", "flower"}))
+    if learning.table["seeds"] != 1:
+        raise UsageError("a federation runs one seed at a time; leave seeds out")
+    federation = raw.get("federation", {})
+    if not isinstance(federation, dict) or set(federation) - {"split"}:
+        raise UsageError(
+            "in a federation's config only federation.split may be set: its examples are at the sites; "
+            f"got federation = {federation!r:.80}"
+        )
+    split, split_table = config.call(Split, federation.get("split", {}), "federation.split")
+    asked = raw.get("flower", {})
+    if not isinstance(asked, dict):
+        raise UsageError(f"flower must be a table; got {asked!r}")
+    deployment, deployment_table = config.call(Deployment, asked, "flower")
+    if learning.method.feedback == "test":
+        raise UsageError("feedback='test' reads the sites' test examples; a federation takes 'val' or 'train'")
+    table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
+    return Plan(table, learning, split, deployment)
+
+
+def describe_task(task: Task) -> dict[str, Any]:
+    """A task as JSON."""
+    return {"name": type(task).__name__, **asdict(task)}  # type: ignore[call-overload]
+
+
+def read_task(words: dict[str, Any]) -> Task:
+    """The task that was described."""
+    if words.get("name") == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
+        return Classification(words["classes"])
+    if words.get("name") == "Regression":
+        return Regression()
+    raise UsageError(f"there is no task {json.dumps(words):.80} in a federation; known: Classification, Regression")
+
+
+def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:
+    """The relation for so many clients; those who came after it was read have no links."""
+    if weights is None:
+        return None
+    more = count - len(weights)
+    return Graph(torch.nn.functional.pad(torch.tensor(weights), (0, more, 0, more)), "given")

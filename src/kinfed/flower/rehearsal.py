@@ -1,0 +1,47 @@
+"""Rehearsal: the client's program run by the server on made-up examples, to know the form of what clients must send."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .. import wire
+from ..federation import Federation
+from ..fleet import Simulation
+from ..model import Model
+from ..tasks import Classification, Task
+from . import messages
+from .plan import Plan
+
+Tree = Any
+ALONE = torch.tensor([0])
+
+
+class Rehearsal:
+    """A client of two training examples that are all zero. Its numbers mean nothing, their shapes and types do."""
+
+    def __init__(self, planned: Plan, model: Model, shape: tuple[int, ...], outputs: int, task: Task) -> None:
+        x = torch.zeros(4, *shape)
+        y = torch.zeros(4, dtype=torch.int64) if isinstance(task, Classification) else torch.zeros(4, outputs)
+        rows: dict[str, list[Tensor]] = {
+            "train": [torch.tensor([0, 1])],
+            "validation": [torch.tensor([2])],
+            "test": [torch.tensor([3])],
+        }
+        learning = planned.learning
+        self._simulation = Simulation(
+            Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop"
+        )
+        self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.introduce())
+        self._state = self._simulation.state
+        self._uploads: dict[Any, Tree] = {}
+
+    def upload(self, round: int, received: Tree) -> Tree:
+        """What a client uploads in answer to `received`."""
+        form = tuple(sorted(messages.forms(wire.pack(received)).items()))
+        if form not in self._uploads:
+            self._simulation.state = self._state
+            batch = tree_map(lambda t: t[None], received)
+            self._uploads = {form: tree_map(lambda t: t[0], self._simulation.train(round, ALONE, batch)[1])}
+        return self._uploads[form]

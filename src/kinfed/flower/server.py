@@ -1,0 +1,292 @@
+"""serve: one run of a federation, from the first hello to the summary; taken up again where it stopped."""
+
+import json
+import secrets
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__, checkpoint, engine, relations, runs
+from ..checkpoint import Progress
+from ..errors import RunError, UsageError
+from ..experiment import CHECKPOINT
+from ..federation import Origin
+from ..files import replacing
+from ..method import Method, Roster
+from ..model import Model
+from ..record import History
+from ..seeding import tags
+from ..tasks import Classification
+from . import members, messages, plan
+from .courier import Carrier, Courier
+from .fleet import FleetState, FlowerFleet
+from .members import Attentive
+from .messages import Message, Words
+from .plan import Plan
+from .rehearsal import Rehearsal
+
+Tree = Any
+FACTS = "federation.json"  # what the sites agreed upon before round 1
+
+
+class _Joined(Exception):
+    """New clients wait at the door: the round loop is left and entered again with them."""
+
+
+def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: float = 0.1) -> dict[str, Any]:
+    """Run the federation, or go on with the one in the folder `out`, and return its summary.
+
+    The folder gets what any run's folder holds, except models: these stay at the sites. Raises UsageError for requests
+    that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
+    """
+    deployed, began = planned.deployment, time.perf_counter()
+    courier = Courier(carrier, deployed.deadline, deployed.patience, log, poll)
+    if (out / "summary.json").exists():
+        raise UsageError(f"{out} holds a finished run; choose another --out")
+    resumed = (out / CHECKPOINT).exists()
+    facts = json.loads((out / FACTS).read_text()) if resumed else _agree(planned, courier)
+    shape, outputs, task = tuple(facts["shape"]), facts["outputs"], plan.read_task(facts["task"])
+    model = planned.model(shape, outputs)
+    rehearsal = Rehearsal(planned, model, shape, outputs, task)
+    fleet = FlowerFleet(courier, deployed, rehearsal, _invitation(planned, facts, model))
+    history = History((), task, planned.table["evaluate_every"])
+    fleet.verdict = lambda: _verdict(history)
+    method = _attentive(planned, fleet)
+    at = Progress(0, None, None, 0.0)
+    if resumed:
+        at = _restore(out / CHECKPOINT, facts, planned, model, method, fleet, history)
+        courier.discover(
+            lambda: sum(map(courier.is_online, fleet.names)) >= deployed.quorum * len(fleet.names),
+            f"the sites of this run, to go on after round {at.done}",
+        )
+    else:
+        fleet.join(_fitting(courier, facts), deployed.clients)
+        history.names = tuple(fleet.names)
+        if deployed.graph:
+            facts["graph"] = relations.read(deployed.graph, fleet.names).weights.tolist()
+        _write(facts, out / FACTS)
+    log(f"{len(fleet.names)} clients: {', '.join(fleet.names)}; {model.layout.parameters:,} parameters")
+    roster, before, turned_away = _roster(facts, planned, model, fleet), at.seconds, set[str]()
+    if at.done:
+        _judge_again(planned, method, roster, fleet, history, at)
+
+    def newcomers() -> list[str]:
+        return sorted(set(_fitting(courier, facts)) - set(fleet.names) - turned_away)
+
+    def after(round: int, state: Tree) -> None:
+        nonlocal at
+        spent = at.seconds
+        at = Progress(round + 1, state, fleet.save(), before + time.perf_counter() - began)
+        checkpoint.save(out / CHECKPOINT, at, history)
+        log(_progress(history, planned, int(fleet.state.replied.sum()), at.seconds - spent))
+        if newcomers() and round + 1 < planned.table["rounds"]:
+            raise _Joined
+
+    while True:
+        try:
+            engine.run(
+                method,
+                roster,
+                fleet,
+                history,
+                rounds=planned.table["rounds"],
+                participation=planned.learning.participation,
+                server=at.server,
+                begin=at.done,
+                after=after,
+            )
+            break
+        except _Joined:
+            history.settle()  # the scores of the clients that there are
+            asked = newcomers()
+            new = fleet.join(asked)
+            turned_away.update(set(asked) - set(new))
+            if new:
+                log(f"joined after round {at.done}: {', '.join(new)}")
+                grown = _roster(facts, planned, model, fleet)
+                at = at._replace(server=members.grow(method, roster, at.server, grown))
+                roster = grown
+                members.lengthen(history, fleet.names)
+    fleet.finish()
+    summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, out)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+    return summary
+
+
+def _agree(planned: Plan, courier: Courier) -> Words:
+    """What most of the sites say of their examples, once enough of them say the same."""
+    wanted = planned.deployment.clients
+
+    def most() -> tuple[Any, int]:
+        counted = Counter(_kind(words) for words in courier.found.values())
+        return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
+
+    courier.discover(lambda: most()[1] >= wanted, f"{wanted} sites")
+    kind = most()[0]
+    alike = {client: words for client, words in courier.found.items() if _kind(words) == kind}
+    first = next(iter(alike.values()))
+    facts = {"experiment": secrets.token_hex(8), "shape": first["shape"], "task": first["task"]}
+    if first["task"]["name"] == "Classification":
+        classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
+        return facts | {"task": {"name": "Classification", "classes": classes}, "outputs": classes}
+    return facts | {"outputs": first["outputs"]}
+
+
+def _kind(words: Words) -> str:
+    """What must be the same at all sites; how many classes its labels show may differ."""
+    task = words.get("task", {})
+    outputs = None if task.get("name") == "Classification" else words.get("outputs")
+    return json.dumps([words.get("shape"), task.get("name"), outputs])
+
+
+def _fitting(courier: Courier, facts: Words) -> list[str]:
+    """Sites with examples of the agreed kind; others are named once."""
+    fitting, agreed = [], _kind(facts)
+    for client, words in sorted(courier.found.items()):
+        classes = words.get("task", {}).get("classes", 0)
+        if _kind(words) == agreed and classes <= facts["task"].get("classes", 0):
+            fitting.append(client)
+        elif not words.get("told"):
+            words["told"] = True
+            courier.log(
+                f"left client {client} out: its examples are {words.get('shape')} with {words.get('task')}, those of "
+                f"the federation {facts['shape']} with {facts['task']}"
+            )
+    return fitting
+
+
+def _invitation(planned: Plan, facts: Words, model: Model) -> Message:
+    table = {key: value for key, value in planned.table.items() if key != "flower"}
+    said = {key: facts[key] for key in ("experiment", "shape", "task", "outputs")}
+    words = {"kinfed": __version__, "table": table, "layout": messages.layout_digest(model.layout), "accepted": -1}
+    return Message({**said, **words}, {"theta": model.theta})
+
+
+def _attentive(planned: Plan, fleet: FlowerFleet) -> Method:
+    """The method, and around it what leaves silent clients out if that is asked for."""
+    inner, deployed = planned.learning.method, planned.deployment
+    if deployed.stale == "keep":
+        return inner
+    method = Attentive(inner, 0.0 if deployed.stale == "drop" else deployed.decay, lambda: fleet.state.missed)
+    fleet.silent = lambda: method.out
+    return method
+
+
+def _roster(facts: Words, planned: Plan, model: Model, fleet: FlowerFleet) -> Roster:
+    state = fleet.state
+    return Roster(
+        model.theta,
+        model.layout,
+        state.sizes,
+        planned.learning.training,
+        planned.table["seed"],
+        tags(fleet.names),
+        plan.graph_of(facts.get("graph"), len(fleet.names)),
+        state.introductions,
+    )
+
+
+def _verdict(history: History) -> Words:
+    if not history.rounds:
+        return {"judged": -1, "selected": {}, "chosen": ""}
+    selected = {name: history.select(name) for name in history.named_models}
+    return {"judged": history.rounds[-1], "selected": selected, "chosen": history.chosen}
+
+
+def _restore(
+    path: Path, facts: Words, planned: Plan, model: Model, method: Method, fleet: FlowerFleet, history: History
+) -> Progress:
+    none = torch.zeros(0)
+    like = FleetState(none, none, none, none, fleet.rehearsal.introduction, none)
+    fleet.restore(checkpoint.load(path, (), like, history).state)
+    history.names = tuple(fleet.names)
+    first = method.start(_roster(facts, planned, model, fleet))
+    return checkpoint.load(path, first, like, history)
+
+
+def _judge_again(
+    planned: Plan, method: Method, roster: Roster, fleet: FlowerFleet, history: History, at: Progress
+) -> None:
+    """Ask again for the evaluation that was on its way when the server stopped."""
+    last = at.done - 1
+    if not history.is_due(last, planned.table["rounds"]) or last in history.rounds:
+        return
+    roster = replace(roster, round=last)
+    cohort = fleet.state.replied.nonzero().squeeze(1)
+    found = fleet.evaluate(last, roster.everyone, method.send(roster, at.server, roster.everyone))
+    history.expect(last, found, method.relation(roster, at.server, cohort))
+
+
+def _progress(history: History, planned: Plan, replied: int, seconds: float) -> str:
+    said = f"round {history.done} of {planned.table['rounds']}: {replied} clients, {seconds:.0f} s"
+    if history.rounds:
+        metric, name = history.task.metric, history.headline
+        split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
+        score = float(history.scores[-1][name, split, metric].nanmean())
+        said += f"; {split} {metric} {score:.3f} after round {history.rounds[-1] + 1}"
+    return said
+
+
+def _summarise(
+    planned: Plan,
+    facts: Words,
+    model: Model,
+    origin: Origin,
+    history: History,
+    fleet: FlowerFleet,
+    seconds: float,
+    out: Path,
+) -> dict[str, Any]:
+    relation = None
+    if history.relations:
+        relation = history.relations[history.rounds.index(history.select(history.chosen))]
+    runs.write_history(history, relation, origin, [layer.name for layer in model.layout.layers], out)
+    travelled = {name: fleet.courier.travelled.get(name, [0, 0]) for name in fleet.names}
+    down, up = (sum(both[i] for both in travelled.values()) for i in (0, 1))
+    task = history.task
+    summary = {
+        "method": planned.table["method"]["name"],
+        "dataset": "sites",
+        "federation": planned.table["federation"],
+        "rounds": history.done,
+        "seed": planned.table["seed"],
+        "clients": len(fleet.names),
+        "parameters": model.layout.parameters,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "scores": history.summary(),
+        "chosen": history.chosen,
+        "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
+        "relation": {"origin": origin} if relation is not None else None,
+        "executor": "flower",
+        "seconds": round(seconds, 3),
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in travelled.items()},
+        "bytes_per_client_and_round": {
+            "down": round(down / len(travelled) / history.done),
+            "up": round(up / len(travelled) / history.done),
+        },
+        "leaking": False,
+        "names": fleet.names,
+        "shape": facts["shape"],
+        "outputs": facts["outputs"],
+        "classes": task.classes if isinstance(task, Classification) else None,
+        "experiment": facts["experiment"],
+        "out": str(out),
+    }
+    _write(summary, out / "summary.json")
+    return summary
+
+
+def _write(values: dict[str, Any], path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"cannot make the run's folder {path.parent}: {problem.strerror}") from None
+    with replacing(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n")
