@@ -57,6 +57,8 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task = self.history, self.federation.task
+        cautions = ["the method used test examples as feedback"] if self.method.feedback == "test" else []
+        cautions += [self.federation.caution] if self.federation.caution else []
         found: dict[str, Any] = {
             "method": type(self.method).__name__,
             "rounds": history.done,
@@ -73,8 +75,8 @@ class Run:
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
-            "leaking": self.method.feedback == "test",
-            "caution": self.federation.caution,
+            "leaking": bool(cautions),
+            "caution": "; ".join(cautions),
         }
         relation, groups = self.relation, self.federation.groups
         if relation is not None:

@@ -252,6 +252,7 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         "higher_is_better",
         "executor",
         "leaking",
+        "caution",
     )
     return {
         **{key: first[key] for key in kept},

@@ -100,7 +100,7 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     if len(summary["scores"]) > 1:
         console.print("* chosen on validation data: the models that are saved")
     if summary["leaking"]:
-        console.print("LEAKING: the method used test examples as feedback; these scores are not a fair estimate")
+        console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
     relation = summary["relation"]
     if relation and {"auroc", "within", "between"} <= relation.keys():
         console.print(

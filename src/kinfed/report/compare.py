@@ -115,7 +115,7 @@ def table(comparison: Comparison) -> Table:
             if twins:
                 notes.append(f"{name}: {row.folder}")
     if any(row.leaking for rows in comparison.sets for row in rows):
-        notes.append("* leaking: used test examples as feedback, so its scores are no fair estimate")
+        notes.append("* leaking: what it was tested on is not new to it, so its scores are no fair estimate")
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
     for heading in shown:
