@@ -185,7 +185,7 @@ class PFedGAT(Method):
         if not told.any():
             return server._replace(step=torch.zeros_like(server.step))
         judges, answers, mixed = cohort[told], answers[told], server.present.nonzero().squeeze(1)
-        steps = roster.training.epochs * -(-roster.sizes[judges] // roster.training.batch)
+        steps = roster.training.count_steps(roster.sizes[judges])
         rate = steps.to(roster.theta.dtype) * roster.training.optimiser.lr
         replies = Replies(answers, change[told], rate, server.baseline[judges])
         slope = self._channel.slope(self._mixtures(roster, server, judges), replies)
