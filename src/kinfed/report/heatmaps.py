@@ -100,7 +100,7 @@ def relation_heatmap(
 def relation_grid(
     panels: Mapping[tuple[str, str], ArrayLike], path: Path, groups: Mapping[str, ArrayLike] | None = None
 ) -> None:
-    """A grid of relations, [N, N] each, by the names of row and column; each panel in its own colours.
+    """A grid of relations, [N, N] each, by the names of every row and column; each in its own colours.
 
     `groups: [N]` by column: its clients are sorted by them, with lines between. Raises UsageError if they do not fit.
     """
@@ -113,9 +113,6 @@ def relation_grid(
             axes = grid[i, j]
             axes.set_xticks([])
             axes.set_yticks([])
-            if (row, column) not in panels:
-                axes.set_visible(False)
-                continue
             weights = np.asarray(panels[row, column], dtype=np.float64)
             count = len(weights)
             labels = np.asarray((groups or {}).get(column, np.zeros(count, np.int64)))

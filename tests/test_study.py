@@ -1,0 +1,102 @@
+import numpy as np
+import pytest
+import torch
+
+from kinfed import config, runs, study
+from kinfed.errors import UsageError
+from kinfed.runs import Machine, read_summary
+from kinfed.study import Study
+
+SMALL = ["rounds=3", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """A study of a method on few clients, and what it has said."""
+
+    def make(method, *overrides):
+        said = []
+        return Study(config.read(method, [*SMALL, *overrides]), Machine(), tmp_path, said.append), said
+
+    return make
+
+
+def test_a_run_with_seeds_is_read_back(ask, tmp_path):
+    asked, said = ask("fedaghn", "seeds=2", "seed=9")
+    folder = asked.run("a")
+    assert folder == tmp_path / "runs" / "a"
+    assert said == ["a"]
+    assert study.repeats(folder) == [folder / "seed-9", folder / "seed-10"]  # in the order of seeds, not of letters
+    summary, each = read_summary(folder), [read_summary(one) for one in study.repeats(folder)]
+    found, model = study.score(folder), summary["chosen"]
+    assert (found.model, found.metric, found.higher_is_better) == (model, "accuracy", True)
+    assert found.test == pytest.approx([one["scores"][model]["mean"] for one in each])
+    assert found.validation == pytest.approx(np.mean([one["scores"][model]["validation"] for one in each]))
+    assert found.row() == {
+        "model": model,
+        "validation accuracy (%)": pytest.approx(100 * found.validation),
+        "test accuracy (%)": pytest.approx(100 * summary["scores"][model]["mean"]),
+        "over clients": pytest.approx(100 * summary["scores"][model]["std"]),
+        "over seeds": pytest.approx(100 * summary["scores"][model]["std_seeds"]),
+    }
+    rounds, tests = study.scores_by_round(folder, model)
+    assert rounds.tolist() == [1, 2, 3]
+    assert tests.shape == (2, 3, 4)
+    for one, scores in zip(each, tests, strict=True):
+        at = one["scores"][model]["round"]
+        assert scores[at - 1] == pytest.approx(one["clients_scores"][model], abs=1e-6)
+    first = study.relations(folder / "seed-9")
+    assert first.rounds[first.selected] == each[0]["scores"][each[0]["chosen"]]["round"]
+    assert first.weights.shape == (3, 1, 4, 4)
+    assert (first.layers, first.origin) == (["head"], "learned")
+
+
+def test_a_run_with_one_seed_is_its_own_repeat_and_has_no_spread_over_seeds(ask):
+    folder = ask("local")[0].run("a")
+    assert study.repeats(folder) == [folder]
+    assert study.score(folder).row()["over seeds"] is None
+
+
+def test_federations_are_those_of_the_seeds(ask):
+    asked, _ = ask("local", "seeds=2", "seed=5")
+    first, second = asked.federations()
+    again = asked.experiment().federation(None, 6)
+    assert all(torch.equal(a, b) for a, b in zip(second.rows["train"], again.rows["train"], strict=True))
+    assert any(
+        len(a) != len(b) or (a != b).any() for a, b in zip(first.rows["train"], second.rows["train"], strict=True)
+    )
+    assert len(asked.federations(["federation.clients=6", "seeds=1"])[0]) == 6
+
+
+def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(runs, "once", lambda experiment, folder, machine: begun.append(folder))
+    asked, said = ask("local")
+    with pytest.raises(UsageError, match="unknown key 'roundz'"):
+        asked.runs({"a": [], "b": ["roundz=3"]})
+    with pytest.raises(UsageError, match="nothing to run"):
+        asked.runs({})
+    assert (begun, said) == ([], [])
+    asked.runs({"a": [], "b": ["rounds=1"]})
+    assert begun == [tmp_path / "runs" / "a", tmp_path / "runs" / "b"]
+    assert said == ["a", "b"]
+
+
+def test_the_study_itself_is_not_changed_by_overrides(ask):
+    asked, _ = ask("fedamp", "method.alpha=0.5")
+    assert asked.experiment(["method.name=cfl"]).table["method"]["name"] == "cfl"
+    assert asked.experiment().table["method"]["alpha"] == 0.5
+    assert asked.method == "fedamp"
+    with pytest.raises(UsageError, match="method needs a name"):
+        Study({**asked.table, "method": {}}, asked.machine, asked.out).method  # noqa: B018
+
+
+def test_a_run_without_relations_is_refused(ask):
+    folder = ask("pfedhn")[0].run("a")
+    with pytest.raises(UsageError, match="pfedhn mixes no models, so it has no weights between clients to look at"):
+        study.relations(folder)
+
+
+@pytest.mark.parametrize("value", [3, 0.1, True, "a b", 'say "x"', "naïve/é", ["a", "b"], 1e-5])
+def test_a_setting_comes_back_as_it_was(value):
+    assert config.override({}, [study.setting("a.b", value)]) == {"a": {"b": value}}
