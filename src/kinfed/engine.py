@@ -99,6 +99,10 @@ def run(
         sent = method.send(roster, server, cohort)
         asked = cohort
         replied, uploads = fleet.train(round, here[asked], sent)
+        if not len(replied):  # nobody was there: the round passes without them
+            history.add(round, sent, uploads)
+            after(round, server)
+            continue
         cohort = torch.searchsorted(here, replied)
         server = method.aggregate(roster, server, cohort, uploads)
         if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(server) if t.is_floating_point()):
