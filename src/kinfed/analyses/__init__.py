@@ -7,6 +7,7 @@ from .controls import controls
 from .curves import curves
 from .layers import layers
 from .map import map
+from .topologies import topologies
 from .weights import weights
 
 ANALYSES: dict[str, Callable[..., Finding]] = {
@@ -15,4 +16,5 @@ ANALYSES: dict[str, Callable[..., Finding]] = {
     "layers": layers,
     "curves": curves,
     "map": map,
+    "topologies": topologies,
 }

@@ -1,0 +1,81 @@
+"""Topologies: does a method that clusters its clients find the nodes that they were dealt from?"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from ..errors import UsageError
+from ..metrics.graphs import rand_by_round
+from ..partitions.topologies import NODES
+from ..report import rand
+from ..report.drawing import Array
+from ..study import Finding, Row, Study, relations, repeats, setting
+
+
+def topologies(
+    study: Study, nodes: Sequence[int] = (4, 5), per_node: int = 20, share: float = 0.3, every: int = 5
+) -> Finding:
+    """The Rand index of a run's clusters against the nodes of each topology, by round (FedCedar, Figure 3).
+
+    Every node has `per_node` clients. A round has `share` of all clients, every `every`-th round that share of each
+    node. FedCedar is told how many nodes there are. The table shows some of those rounds, and the last quarter of all.
+    """
+    unknown = [count for count in nodes if count not in NODES]
+    if unknown or not nodes:
+        raise UsageError(f"analysis.nodes must be some of {', '.join(map(str, NODES))}; got {list(nodes)}")
+    if per_node < 1 or every < 1:
+        raise UsageError(f"analysis.per_node and analysis.every must be at least 1; got {per_node} and {every}")
+    folders = study.runs(
+        {
+            f"{count}-nodes": [
+                setting("federation.partition.name", "topologies"),
+                setting("federation.partition.nodes", count),
+                setting("federation.clients", count * per_node),
+                f"participation={{share={share}, by_group={every}}}",
+                *[setting("method.clusters", count)] * (study.method == "fedcedar"),
+            ]
+            for count in nodes
+        }
+    )
+    found: dict[str, Array] = {}
+    rows: list[Row] = []
+    notes: list[str] = []
+    for count, folder in zip(nodes, folders.values(), strict=True):
+        runs = [relations(one) for one in repeats(folder)]
+        rounds, truth = runs[0].rounds, torch.arange(count * per_node) // per_node
+        index = np.stack([rand_by_round(torch.from_numpy(run.weights), truth).numpy() for run in runs])  # [S, T, 2]
+        found[f"{count} nodes"] = index
+        rows += _rows(count, rounds, index, every)
+        mean = index[..., 0].mean(0)
+        notes.append(
+            f"{count} nodes: the least Rand index is {mean.min():.2f}, in round {rounds[mean.argmin()]}; "
+            f"{(mean == 1).sum()} of {len(rounds)} rounds have 1"
+        )
+    picture = study.out / "rand-by-round.png"
+    rand.rand_by_round(rounds, found, every, picture)
+    return Finding(f"clusters of {study.method} against the nodes of a topology", rows, [picture], notes)
+
+
+def _rows(count: int, rounds: Array, index: Array, every: int) -> list[Row]:
+    """A row for some of the rounds: [T] in which every node takes part, and one for the last quarter of all."""
+    drawn = np.flatnonzero(rounds % every == 0)
+    drawn = drawn if len(drawn) else np.arange(len(rounds))
+    some = drawn[np.unique(np.geomspace(1, len(drawn), 8).round().astype(int)) - 1]
+    most = rounds[-1] * 3 // 4
+    last = np.flatnonzero(rounds > most)
+    picked = {str(rounds[i]): np.array([i]) for i in some} | {f"{most + 1} to {rounds[-1]}": last}
+    rows: list[Row] = []
+    for label, at in picked.items():
+        plain, adjusted = index[:, at].mean(1).T  # [S] each
+        spread = float(plain.std(ddof=1)) if len(plain) > 1 else None
+        rows.append(
+            {
+                "nodes": count,
+                "round": label,
+                "Rand index": float(plain.mean()),
+                "adjusted": float(adjusted.mean()),
+                "over seeds": spread,
+            }
+        )
+    return rows
