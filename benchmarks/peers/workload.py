@@ -1,0 +1,81 @@
+"""What every program under test trains on, and how it takes its turn; needs NumPy alone.
+
+A workload is an .npz file: x_train: [N, n, ...], y_train: [N, n], x_test and y_test likewise, and its settings.
+A program prints `ready` once it is set up and then, for each line it reads, runs one round and prints what it took.
+"""
+
+import json
+import os
+import resource
+import sys
+import time
+
+import numpy as np
+
+WORKLOADS = {  # clients, training and test examples of each, shape, model, batch, share of clients in a round, rate
+    "W1": dict(clients=20, train=500, test=100, shape=(3, 32, 32), model="cnn", batch=64, join=1.0, lr=0.01),
+    "W2 CNN": dict(clients=100, train=16, test=4, shape=(1, 28, 28), model="cnn", batch=16, join=0.3, lr=0.01),
+    "W2 MLP": dict(clients=100, train=16, test=4, shape=(1, 28, 28), model="mlp", batch=16, join=0.3, lr=0.05),
+}
+EPOCHS, CLASSES = 5, 10
+PARAMETERS = {"W1": 878_538, "W2 CNN": 582_026, "W2 MLP": 199_210}
+
+
+def make(name, path):
+    """Write a workload: a picture a class and noise, each client holding more of some classes than of others."""
+    w = WORKLOADS[name]
+    draw = np.random.default_rng(0)
+    prototypes = draw.normal(size=(CLASSES, *w["shape"])).astype(np.float32)
+    share = draw.dirichlet(np.full(CLASSES, 0.5), size=w["clients"])
+    arrays = {}
+    for split in ("train", "test"):
+        y = np.stack([draw.choice(CLASSES, size=w[split], p=p) for p in share]).astype(np.int64)
+        noise = draw.normal(size=(*y.shape, *w["shape"])).astype(np.float32)
+        arrays |= {f"x_{split}": prototypes[y] + 2 * noise, f"y_{split}": y}
+    np.savez(path, **arrays, settings=json.dumps(w))
+
+
+def read(path):
+    """The workload's arrays, and its settings as a dict."""
+    with np.load(path) as file:
+        arrays = {name: file[name] for name in file.files}
+    return arrays, json.loads(str(arrays.pop("settings")))
+
+
+def cohort(settings, round):
+    """[K] clients of a round, the same in every program that lets itself be told."""
+    count = round_half(settings["join"] * settings["clients"])
+    return np.sort(np.random.default_rng(round).permutation(settings["clients"])[:count])
+
+
+def round_half(value):
+    return int(value + 0.5)
+
+
+def wait():
+    """Until the next turn; ends the program when no more come."""
+    if not sys.stdin.readline():
+        sys.stdout.flush()
+        os._exit(0)
+
+
+def took(seconds, accuracy):
+    """Report a round."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # MiB
+    print(json.dumps({"seconds": seconds, "accuracy": float(accuracy), "peak": peak}), flush=True)
+
+
+def ready():
+    print("ready", flush=True)
+
+
+def serve(round):
+    """Run `round(i) -> accuracy` once a turn."""
+    ready()
+    i = 0
+    while True:
+        wait()
+        begun = time.perf_counter()
+        accuracy = round(i)
+        took(time.perf_counter() - begun, accuracy)
+        i += 1
