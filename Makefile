@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean bench bench-quick
 .DELETE_ON_ERROR:
 
 .venv/installed: pyproject.toml constraints.txt
@@ -31,3 +31,16 @@ lint: .venv/installed
 
 clean:
 	rm -rf .venv runs build dist src/*.egg-info
+
+.venv-peers/installed: constraints.txt
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch fedjax pfl 'flwr[simulation]'
+	touch $@
+
+# bench: the workloads against a plain loop and against other programs, into docs/performance.md; about 25 minutes.
+bench: .venv/installed .venv-peers/installed
+	$(BIN)/python benchmarks/peers.py
+
+# bench-quick: ratios to the plain loop only, under 3 minutes.
+bench-quick: .venv/installed
+	$(BIN)/python benchmarks/peers.py --quick

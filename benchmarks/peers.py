@@ -1,0 +1,214 @@
+"""kinfed beside what one would pick instead: python benchmarks/peers.py [--quick]
+
+FedAvg on the three workloads of benchmarks/peers/workload.py, every program in a process of its own. They take turns,
+a round each, so that a change of the machine meets all of them; before and after each turn a fixed matrix product is
+timed, and a round during which it slowed down by a fifth is dropped and repeated. Writes docs/performance.md; --quick
+prints the ratios to a plain PyTorch loop alone. A program that does not run is reported with its last words.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "peers"))
+from workload import EPOCHS, PARAMETERS, WORKLOADS, make, round_half  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "performance.md"
+PEERS = HERE.parent / ".venv-peers" / "bin" / "python"
+PROGRAMS = {"kinfed": "ours.py", "plain PyTorch loop": "plain.py"}
+OTHERS = {"FedJAX": "with_fedjax.py", "pfl": "with_pfl.py", "Flower simulation": "with_flower.py"}
+ROUNDS = {"W1": 4, "W2 CNN": 7, "W2 MLP": 15}
+
+
+@dataclass
+class Program:
+    """A program under test: its process, and what its rounds took."""
+
+    name: str
+    process: subprocess.Popen
+    log: Path
+    rounds: list[dict] = field(default_factory=list)
+    dropped: int = 0
+    failed: str = ""
+
+    def line(self, seconds=600):
+        """Its next line that is ours; the others are its own talk."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            said = self.process.stdout.readline()
+            if not said:
+                words = [w for w in self.log.read_text(errors="replace").splitlines() if w.strip()]
+                self.failed = words[-1][:160] if words else f"ended with code {self.process.wait()}"
+                return None
+            if said.startswith(("ready", '{"seconds"')):
+                return said
+        self.failed = f"no answer in {seconds} s"
+        return None
+
+    def turn(self):
+        """One round, or None if it failed."""
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except OSError:
+            pass
+        said = self.line()
+        return json.loads(said) if said else None
+
+    def end(self):
+        """No more turns."""
+        self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def start(name, script, python, path, folder):
+    """The program, or its failure, once it is set up."""
+    log = Path(folder) / f"{name}.log"
+    with log.open("w") as err:
+        process = subprocess.Popen(
+            [str(python), str(HERE / "peers" / script), path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
+            env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"},
+        )  # fmt: skip
+    program = Program(name, process, log)
+    program.line(180)
+    return program
+
+
+def gauge(size=768, times=12):
+    """Seconds of a fixed matrix product, the least of several: what the machine gives us at this moment."""
+    a = torch.ones(size, size)
+    found = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        a @ a
+        found.append(time.perf_counter() - begun)
+    return statistics.median(found)
+
+
+def peak():
+    """GFLOP/s of a large float32 matrix product: the better of PyTorch's default and its oneDNN path."""
+    a = torch.randn(3072, 3072)
+    before = torch.get_float32_matmul_precision()
+    best = 0.0
+    for way in ("highest", "medium"):
+        torch.set_float32_matmul_precision(way)
+        for _ in range(4):
+            begun = time.perf_counter()
+            a @ a
+            best = max(best, 2 * 3072**3 / (time.perf_counter() - begun) / 1e9)
+    torch.set_float32_matmul_precision(before)
+    return best
+
+
+def flops(name):
+    """Multiplications and additions of a round's training: forward, gradients of weights and of inputs."""
+    w = WORKLOADS[name]
+    channels, side, _ = w["shape"]
+    if w["model"] == "mlp":
+        layers = [(channels * side * side, 200, 1), (200, 200, 1), (200, 10, 1)]
+    else:
+        first, second = side - 4, (side - 4) // 2 - 4
+        flat = 64 * (second // 2) ** 2
+        layers = [(25 * channels, 32, first**2), (25 * 32, 64, second**2), (flat, 512, 1), (512, 10, 1)]
+    work = [2 * inputs * outputs * places for inputs, outputs, places in layers]
+    examples = round_half(w["join"] * w["clients"]) * w["train"] * EPOCHS
+    return examples * (3 * sum(work) - work[0])
+
+
+def measure(name, programs, rounds, quiet):
+    """Let the programs take turns until each has `rounds` undisturbed rounds, after one to warm up."""
+    for program in programs:
+        if not program.failed:
+            program.turn()
+    for _ in range(3 * rounds):
+        for program in programs:
+            if program.failed or len(program.rounds) >= rounds:
+                continue
+            before = gauge()
+            found = program.turn()
+            after = gauge()
+            if found is None:
+                continue
+            if max(before, after) > 1.2 * quiet:
+                program.dropped += 1
+                continue
+            program.rounds.append(found)
+            print(f"{name}: {program.name} {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+
+
+def rows(name, programs, gflops):
+    """A table row a program."""
+    median = {p.name: statistics.median(r["seconds"] for r in p.rounds) for p in programs if p.rounds}
+    for p in programs:
+        if p.name not in median:
+            yield f"| {name} | {p.name} | did not run: {p.failed or 'every round was disturbed'} | | | | | |"
+            continue
+        seconds = [r["seconds"] for r in p.rounds]
+        ours, plain = (f"{median[p.name] / median[n]:.2f}" if n in median else "" for n in PROGRAMS)
+        yield (
+            f"| {name} | {p.name} | {median[p.name]:.3g} ({min(seconds):.3g} to {max(seconds):.3g}) | {ours} | {plain} "
+            f"| {100 * flops(name) / median[p.name] / 1e9 / gflops:.0f} % | {p.rounds[-1]['peak']:.0f} "
+            f"| {len(seconds)} of {len(seconds) + p.dropped} |"
+        )
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
+    quick = asked.parse_args().quick
+    quiet = min(gauge() for _ in range(5))
+    gflops = peak()
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("W2 CNN", "W2 MLP") if quick else WORKLOADS:
+            path = f"{folder}/{name}.npz"
+            make(name, path)
+            scripts = PROGRAMS if quick else PROGRAMS | OTHERS
+            programs = [
+                start(n, s, sys.executable if n in PROGRAMS else PEERS, path, folder) for n, s in scripts.items()
+            ]
+            measure(name, programs, 5 if quick else ROUNDS[name], quiet)
+            for program in programs:
+                program.end()
+            table += rows(name, programs, gflops)
+    head = "| workload | program | seconds a round (range) | over kinfed | over plain | of peak | MiB | turns |"
+    lines = [head, "| --- " * 8 + "|", *table]
+    if quick:
+        print("\n".join(lines))
+        return
+    write(lines, gflops)
+
+
+def write(lines, gflops):
+    """docs/performance.md between its markers, so that what is written around the table stays."""
+    page = PAGE.read_text()
+    begin, end = "<!-- measured: python benchmarks/peers.py -->", "<!-- end -->"
+    about = (
+        f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
+        f"{platform.processor() or platform.machine()}; matrix products reach {gflops:.0f} GFLOP/s. Parameters: "
+        + ", ".join(f"{name} {count:,}" for name, count in PARAMETERS.items())
+        + "."
+    )
+    head, _, rest = page.partition(begin)
+    _, _, tail = rest.partition(end)
+    PAGE.write_text("\n".join([head + begin, "", about, "", *lines, "", end]) + tail)
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
