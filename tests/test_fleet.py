@@ -52,7 +52,7 @@ def test_auto_picks_by_model_and_says_why():
 def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
     with pytest.raises(UsageError, match=r"cannot run under executor 'vmap'.*use executor 'loop'"):
         simulation(Branching(), executor="vmap")
-    with pytest.raises(UsageError, match="executor must be auto, loop or vmap; got 'ray'"):
+    with pytest.raises(UsageError, match=r"executor must be one of auto, vmap, loop; got 'ray'"):
         simulation(dense(), executor="ray")
     with pytest.raises(UsageError, match="chunk counts clients"):
         simulation(dense(), chunk=0)
@@ -75,9 +75,9 @@ def test_feedback_examples_are_set_aside_and_never_trained_on():
     for feedback, expected in (("val", 2), ("train", 21), ("test", 6)):
         method = FedAGHN(feedback=feedback)
         fleet = Simulation(data, Model(dense()), method, Training())
-        held = fleet._rows["held_out"]
+        held = fleet.clients.rows["held_out"]
         assert [len(rows) for rows in held] == [expected] * 5
-        for mine, train, test in zip(held, fleet._rows["train"], data.rows["test"], strict=True):
+        for mine, train, test in zip(held, fleet.clients.rows["train"], data.rows["test"], strict=True):
             overlap = set(mine.tolist()) & set(train.tolist())
             assert len(overlap) == (21 if feedback == "train" else 0)
             assert (set(mine.tolist()) <= set(test.tolist())) == (feedback == "test")

@@ -1,5 +1,6 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped, in one file."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +23,15 @@ class Progress(NamedTuple):
     server: Tree
     state: Tree  # the clients' private states, [N, ...]
     seconds: float
+    how: dict[str, Any] | None = None  # the fleet's settings that decide about rounding
 
 
 def save(path: Path, progress: Progress, history: History) -> None:
     """Write the checkpoint in place of the one before, or leave that one as it is."""
     arrays, text = history.pack()
     arrays |= wire.pack(progress.server, "server.") | wire.pack(progress.state, "state.")
-    write(arrays, path, {"history": text, "done": str(progress.done), "seconds": str(progress.seconds)})
+    words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
+    write(arrays, path, {name: str(word) for name, word in words.items()})
 
 
 def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
@@ -44,8 +47,18 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
             wire.unpack(arrays, server, "server."),
             wire.unpack(arrays, state, "state."),
             float(text["seconds"]),
+            json.loads(text["how"]),
         )
     except (SafetensorError, KeyError, ValueError) as problem:
+        raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
+
+
+def how(path: Path) -> dict[str, Any]:
+    """The settings of the fleet that wrote a checkpoint."""
+    try:
+        with safe_open(path, "pt") as file:
+            return json.loads(file.metadata()["how"]) or {}
+    except (SafetensorError, KeyError, TypeError, ValueError) as problem:
         raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
 
 

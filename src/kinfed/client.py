@@ -1,6 +1,8 @@
 """Client: what one client has at hand when it runs its half of a method."""
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -102,11 +104,13 @@ class Client:
         rows: dict[str, Rows],
         sizes: tuple[int, ...],
         together: bool,
+        halt: threading.Event | None = None,
     ) -> None:
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self._seed, self._pool, self._rows, self._draws = seed, pool, rows, 0
         self._sizes = sizes  # training sizes of all clients this program is run for at once: known to Python
         self._together = together
+        self._halt = halt  # set when the run ends early: the program ends with its next batch
 
     @property
     def size(self) -> Tensor:
@@ -167,6 +171,8 @@ class Client:
         order = self._rows["train"].at[self._shuffled(turns)]
         parts = (part for epoch in order.unbind() for part in epoch.split(size))
         for at, mark in zip(parts, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
+            if self._halt is not None and self._halt.is_set():
+                raise CancelledError
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
 
     def _batches_together(self, draw: int, size: int, epochs: int, steps: int | None) -> Iterator[Batch]:
@@ -233,17 +239,19 @@ class Client:
         penalty: Penalty | None = None,
         only: frozenset[str] | None = None,
         epochs: int | None = None,
+        steps: int | None = None,
         optimiser: Optimiser | None = None,
     ) -> Tensor:
         """Local training from theta: [d]; returns the trained [d].
 
         `penalty(theta)` is added to the loss of every step; `only` names the tensors that may move (buffers such as
-        running statistics always do); `epochs` and `optimiser` replace the training settings.
+        running statistics always do); `epochs` (or exactly so many `steps`) and `optimiser` replace the training
+        settings.
         """
         entries = self.model.layout.entries
         moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
         descend = self._descend_together if self._together else self._descend_alone
-        return descend(theta, moving, penalty, self.batches(epochs), optimiser or self.training.optimiser)
+        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser or self.training.optimiser)
 
     def _descend_alone(
         self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser

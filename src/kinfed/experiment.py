@@ -16,7 +16,7 @@ from .checkpoint import Progress
 from .client import Training
 from .errors import RunError, UsageError
 from .federation import Federation, Origin
-from .fleet import Executor, Simulation
+from .fleet import Simulation
 from .method import Method
 from .metrics.graphs import edge_auroc, group_weights
 from .model import Model
@@ -99,7 +99,8 @@ def fit(
     seed: int = 0,
     evaluate_every: int = 1,
     head: str | None = None,
-    executor: Executor = "auto",
+    executor: str = "auto",
+    workers: int | None = None,
     chunk: int = 20,
     device: str = "auto",
     folder: Path | None = None,
@@ -116,6 +117,10 @@ def fit(
     if rounds < 1 or evaluate_every < 1:
         raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
     started = time.perf_counter()
+    path = folder / CHECKPOINT if folder else None
+    resumed = path is not None and path.exists()
+    how: dict[str, Any] = {"executor": executor, "workers": workers, "chunk": chunk}
+    kept = checkpoint.how(path) if path and resumed and executor == "auto" else {}  # another choice rounds differently
     model = Model(module.to(federation.x.dtype), head)
     fleet = Simulation(
         federation,
@@ -123,15 +128,17 @@ def fit(
         method,
         training or Training(),
         seed=seed,
-        executor=executor,
-        chunk=chunk,
         device=pick_device(device),
+        rounds=rounds,
+        share=participation.share if isinstance(participation, engine.Participation) else participation,
+        **how | kept,
     )
+    if kept:
+        fleet.reason = "as before the interruption"
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, evaluate_every)
     at = Progress(0, None, fleet.state, 0.0)
-    path = folder / CHECKPOINT if folder else None
-    if path and path.exists():
+    if path and resumed:
         at = checkpoint.load(path, method.start(roster), fleet.state, history)
         at = at._replace(
             **{part: tree_map(lambda t: t.to(fleet.device), getattr(at, part)) for part in ("server", "state")}
@@ -142,7 +149,7 @@ def fit(
     def after(round: int, server: Any) -> None:
         nonlocal at, saved
         now = time.perf_counter()
-        at = Progress(round + 1, server, fleet.state, before + now - started)
+        at = Progress(round + 1, server, fleet.state, before + now - started, fleet.how)
         if path and now - saved >= checkpoint_seconds and round + 1 < rounds:
             checkpoint.save(path, at, history)
             saved = time.perf_counter()

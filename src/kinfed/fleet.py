@@ -4,20 +4,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .client import Client, Pool, Rows, Training
+from .choosing import candidates, choose, suits_onednn
+from .client import Client, Pool, Training
 from .errors import RunError, UsageError
+from .executors import Clients
 from .federation import Federation
+from .gemm import fast_gemm
 from .method import Method, Roster
 from .model import Model
 from .seeding import generator, tags
 
 Tree = Any
 Key = tuple[str, str, str]  # model, split, metric
-Executor = Literal["auto", "loop", "vmap"]
 
 EVALUATED = ("validation", "test")
 
@@ -45,9 +46,11 @@ class Fleet(Protocol):
 class Simulation:
     """A fleet on this machine. Executors run the same programs in different ways and agree to rounding.
 
-    `loop` runs client by client: plain stack traces, any module, fastest for convolutions on a CPU.
-    `vmap` runs `chunk` clients at a time as one batched program: fastest for small dense models, and on a GPU.
-    `auto` picks one and says why in `reason`.
+    `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
+    traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
+    for small dense models, and for a GPU. `auto` picks one, by measurement if `rounds` with this `share` of the clients
+    are work enough, and says why in `reason`. `onednn` says whether that library computes products on a CPU (default:
+    if a probe finds it faster, see `kinfed.gemm`). `how` holds all settings that decide about rounding.
     """
 
     def __init__(
@@ -58,39 +61,53 @@ class Simulation:
         training: Training,
         *,
         seed: int = 0,
-        executor: Executor = "auto",
+        executor: str = "auto",
+        workers: int | None = None,
         chunk: int = 20,
+        onednn: bool | None = None,
         device: torch.device | str = "cpu",
+        rounds: int = 0,
+        share: float = 1.0,
     ) -> None:
-        if executor not in ("auto", "loop", "vmap"):
-            raise UsageError(f"executor must be auto, loop or vmap; got '{executor}'")
+        if workers is not None and workers < 1:
+            raise UsageError(f"workers counts threads, so it must be at least 1; got {workers}")
         if chunk < 1:
             raise UsageError(f"chunk counts clients, so it must be at least 1; got {chunk}")
         self.device = torch.device(device)
         federation = federation.to(self.device)
-        self.names, self._tags = federation.names, tags(federation.names).to(self.device)
-        self.model, self.method, self.training, self.seed, self.chunk = (
-            model.to(self.device),
-            method,
-            training,
+        self.names, self.task = federation.names, federation.task
+        self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
+        self.clients = Clients(
+            federation.names,
+            tags(federation.names).to(self.device),
+            _set_aside(federation, method, seed),
+            Pool(federation.x, federation.y),
+            federation.task,
             seed,
-            chunk,
         )
-        self.task, self.pool = federation.task, Pool(federation.x, federation.y)
-        self._rows = _set_aside(federation, method, seed)
-        self._sizes = {split: [len(r) for r in rows] for split, rows in self._rows.items()}
-        self._padded = {split: _pad(rows) for split, rows in self._rows.items()}
-        self.executor, self.reason = self._choose(executor)
+        workers = workers or torch.get_num_threads()
+        onednn = suits_onednn(self.model, training) if onednn is None else onednn
+        self._products: Literal["on", "off"] = "on" if onednn else "off"
+        known = candidates(self.clients, self.model, training, workers, chunk)
+        cohort = max(1, round(share * len(self.clients)))
+        with fast_gemm(self._products):
+            self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
+        self.how = {"executor": self._run.name, "workers": workers, "chunk": chunk, "onednn": onednn}
         self.state: Tree = ()
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that runs the clients' programs."""
+        return self._run.name
 
     @property
     def sizes(self) -> Tensor:
         """[N] int64 training examples of each client, after what the method set aside."""
-        return torch.tensor(self._sizes["train"], device=self.device)
+        return torch.tensor(self.clients.sizes["train"], device=self.device)
 
     def introduce(self) -> Tree:
         """What every client says before round 1, [N, ...]; gives every client its first private state."""
-        everyone = torch.arange(len(self._sizes["train"]), device=self.device)
+        everyone = torch.arange(len(self.clients), device=self.device)
         said, self.state = self._each(
             0, everyone, lambda client: (self.method.introduce(client), self.method.join(client))
         )
@@ -104,7 +121,7 @@ class Simulation:
             self.sizes,
             self.training,
             self.seed,
-            self._tags,
+            self.clients.tags,
             graph,
             self.introduce(),
         )
@@ -119,7 +136,7 @@ class Simulation:
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
-        splits = [split for split in EVALUATED if all(self._sizes[split])]
+        splits = [split for split in EVALUATED if all(self.clients.sizes[split])]
 
         def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, Tensor], dict[str, Tree]]:
             models = self.method.personalise(client, state, received)
@@ -139,72 +156,8 @@ class Simulation:
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
-        if self.executor == "loop":
-            found = []
-            for place, i in enumerate(ids.tolist()):
-                rows = {split: Rows(self._rows[split][i], count[i]) for split, (_, count) in self._padded.items()}
-                client = self._client(self._tags[i], round, rows, (self._sizes["train"][i],), together=False)
-                found.append(program(client, *(tree_map(lambda t, at=place: t[at], tree) for tree in trees)))
-            return tree_map(lambda *leaves: torch.stack(leaves), *found)
-        # Clients with equally many steps run together, so that few steps are spent on those who are done.
-        order = torch.argsort(torch.tensor([self._sizes["train"][i] for i in ids.tolist()]), stable=True).to(ids.device)
-        done = []
-        for chunk in order.split(self.chunk):
-            members = ids[chunk].tolist()
-            sizes = tuple(self._sizes["train"][i] for i in members)
-            rows = {
-                split: Rows(index[ids[chunk], : max(self._sizes[split][i] for i in members)], count[ids[chunk]])
-                for split, (index, count) in self._padded.items()
-            }
-
-            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree, sizes: tuple[int, ...] = sizes) -> Tree:
-                return program(self._client(tag, round, rows, sizes, together=True), *mine)
-
-            parts = [tree_map(lambda t, at=chunk: t[at], tree) for tree in trees]
-            done.append(vmap(together)(self._tags[ids[chunk]], rows, *parts))
-        back = torch.argsort(order)
-        return tree_map(lambda *leaves: torch.cat(leaves)[back], *done)
-
-    def _client(
-        self, tag: Tensor, round: int, rows: dict[str, Rows], sizes: tuple[int, ...], *, together: bool
-    ) -> Client:
-        return Client(tag, round, self.seed, self.model, self.task, self.training, self.pool, rows, sizes, together)
-
-    def _choose(self, executor: Executor) -> tuple[Executor, str]:
-        if executor == "loop":
-            return "loop", "as asked"
-        problem = self._problem_with_vmap()
-        if executor == "vmap":
-            if problem:
-                raise UsageError(f"this model cannot run under executor 'vmap' ({problem}); use executor 'loop'")
-            return "vmap", "as asked"
-        if problem:
-            return "loop", f"vmap cannot take this model: {problem}"
-        if self.device.type != "cpu":
-            return "vmap", "on an accelerator batching clients wins"
-        if any(isinstance(m, nn.modules.conv._ConvNd) for m in self.model.module.modules()):
-            return "loop", "convolutions on a CPU run faster client by client"
-        if len(self._sizes["train"]) < 4:
-            return "loop", "with fewer than 4 clients there is little to batch"
-        return "vmap", "dense models on a CPU run faster batched over clients"
-
-    def _problem_with_vmap(self) -> str:
-        """Why the model's training pass cannot be batched over clients; empty if it can."""
-        rows = self._rows["train"][0][:2]
-        x, y = self.pool.x[rows], self.pool.y[rows]
-        weight = torch.ones(len(rows), device=self.device, dtype=self.model.theta.dtype)
-
-        def slope(theta: Tensor, x: Tensor) -> Tensor:
-            key = torch.zeros((), dtype=torch.int64, device=self.device)
-            tensors = self.model.layout.tensors(theta)
-            outputs, _ = self.model.run(tensors, x, weight, key)
-            return self.task.loss(outputs, y).mean()
-
-        try:
-            vmap(grad(slope))(self.model.theta.expand(2, -1).clone(), x.expand(2, *x.shape))
-        except Exception as problem:
-            return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
-        return ""
+        with fast_gemm(self._products):
+            return self._run(self.clients, self.model, self.training, round, ids, program, *trees)
 
 
 def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> None:
@@ -244,12 +197,3 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
     elif method.feedback != "none":
         raise UsageError(f"feedback must be none, train, val or test; got '{method.feedback}'")
     return rows
-
-
-def _pad(rows: list[Tensor]) -> Rows:
-    """index: [N, n] filled up with each client's own rows, count: [N]."""
-    width = max(len(r) for r in rows)
-    count = torch.tensor([len(r) for r in rows])
-    fill = torch.arange(width)
-    index = torch.stack([r[(fill % max(len(r), 1)).to(r.device)] if len(r) else r.new_zeros(width) for r in rows])
-    return Rows(index, count.to(index.device))

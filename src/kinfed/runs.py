@@ -18,7 +18,6 @@ from .errors import RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import replacing
-from .fleet import Executor
 from .model import Model
 from .record import History, over_seeds, preferred
 from .report import charts, heatmaps
@@ -33,7 +32,8 @@ class Machine:
 
     data_dir: Path | None = None
     device: str = "auto"
-    executor: Executor = "auto"
+    executor: str = "auto"
+    workers: int | None = None  # of executor loop; None: as many as there are cores
     checkpoint_seconds: float = 10.0
     progress: Progress = lambda history, rounds: None
 
@@ -159,6 +159,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         seed=seed,
         evaluate_every=table["evaluate_every"],
         executor=machine.executor,
+        workers=machine.workers,
         device=machine.device,
         folder=out,
         checkpoint_seconds=machine.checkpoint_seconds,

@@ -65,11 +65,11 @@ def make(name):
     return METHODS[name](**SETTINGS.get(name, {}))
 
 
-def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation):
+def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, workers=1):
     method = make(name)
     data = federation(order)
     training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
-    fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, chunk=4)
+    fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, workers=workers, chunk=4)
     return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
 
 
@@ -102,6 +102,15 @@ def test_executors_agree(name, kind, participation):
     same(loop[2].models, vmap[2].models)
     for a, b in zip(loop[2].scores, vmap[2].scores, strict=True):
         same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()})
+
+
+def test_any_number_of_workers_gives_the_same_bits(name):
+    one, three = (outcome(name, kind="norm", workers=workers) for workers in (1, 3))
+    same(one[0], three[0], exact=True)
+    same(one[1].state, three[1].state, exact=True)
+    same(one[2].models, three[2].models, exact=True)
+    for a, b in zip(one[2].scores, three[2].scores, strict=True):
+        same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()}, exact=True)
 
 
 class Wired(Simulation):

@@ -27,6 +27,9 @@ def options() -> argparse.ArgumentParser:
     running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     running.add_argument("--executor", default="auto", choices=["auto", "loop", "vmap"], help="default: auto")
     running.add_argument(
+        "--workers", type=int, metavar="N", help="threads of executor loop, a client each (default: all cores)"
+    )
+    running.add_argument(
         "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
     )
     running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
@@ -36,7 +39,7 @@ def options() -> argparse.ArgumentParser:
 def machine(asked: argparse.Namespace, bar: "Bar") -> Machine:
     """The options as a Machine that reports to the bar."""
     data_dir = Path(asked.data_dir) if asked.data_dir else None
-    return Machine(data_dir, asked.device, asked.executor, asked.checkpoint, bar.update)
+    return Machine(data_dir, asked.device, asked.executor, asked.workers, asked.checkpoint, bar.update)
 
 
 class Bar:

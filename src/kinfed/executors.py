@@ -1,0 +1,241 @@
+"""Executors: one client's program run for many clients, one by one on workers or as one batched program."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from .client import Client, Pool, Rows, Training
+from .errors import RunError, UsageError
+from .model import Model
+from .tasks import Task
+
+Tree = Any
+Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found
+
+
+class Clients:
+    """The clients of a simulation: their rows of the pool by split, and what else their programs need."""
+
+    def __init__(
+        self, names: Sequence[str], tags: Tensor, rows: dict[str, list[Tensor]], pool: Pool, task: Task, seed: int
+    ) -> None:
+        self.names, self.tags, self.rows, self.pool, self.task, self.seed = names, tags, rows, pool, task, seed
+        self.sizes = {split: [len(r) for r in parts] for split, parts in rows.items()}
+        self._padded = {split: _pad(parts) for split, parts in rows.items()}
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def one(self, i: int, round: int, model: Model, training: Training, halt: threading.Event | None) -> Client:
+        """Client i as its program sees itself."""
+        rows = {split: Rows(self.rows[split][i], count[i]) for split, (_, count) in self._padded.items()}
+        sizes = (self.sizes["train"][i],)
+        return Client(
+            self.tags[i], round, self.seed, model, self.task, training, self.pool, rows, sizes, False, halt=halt
+        )
+
+    def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
+        """Tags and rows of ids: [k], to be batched over, and their training sizes."""
+        members = ids.tolist()
+        rows = {
+            split: Rows(index[ids, : max(self.sizes[split][i] for i in members)], count[ids])
+            for split, (index, count) in self._padded.items()
+        }
+        return self.tags[ids], rows, tuple(self.sizes["train"][i] for i in members)
+
+
+class Executor(Protocol):
+    """Runs a program once for each client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids: [K]."""
+
+    name: str
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree: ...
+
+
+class Loop:
+    """Client by client, on as many one-thread workers as there are cores to use.
+
+    With fewer clients than workers each worker gets more threads. Results are the same bits for any number of workers
+    as long as each has one thread. An exception in a client's program ends all and is raised as one line.
+    """
+
+    name = "loop"
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree:
+        members, found = ids.tolist(), _Rows(len(ids))
+
+        def run(model: Model, place: int, halt: threading.Event) -> None:
+            client = clients.one(members[place], round, model, training, halt)
+            try:
+                found.put(place, program(client, *(tree_map(lambda t: t[place], tree) for tree in trees)))
+            except (UsageError, RunError, CancelledError):
+                raise
+            except Exception as problem:
+                raise RunError(
+                    f"round {round + 1}: client {clients.names[members[place]]}: {_line(problem)}"
+                ) from problem
+
+        # Those with most to do come first, so that no worker is left with a large client at the end.
+        places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
+        self._spread(model, places, run)
+        return found.tree()
+
+    def _spread(self, model: Model, places: list[int], run: Callable[[Model, int, threading.Event], None]) -> None:
+        count, halt = min(self.workers, len(places)), threading.Event()
+        each = max(1, self.workers // count)
+        with threads(each):
+            if count == 1:
+                for place in places:
+                    run(model, place, halt)
+                return
+            queue = deque(places)
+
+            def work(model: Model) -> None:
+                torch.set_num_threads(each)  # OpenMP counts for each thread
+                while queue and not halt.is_set():
+                    try:
+                        place = queue.popleft()
+                    except IndexError:  # another worker was faster
+                        return
+                    run(model, place, halt)
+
+            with ThreadPoolExecutor(count) as pool:
+                try:
+                    done = [pool.submit(work, model.twin()) for _ in range(count)]
+                    wait(done, return_when=FIRST_EXCEPTION)
+                finally:
+                    halt.set()  # on an exception in one of them, or Ctrl-C, the others end at their next batch
+            problems = [problem for future in done if (problem := future.exception())]
+            for problem in sorted(problems, key=lambda problem: isinstance(problem, CancelledError)):
+                raise problem
+
+
+class Batched:
+    """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
+    chunk is halved until it fits.
+    """
+
+    name = "vmap"
+
+    def __init__(self, chunk: int) -> None:
+        self.chunk = chunk
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree:
+        # Clients with equally many steps run together, so that few steps are spent on those who are done.
+        order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
+        todo, found = deque(order.to(ids.device).split(self.chunk)), _Rows(len(ids))
+        while todo:
+            places = todo.popleft()
+            tag, rows, sizes = clients.several(ids[places])
+
+            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree, sizes: tuple[int, ...] = sizes) -> Tree:
+                client = Client(
+                    tag, round, clients.seed, model, clients.task, training, clients.pool, rows, sizes, True
+                )
+                return program(client, *mine)
+
+            parts = [tree_map(lambda t, at=places: _pick(t, at), tree) for tree in trees]
+            try:
+                found.put(places, vmap(together)(tag, rows, *parts))
+            except torch.cuda.OutOfMemoryError as problem:
+                if len(places) == 1:
+                    raise RunError(
+                        f"round {round + 1}: the device's memory does not hold the training of a single client, "
+                        f"{clients.names[int(ids[places])]}; use a smaller batch or --device cpu"
+                    ) from problem
+                self.chunk = len(places) // 2
+                todo.extendleft(reversed(places.split(self.chunk)))
+        return found.tree()
+
+
+class _Rows:
+    """Gathers clients' trees as one tree [K, ...]."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self._lock = count, threading.Lock()
+        self._tables: list[Tensor] | None = None
+
+    def put(self, place: int | Tensor, tree: Tree) -> None:
+        """Keep the tree of the client at `place`: int, or trees: [k, ...] at places: [k]."""
+        leaves, structure = tree_flatten(tree)
+        with self._lock:
+            if self._tables is None:
+                skip = 0 if isinstance(place, int) else 1
+                self._structure = structure
+                self._tables = [leaf.new_empty(self._count, *leaf.shape[skip:]) for leaf in leaves]
+        for table, leaf in zip(self._tables, leaves, strict=True):
+            table[place] = leaf
+
+    def tree(self) -> Tree:
+        """All of it."""
+        assert self._tables is not None
+        return tree_unflatten(self._tables, self._structure)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """PyTorch uses this many threads within an operation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _pick(table: Tensor, at: Tensor) -> Tensor:
+    """Rows of a table: [K, ...]; one row that is repeated stays so."""
+    return table[:1].expand(len(at), *table.shape[1:]) if table.stride(0) == 0 else table[at]
+
+
+def _line(problem: Exception) -> str:
+    """An exception in one line."""
+    said = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {said[0]}" if said else type(problem).__name__
+
+
+def _pad(rows: list[Tensor]) -> Rows:
+    """index: [N, n] filled up with each client's own rows, count: [N]."""
+    width = max(len(r) for r in rows)
+    count = torch.tensor([len(r) for r in rows])
+    fill = torch.arange(width)
+    index = torch.stack([r[(fill % max(len(r), 1)).to(r.device)] if len(r) else r.new_zeros(width) for r in rows])
+    return Rows(index, count.to(index.device))
