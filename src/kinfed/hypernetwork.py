@@ -1,6 +1,7 @@
 """Hypernetworks: what methods share whose server writes every client's model with a network of its own."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from .client import Client
 from .errors import UsageError
 from .graph import put
+from .layout import Entry, Layout
 from .method import Method, Params, Roster
 
 Tree = Any
@@ -47,6 +49,50 @@ def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...
     return x @ weights[-1].T + biases[-1]
 
 
+@dataclass(frozen=True)
+class Form:
+    """How what a network says becomes the tensors that it writes, side by side.
+
+    With a `rank` r a matrix [a, b] (a kernel: [out, the rest]) is the product of [a, r] and [r, b], where that takes
+    fewer numbers; everything else is said number by number.
+    """
+
+    entries: tuple[Entry, ...]
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return sum(sum(sizes) for sizes in map(self._sizes, self.entries))
+
+    def _sizes(self, entry: Entry) -> tuple[int, ...]:
+        """How many numbers are said for a tensor: all at once, or for the left and the right factor."""
+        whole = entry.shape.numel()
+        high, wide = entry.shape[0] if entry.shape else 1, whole // (entry.shape[0] if entry.shape else 1)
+        return (high * self.rank, self.rank * wide) if 0 < self.rank * (high + wide) < whole else (whole,)
+
+    def spreads(self, theta: Tensor) -> list[tuple[int, Tensor]]:
+        """How many numbers in a row, and their standard deviation, []: so that tensors have a tenth of theta: [d]'s."""
+        found = []
+        for entry in self.entries:
+            std, sizes = 0.1 * theta[entry.at].std(correction=0), self._sizes(entry)
+            found += [(size, std if len(sizes) == 1 else (std / self.rank**0.5).sqrt()) for size in sizes]
+        return found
+
+    def assemble(self, said: Tensor) -> Tensor:
+        """[K, d'] the tensors from said: [K, len(self)]."""
+        if not self.rank:
+            return said
+        parts, at = [], 0
+        for entry in self.entries:
+            sizes = self._sizes(entry)
+            factors = said[:, at : at + sum(sizes)].split(sizes, 1)
+            at += sum(sizes)
+            if len(factors) == 2:
+                left, right = factors[0].unflatten(1, (-1, self.rank)), factors[1].unflatten(1, (self.rank, -1))
+                factors = ((left @ right).flatten(1),)
+            parts.append(factors[0])
+        return torch.cat(parts, 1)
+
+
 def clip(slopes: list[Tensor], limit: float) -> list[Tensor]:
     """The gradient, shortened to the norm `limit` if it is longer."""
     norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
@@ -57,7 +103,7 @@ def clip(slopes: list[Tensor], limit: float) -> list[Tensor]:
 class Hypernetwork(Method):
     """The client half of a method whose server writes the models.
 
-    Only trainable tensors, d' of the d entries, travel; running statistics stay with the client.
+    Only the tensors that are written, d' of the d entries, travel; running statistics stay with the client.
     """
 
     def neighbours(self, roster: Roster) -> Tensor | None:
@@ -91,15 +137,21 @@ class Hypernetwork(Method):
     def join(self, client: Client) -> Tree:
         return Params(client.model.theta)  # of which only the running statistics are used
 
+    def written(self, layout: Layout) -> frozenset[str]:
+        """Names of the tensors that the network writes; all others keep the numbers of the common initial model."""
+        return frozenset(e.name for e in layout.entries if e.trainable)
+
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        theta = client.descend(self._with_own_statistics(client, state, received))
+        theta = self._with_own_statistics(client, state, received)
+        theta = client.descend(theta, only=self.written(client.model.layout))
         return Params(theta), Params(theta[self._generated(client)])
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         return {"generated": Params(self._with_own_statistics(client, state, received)), "own": state}
 
     def _generated(self, client: Client) -> Tensor:
-        return client.model.layout.trainable.nonzero().squeeze(1).to(client.tag.device)
+        layout = client.model.layout
+        return layout.index(self.written(layout)).to(client.tag.device)
 
     def _with_own_statistics(self, client: Client, state: Tree, received: Tree) -> Tensor:
         return put(state.theta, self._generated(client), received.theta)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import jacrev
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
@@ -74,7 +75,7 @@ def layers(*weights):
 
 
 def server(method, embedding, encoder, decoder):
-    network = Network(embedding, layers(encoder), layers(decoder), Dense((), ()))
+    network = Network(embedding, layers(encoder), layers(decoder), Dense((), ()), embedding[:0, :0])
     return Server(network, method._optimiser.init([embedding]))
 
 
@@ -132,8 +133,8 @@ def test_the_printed_sign_climbs(example, sign, expected):
 
 def without_biases(at):
     """The example's layers have none, and they would learn."""
-    zero = [Dense(d.weights, tuple(torch.zeros_like(b) for b in d.biases)) for d in at.network[1:]]
-    return at._replace(network=Network(at.network.embedding, *zero))
+    zero = [Dense(d.weights, tuple(torch.zeros_like(b) for b in d.biases)) for d in at.network[1:4]]
+    return at._replace(network=Network(at.network.embedding, *zero, at.network.chunks))
 
 
 @pytest.mark.parametrize("mode", ["target", "frozen"])
@@ -170,7 +171,7 @@ def test_steps_within_a_round(known, mode, sign):
 
 
 def flat(at):
-    return [at.network.embedding, *(t for part in at.network[1:] for side in part for t in side)]
+    return [at.network.embedding, *(t for part in at.network[1:4] for side in part for t in side)]
 
 
 def test_modes_part_at_the_second_step(known):
@@ -251,7 +252,7 @@ def test_two_rounds_against_modules_and_autograd(known, variant):
         between = [m for layer in made for m in (layer, nn.ReLU())]
         return nn.Sequential(*between[:-1])
 
-    encoder, decoder, generator = (modules(part) for part in net[1:])
+    encoder, decoder, generator = (modules(part) for part in net[1:4])
     everything = [p for part in (encoder, decoder, generator) for layer in part for p in layer.parameters()]
     everything += [table] if table.requires_grad else []
     kind = torch.optim.Adam if method.optimiser == "adam" else torch.optim.SGD
@@ -271,7 +272,7 @@ def test_two_rounds_against_modules_and_autograd(known, variant):
             assert (norm > method.clip) == ("clip" in variant)
             optimiser.step()
         at = method.aggregate(clients, at, cohort, Params(goal))
-    for part, made in zip(at.network[1:], (encoder, decoder, generator), strict=True):
+    for part, made in zip(at.network[1:4], (encoder, decoder, generator), strict=True):
         for weight, bias, layer in zip(*part, made, strict=True):
             close(weight, layer.weight.detach(), atol=1e-12)
             close(bias, layer.bias.detach(), atol=1e-12)
@@ -298,7 +299,7 @@ def test_reconstruction_by_hand(example):
 @given(graphs())
 def test_reconstruction_without_an_opinion_is_ln_2(graph):
     method, count = Panacea(**SMALL), len(graph)
-    nothing = Network(*([None] * 4))
+    nothing = Network(*([None] * 5))
     zero = method._reconstruct(nothing, torch.zeros(count, 5, dtype=float64), graph, None)
     assert float(zero) == pytest.approx(0.6931471805599453, abs=1e-14)
     z = random(count, 5)
@@ -334,7 +335,7 @@ def test_sampled_pairs(known):
     others = counts[~torch.eye(6, dtype=torch.bool)]  # 200 expected in each of 30; 5.5 deviations
     assert ((others - 200).abs() < 76).all()
     z = random(6, 4)
-    found = method._reconstruct(Network(*([None] * 4)), z, graph.double(), (u, v))
+    found = method._reconstruct(Network(*([None] * 5)), z, graph.double(), (u, v))
     by_hand = F.binary_cross_entropy(torch.sigmoid((z[u] * z[v]).sum(1)), graph[u, v].double())
     assert float(found) == pytest.approx(float(by_hand), abs=1e-12)
     assert Panacea(**SMALL, all_pairs=6)._pairs(clients, clients.generator("pairs")) is None
@@ -635,6 +636,153 @@ def test_a_newcomer_is_felt_within_its_ball_alone(known, weights, depth):
     close(after[far], method.send(clients, at, clients.everyone).theta[far], atol=1e-13)
 
 
+def test_a_spectral_newcomer_with_its_twins_links_gets_its_twins_embedding(known):
+    weights = links(7, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 3), (5, 1), (5, 0), (5, 2), (5, 3)])  # 5 is like 1
+    everyone, _, method, at = trained(weights, known, torch.tensor([5, 6]), initial="spectral")
+    joined = method.admit(everyone, at, torch.tensor([5, 6])).network.embedding
+    p = weights[:5, :5].double() + torch.eye(5, dtype=float64)
+    values = torch.linalg.eigvals(p / p.sum(1, keepdim=True)).real.sort(descending=True).values[:3]
+    assert (values.abs() >= 0.1).all()
+    close(joined[5], joined[1], atol=1e-12)
+    close(joined[:5], at.network.embedding, atol=0)
+    close(joined[6], at.network.embedding.mean(0), atol=1e-15)  # without a link there is nothing to extend
+    halfway = weights.clone()
+    halfway[5, 0] = halfway[0, 5] = 0
+    other = replace(everyone, graph=Graph(halfway, "given"))
+    found = method.admit(other, at, torch.tensor([5, 6])).network.embedding[5]
+    close(found, at.network.embedding[[1, 2, 3]].mean(0) / values, atol=1e-12)
+
+
+def test_eigenvalues_near_zero_are_not_divided_by(known):
+    # A star's P has an eigenvalue of 0.5 for every leaf but one, and a clique's is 0 but for the first.
+    everyone, _, method, at = trained(1 - torch.eye(5), known, torch.tensor([4]), initial="spectral")
+    joined = method.admit(everyone, at, torch.tensor([4])).network.embedding
+    close(joined[4], at.network.embedding.mean(0), atol=1e-12)
+
+
+def test_neighbours_are_drawn_so_that_the_mean_is_right_on_average(known):
+    graph = links(7, [(0, 1), (0, 2), (0, 3), (0, 4), (1, 2), (5, 0)])
+    clients, method = known(graph), Panacea(**SMALL, fan_out=2)
+    weights = method._links(clients).double()
+    drawn = [method._sample(clients, weights, step) for step in range(4000)]
+    assert all(((a > 0).sum(1) == weights.sum(1).clamp(max=2)).all() for a in drawn)
+    p = weights + torch.eye(7, dtype=float64)
+    p = p / p.sum(1, keepdim=True)
+    table, total = random(7, 2, seed=3), 0
+    for a in drawn:
+        total = total + method._aggregate(a)(table)
+    close(total / len(drawn), p @ table, atol=0.05)  # deviation 0.02
+    assert any(not torch.equal(a, drawn[0]) for a in drawn)
+    cohort, goal = torch.tensor([0, 3]), Params(random(2, 3))
+    ends = []
+    for fan_out in (0, 5, 1):
+        method = Panacea(**SMALL, fan_out=fan_out)
+        ends.append(flat(method.aggregate(clients, method.start(clients), cohort, goal)))
+    assert all(torch.equal(a, b) for a, b in zip(*ends[:2], strict=True))  # nobody has more than five
+    assert any(not torch.equal(a, b) for a, b in zip(ends[0], ends[2], strict=True))
+
+
+LAYERED = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()  # d = 35 + 18
+
+
+def test_chunks_are_written_one_by_one_by_one_network(known):
+    clients = known(path(3), LAYERED)
+    method = Panacea(embedding=3, hidden=20, heads="chunked", chunk=9, reconstruction=0.0)
+    net = method.start(clients).network
+    assert net.chunks.shape == (6, 3)  # 53 numbers in chunks of 9
+    assert [tuple(w.shape) for w in net.decoder.weights] == [(20, 23), (20, 20), (9, 20)]
+    z = method._encode(net, method._aggregate(method._links(clients)))
+    for i, theta in enumerate(method.send(clients, method.start(clients), clients.everyone).theta):
+        parts = [perceptron(torch.cat((z[i], tell))[None], *net.decoder)[0] for tell in net.chunks]
+        close(theta, clients.theta + torch.cat(parts)[:53], atol=1e-13)
+    apart = method.send(clients, method.start(clients), clients.everyone).theta - clients.theta
+    stds = [0.1 * clients.theta[e.at].std(correction=0) for e in clients.layout.entries]
+    wanted = sum(e.shape.numel() * std**2 for e, std in zip(clients.layout.entries, stds, strict=True)) / 53
+    assert 0.5 < float(apart.var() / wanted) < 2  # the last chunk is cut, and the spread is that of all chunks
+
+
+def test_adapters_are_products_of_low_rank(known):
+    clients = known(path(4), nn.Sequential(nn.Linear(60, 50), nn.Tanh(), nn.Linear(50, 3)).double())
+    method = Panacea(**SMALL, heads="adapters", rank=2, reconstruction=0.0)
+    at = method.start(clients)
+    # 50 x 60 is said as 2 (50 + 60), 3 x 50 as 2 (3 + 50), the biases as they are.
+    assert at.network.decoder.weights[-1].shape == (220 + 50 + 106 + 3, 5)
+    theta = method.send(clients, at, clients.everyone).theta
+    z = method._encode(at.network, method._aggregate(method._links(clients)))
+    said = perceptron(z, *at.network.decoder)
+    for mine, words in zip(theta, said, strict=True):
+        change = clients.layout.tensors(mine - clients.theta)
+        close(change["0.weight"], words[:100].view(50, 2) @ words[100:220].view(2, 60), atol=1e-13)
+        close(change["0.bias"], words[220:270], atol=1e-13)
+        close(change["2.weight"], words[270:276].view(3, 2) @ words[276:376].view(2, 50), atol=1e-13)
+        close(change["2.bias"], words[376:], atol=1e-13)
+    added = torch.stack([clients.layout.tensors(mine - clients.theta)["0.weight"] for mine in theta])
+    assert 0.05 < float(added.std() / clients.layout.tensors(clients.theta)["0.weight"].std()) < 0.2
+
+
+@pytest.mark.parametrize("heads", [{"heads": "chunked", "chunk": 9}, {"heads": "adapters", "rank": 1}])
+def test_steps_with_other_heads_are_the_gradient(known, heads):
+    clients, cohort = known(path(3), LAYERED), torch.tensor([0, 2])
+    method = Panacea(embedding=3, hidden=20, **heads, steps=1, lr=0.1, clip=1e9, reconstruction=0.0)
+    at, goal = method.start(clients), random(2, 53)
+    leaves, structure = tree_flatten(at.network)
+    leaves = [leaf.clone().requires_grad_() for leaf in leaves]
+    network = tree_unflatten(leaves, structure)
+    z = method._encode(network, method._aggregate(method._links(clients)))
+    slopes = torch.autograd.grad(
+        (method._decode(clients, network, z[cohort]) - goal).square().sum() / 4, leaves, allow_unused=True
+    )
+    after = tree_leaves(method.aggregate(clients, at, cohort, Params(goal)).network)
+    for found, leaf, slope in zip(after, leaves, slopes, strict=True):
+        close(found, (leaf - 0.1 * slope).detach() if slope is not None else leaf.detach(), atol=1e-12)
+    assert any(slope is not None and slope.abs().max() > 1e-4 for slope in slopes)
+
+
+@pytest.mark.parametrize(
+    "heads", [{"heads": "chunked", "chunk": 2, "embedding": 8}, {"heads": "adapters", "rank": 1}], ids=str
+)
+def test_other_heads_learn_what_clients_want(bowls, heads, executor):
+    wanted = torch.tensor([[1.0, 2.0, 0.0], [1.5, 2.0, 1.0], [3.0, -4.0, 0.0]], dtype=float64)
+    settings = {"embedding": 8, "hidden": 20, "optimiser": "adam", "lr": 0.01, "reconstruction": 0.0} | heads
+    trial = bowls(Panacea(**settings, aggregation="none"), wanted, start=0.1, lr=1.0, every=60, executor=executor)
+    trial.run(60)
+    close(trial.headline, wanted, atol=0.1)
+
+
+def test_only_what_is_generated_moves_and_travels(examples, noisy, perceptron, executor):
+    x, y = noisy(3, 2)
+    method = Panacea(**SMALL, generated=["2.*"], aggregation="none", reconstruction=0.0)
+    trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
+    after = trial.run(2)
+    at = trial.roster.layout.index(trial.roster.layout.head)
+    rest = trial.roster.layout.index(trial.roster.layout.base)
+    for models in (trial.headline, trial.fleet.state.theta):
+        assert torch.equal(models[:, rest], trial.roster.theta[rest].expand(3, -1))
+    assert torch.equal(trial.headline[:, at], method.send(trial.roster, after, trial.roster.everyone).theta)
+    assert (trial.fleet.state.theta[:, at] != trial.headline[:, at]).any(1).all()
+    assert trial.history.bytes_up == trial.history.bytes_down == 2 * 3 * len(at) * 8
+
+
+def test_heads_too_large_are_refused_by_name(known):
+    wide = known(path(2), nn.Linear(4000, 1000).double())
+    with pytest.raises(
+        UsageError, match=r"panacea: a network of 404,1\d\d,\d+ numbers.* 6.0\d GiB.*'chunked' or 'adapters'"
+    ):
+        Panacea().start(wide)
+    with pytest.raises(UsageError, match=r" 12 GiB"):
+        Panacea(optimiser="adam", memory=10.0).start(wide)
+    for heads in ("chunked", "adapters"):
+        Panacea(heads=heads, memory=0.1).start(wide)
+
+
+def test_generated_must_be_learned(known, perceptron):
+    clients = known(path(3), perceptron(norm=True))
+    with pytest.raises(UsageError, match=r"no tensor of the model matches 'head.*'"):
+        Panacea(generated=["head.*"]).start(clients)
+    with pytest.raises(UsageError, match="nothing to write"):
+        Panacea(generated=["1.running*"]).start(clients)
+
+
 def test_messages_along_edges_are_the_dense_product(known):
     pytest.importorskip("torch_geometric")
     clients = known(links(5, [(0, 1), (1, 2), (0, 2), (2, 3)]))
@@ -699,6 +847,14 @@ def test_refuses_graphs_and_features_that_do_not_fit(known, roster):
         {"features": ((1.0,),)},
         {"initial": "features", "features": ((1.0,), (1.0, 2.0))},
         {"initial": "features", "features": ((), ())},
+        {"generated": "2.*"},
+        {"heads": "lora"},
+        {"chunk": 0},
+        {"rank": 0},
+        {"memory": 0.0},
+        {"fan_out": -1},
+        {"heads": "adapters", "residual": False},
+        {"heads": "chunked", "decoder_layers": 1},
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """Panacea: a graph network over the clients' graph writes each client's model (Lin et al., 2025, Algorithm 1)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -13,9 +14,11 @@ from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UsageError
-from ..hypernetwork import Dense, Hypernetwork, clip, dense, perceptron
+from ..graph import put
+from ..hypernetwork import Dense, Form, Hypernetwork, check_size, clip, dense, perceptron
 from ..method import Params
 from ..optimiser import OPTIMISERS, Memory
+from ..seeding import fold, key
 
 CHOICES = {
     "aggregation": ("row", "sym", "sage", "none"),
@@ -24,6 +27,7 @@ CHOICES = {
     "mode": ("target", "frozen"),
     "sign": ("descent", "printed"),
     "optimiser": tuple(OPTIMISERS),
+    "heads": ("full", "chunked", "adapters"),
 }
 
 
@@ -34,6 +38,7 @@ class Network(NamedTuple):
     encoder: Dense  # its layers
     decoder: Dense  # an MLP; its last layer is one linear head a tensor, side by side
     generator: Dense  # before the inner products that rebuild the graph; no layers without `project`
+    chunks: Tensor  # [C, m] what tells the C chunks of a model apart; [0, 0] without
 
 
 class Server(NamedTuple):
@@ -64,6 +69,11 @@ class Panacea(Hypernetwork):
     initial: str = "learned"  # H: "learned" or fixed "random" numbers, given "features", "spectral": of P
     features: tuple[tuple[float, ...], ...] | None = None  # [N, m] in the clients' order, for initial="features"
     residual: bool = True  # the network writes what is added to the common initial model
+    generated: Sequence[str] = ()  # patterns of the tensors that it writes, such as "head.*"; others never move
+    heads: str = "full"  # a linear head a tensor; "chunked": one head for all chunks; "adapters": of low rank
+    chunk: int = 4096  # numbers in such a chunk
+    rank: int = 4  # of such an adapter
+    memory: float = 4.0  # GiB that the network, its gradient and its optimiser may take; more is refused
     lr: float = 0.1  # the paper's alpha
     optimiser: str = "sgd"
     steps: int = 10  # of the server in a round: the paper's K_s
@@ -75,19 +85,26 @@ class Panacea(Hypernetwork):
     project: bool = False  # a two-layer MLP, trained by L_d alone, before the inner products
     all_pairs: int = 512  # most clients for which L_d looks at every pair
     pairs: int = 8192  # it looks at in each step otherwise
+    fan_out: int = 0  # neighbours that a client hears in a step of training, drawn anew; 0: all
     origin = "given"
 
     def __post_init__(self):
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"panacea: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
-        for name in ("embedding", "hidden", "encoder_layers", "decoder_layers", "steps", "pairs"):
+        for name in ("embedding", "hidden", "encoder_layers", "decoder_layers", "steps", "pairs", "chunk", "rank"):
             if getattr(self, name) < 1:
                 raise UsageError(f"panacea: {name} must be at least 1; got {getattr(self, name)}")
-        for name, least in (("lr", "positive"), ("clip", "positive"), ("reconstruction", "zero or more")):
-            value = getattr(self, name)
+        for name in ("lr", "clip", "memory", "reconstruction", "fan_out"):
+            value, least = getattr(self, name), "zero or more" if name in ("reconstruction", "fan_out") else "positive"
             if not 0 <= value < float("inf") or (value == 0 and least == "positive"):
                 raise UsageError(f"panacea: {name} must be finite and {least}; got {value}")
+        if isinstance(self.generated, str):
+            raise UsageError(f"panacea: generated is a list of patterns; write ['{self.generated}']")
+        if self.heads == "adapters" and not self.residual:
+            raise UsageError("panacea: heads='adapters' are added to the common initial model; leave residual=true")
+        if self.heads == "chunked" and self.decoder_layers < 2:
+            raise UsageError("panacea: heads='chunked' needs decoder_layers of 2 or more, or all chunks would be alike")
         if (self.features is not None) != (self.initial == "features"):
             raise UsageError(
                 "panacea: initial='features' and features=[[...], ...], one row a client, go together; "
@@ -112,13 +129,25 @@ class Panacea(Hypernetwork):
         widths = [embedding.shape[1]] + [self.hidden] * self.encoder_layers
         both = 2 if self.aggregation == "sage" else 1
         encoder = dense([(both * a, b) for a, b in pairwise(widths)], draw, like)
-        widths = [self.hidden] * self.decoder_layers + [roster.layout.parameters]
+        form, count = self._form(roster.layout), 0
+        size = len(form)
+        if self.heads == "chunked":
+            count, size = -(-size // self.chunk), min(self.chunk, size)
+        widths = [self.hidden + self.embedding * (count > 0)] + [self.hidden] * (self.decoder_layers - 1) + [size]
+        copies = 2 + 2 * (self.optimiser == "adam")  # weights and gradient, and what the optimiser remembers
+        check_size("panacea", pairwise(widths), copies, self.memory, like, "heads='chunked' or 'adapters'")
         decoder = dense(pairwise(widths), draw, like)
+        chunks = torch.randn(count, self.embedding if count else 0, generator=draw).to(like)
         generator = dense([(self.hidden, self.hidden)] * (2 if self.project else 0), draw, like)
-        network = Network(embedding, encoder, decoder, generator)
+        network = Network(embedding, encoder, decoder, generator, chunks)
         if self.residual:
-            z = self._encode(network, self._aggregate(links))
-            network = network._replace(decoder=_scaled(decoder, z, roster))
+            asked = self._ask(network, self._encode(network, self._aggregate(links)))
+            spreads = form.spreads(like)
+            if count:  # whose head is the same for all tensors
+                numbers = torch.tensor([size for size, _ in spreads]).to(like)
+                stds = torch.stack([std for _, std in spreads])
+                spreads = [(size, (numbers @ stds.square() / numbers.sum()).sqrt())]
+            network = network._replace(decoder=_scaled(decoder, asked.flatten(0, -2), spreads))
         return Server(network, self._optimiser.init(tree_leaves(network)))
 
     def _links(self, roster):
@@ -155,12 +184,26 @@ class Panacea(Hypernetwork):
         noise = roster.normal("panacea.embedding", self.embedding)
         if self.initial != "spectral":
             return noise
+        _, u = self._spectrum(links)
+        return u * (noise[:, : u.shape[1]] * u).sum(0).sign()  # a sign that does not hang on the clients' order
+
+    def _spectrum(self, links):
+        """[m] the leading eigenvalues of P and [N, m] its eigenvectors, of mean square 1."""
         # P is similar to a symmetric matrix, whose eigenvectors are found reliably; u is one of P's.
         root = (1 + links.sum(1)).rsqrt()
-        symmetric = root[:, None] * (links + torch.eye(len(links)).to(links)) * root
-        u = root[:, None] * torch.linalg.eigh(symmetric).eigenvectors.flip(1)[:, : self.embedding]
-        u = u / u.square().mean(0).sqrt()
-        return u * (noise[:, : u.shape[1]] * u).sum(0).sign()  # a sign that does not hang on the clients' order
+        values, vectors = torch.linalg.eigh(root[:, None] * (links + torch.eye(len(links)).to(links)) * root)
+        u = root[:, None] * vectors.flip(1)[:, : self.embedding]
+        return values.flip(0)[: self.embedding], u / u.square().mean(0).sqrt()
+
+    def _sample(self, roster, links, step):
+        """[N, N] links of which each client keeps `fan_out`, drawn by name, so that its mean is right on average."""
+        if links is None or not self.fan_out:
+            return links
+        start = key(roster.seed, "panacea.neighbours", roster.round, step, device=roster.tags.device)
+        lots = fold(fold(start, roster.tags[:, None]), roster.tags) & 0x3FFFFFFFFFFFFFFF
+        kept = torch.where(links != 0, lots, 1 << 62).argsort(1).argsort(1) < self.fan_out
+        count = (links != 0).sum(1, keepdim=True)
+        return links * kept * (count / self.fan_out).clamp(min=1)
 
     def _aggregate(self, links):
         """P as a function of tables [N, m]."""
@@ -189,10 +232,32 @@ class Panacea(Hypernetwork):
             x = x.relu() if layer < last else x
         return x
 
+    def written(self, layout):
+        learned = super().written(layout)
+        return learned & layout.match(self.generated) if self.generated else learned
+
+    def _form(self, layout):
+        """How what the decoder says becomes d' of the entries of a model."""
+        names = self.written(layout)
+        if not names:
+            raise UsageError("panacea: generated matches no tensor that is learned, so there is nothing to write")
+        return Form(tuple(e for e in layout.entries if e.name in names), self.rank if self.heads == "adapters" else 0)
+
+    def _ask(self, network, z):
+        """[K, e] what the decoder sees, from z: [K, e]; [K, C, e + m] of C chunks."""
+        count = len(network.chunks)
+        if not count:
+            return z
+        return torch.cat((z[:, None].expand(-1, count, -1), network.chunks.expand(len(z), -1, -1)), -1)
+
     def _decode(self, roster, network, z):
         """[K, d'] models from z: [K, e]."""
-        theta = perceptron(z, *network.decoder)
-        return theta + roster.theta[roster.layout.trainable.to(theta.device)] if self.residual else theta
+        form = self._form(roster.layout)
+        said = perceptron(self._ask(network, z), *network.decoder).flatten(1)[:, : len(form)]
+        theta = form.assemble(said)
+        if not self.residual:
+            return theta
+        return theta + roster.theta[roster.layout.index(self.written(roster.layout)).to(theta.device)]
 
     def _reconstruct(self, network, z, links, pairs):
         """[] cross-entropy of the links with the inner products of z: [N, e], over pairs: [2, *] or all if None."""
@@ -224,24 +289,36 @@ class Panacea(Hypernetwork):
         return self._links(roster)
 
     def admit(self, roster, server, newcomers):
+        """As above; embeddings that are not learned are found for a newcomer as they were for the others.
+
+        Of `spectral` ones that is the extension of Nyström: the mean of its neighbours' divided by the eigenvalue (by 1
+        where that is below 0.1, which would only make noise large).
+        """
         server = super().admit(roster, server, newcomers)
-        if self.initial != "features":
-            return server
-        return server._replace(network=server.network._replace(embedding=self._embedding(roster, None)))
+        embedding = server.network.embedding
+        if self.initial == "features":
+            embedding = self._embedding(roster, None)
+        if self.initial == "spectral":
+            known, links = roster.others(newcomers), self._links(roster)
+            values, _ = self._spectrum(links[known][:, known])
+            linked = links[newcomers][:, known].sum(1, keepdim=True) > 0
+            scale = torch.where((values.abs() >= 0.1) & linked, 1 / values, 1.0)
+            embedding = put(embedding, newcomers, embedding[newcomers] * scale)
+        return server._replace(network=server.network._replace(embedding=embedding))
 
     def send(self, roster, server, cohort):
         z = self._encode(server.network, self._aggregate(self._links(roster)))
         return Params(self._decode(roster, server.network, z[cohort]))
 
     def aggregate(self, roster, server, cohort, uploads):
-        links = self._links(roster)
-        aggregate, draw = self._aggregate(links), roster.generator("panacea.pairs")
+        links, draw = self._links(roster), roster.generator("panacea.pairs")
         values, structure = tree_flatten(server.network)
         memory, change = server.memory, None
-        for _ in range(self.steps):
+        for step in range(self.steps):
             pairs = self._pairs(roster, draw)
+            aggregate = self._aggregate(self._sample(roster, links, step))
 
-            def generate(network, pairs=pairs):
+            def generate(network, pairs=pairs, aggregate=aggregate):
                 z = self._encode(network, aggregate)
                 return self._decode(roster, network, z[cohort]), self._reconstruct(network, z, links, pairs)
 
@@ -267,17 +344,13 @@ class Panacea(Hypernetwork):
         return found
 
 
-def _scaled(decoder, z, roster):
-    """The decoder with heads that write, for z: [N, e], tensors with a tenth of the spread of the initial model's."""
-    x = perceptron(z, decoder.weights[:-1], decoder.biases[:-1]).relu() if len(decoder.weights) > 1 else z
+def _scaled(decoder, asked, spreads):
+    """The decoder with heads that say, for asked: [*, e], so many numbers in a row with such standard deviations."""
+    x = perceptron(asked, decoder.weights[:-1], decoder.biases[:-1]).relu() if len(decoder.weights) > 1 else asked
     mean, square = x.mean(0), x.T @ x / len(x)  # so no table of N models is made
-    head, parts, at = decoder.weights[-1], [], 0
-    for entry in roster.layout.entries:
-        if entry.trainable:
-            rows = head[at : at + entry.shape.numel()]  # [*, hidden]
-            at += len(rows)
-            variance = ((rows @ square) * rows).sum(1).mean() - (rows @ mean).mean().square()
-            wanted = 0.1 * roster.theta[entry.at].std(correction=0)
-            parts.append(rows * wanted / variance.clamp(min=1e-12).sqrt())
+    parts = []
+    for rows, (_, wanted) in zip(decoder.weights[-1].split([size for size, _ in spreads]), spreads, strict=True):
+        variance = ((rows @ square) * rows).sum(1).mean() - (rows @ mean).mean().square()
+        parts.append(rows * wanted / variance.clamp(min=1e-12).sqrt())
     bias = torch.zeros_like(decoder.biases[-1])
     return Dense((*decoder.weights[:-1], torch.cat(parts)), (*decoder.biases[:-1], bias))
