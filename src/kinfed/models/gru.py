@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..fused import FORMS, forecaster
 
 
 def gru(shape: tuple[int, ...], outputs: int, *, hidden: int = 100) -> nn.Module:
@@ -46,3 +47,6 @@ class _Seq2Seq(nn.Module):
             value, clock = self.head(state), (clock + tick) % 1
             said.append(value)
         return torch.cat(said, 1)
+
+
+FORMS[_Seq2Seq] = lambda m, path: [forecaster(m.encoder, m.decoder, m.head, m.outputs, path)]

@@ -5,6 +5,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from ..errors import UsageError
+from ..fused import FORMS, last_state, parts
 from .gru import check_series
 
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU}
@@ -29,3 +30,6 @@ class _Last(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.cell(x)[0][:, -1])  # type: ignore[no-any-return]
+
+
+FORMS[_Last] = lambda m, path: [last_state(m.cell, f"{path}cell."), *parts(m.head, f"{path}head.")]

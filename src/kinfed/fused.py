@@ -1,0 +1,601 @@
+"""Fused local training: plain SGD on many clients' dense or recurrent models at once, without autograd.
+
+The clients of a block lie side by side: a layer's weights are [k, out, in], and one batched product serves them all.
+The backward pass is written by hand, so that a step of SGD is folded into the product that gives the gradient, and no
+gradient is ever stored: `weight -= lr g^T x` is one `baddbmm_`. Batches, short ones among them, clients with fewer
+steps, frozen layers and quadratic penalties are those of `Client.descend`, and the result agrees with it to rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from .layout import Layout
+from .tasks import Classification, Forecasting, Regression, Task
+
+CACHE = 1 << 22  # bytes of parameters in a block of clients: what should stay near the processor from step to step
+MOST = 32  # clients in a block
+SAVED = 2 / 3  # a layer is trained in the span of its inputs for at most this share of the usual multiplications
+
+Named = dict[str, Tensor]
+_aten = torch.ops.aten
+
+
+class Unfused(Exception):
+    """There is no fused form; the message says why."""
+
+
+class Batches(NamedTuple):
+    """Which examples every client's steps take; a client's own pool rows are `rows`."""
+
+    rows: Tensor  # [K, n] int64
+    place: Tensor  # [K, T, B] int64 positions in `rows`; those that count come first in every batch
+    weight: Tensor  # [K, T, B] 1 on rows that count, 0 on those that only fill a batch up
+    valid: Tensor  # [K, T] bool, False past the client's last step
+
+
+class Descent(NamedTuple):
+    r"""SGD on the loss $+ \frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$; weight decay is a part of `pull`."""
+
+    lr: float
+    pull: float = 0.0
+    slope: Tensor | None = None  # [K, d]
+
+
+class _Step:
+    """A step of SGD on stacked tensors, each moved as soon as the factors of its gradient are known."""
+
+    def __init__(self, tensors: Named, moving: frozenset[str], descent: Descent, slopes: Named) -> None:
+        self.moving, self._tensors, self._slopes = moving, tensors, slopes
+        self._lr, self._keep = descent.lr, 1 - descent.lr * descent.pull
+
+    def product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
+        """The gradient of the tensor [k, out, in], or of these rows of it, is g^T x; g: [k, m, out], x: [k, m, in]."""
+        if name in self.moving:
+            self._tensors[name][:, rows].baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
+            self._drift(name, rows)
+
+    def sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
+        """The gradient of the tensor [k, out], or of these rows of it, is the sum over m of g: [k, m, out]."""
+        if name in self.moving:
+            tensor = self._tensors[name][:, rows]
+            if self._keep != 1:
+                tensor.mul_(self._keep)
+            tensor.sub_(g.sum(1), alpha=self._lr)
+            self._drift(name, rows)
+
+    def _drift(self, name: str, rows: slice) -> None:
+        if self._slopes:
+            self._tensors[name][:, rows].sub_(self._slopes[name][:, rows], alpha=self._lr)
+
+
+class Part(Protocol):
+    """A piece of a model on stacked batches [k, m, ...]. What it is given, it may overwrite."""
+
+    names: tuple[str, ...]  # of its tensors
+
+    def forward(self, tensors: Named, x: Tensor, before: Any) -> tuple[Tensor, Any]:
+        """Outputs, and what the backward pass needs; `before` is what it needed at the last step: free room."""
+
+    def backward(self, tensors: Named, saved: Any, g: Tensor, step: _Step, deep: bool) -> Tensor:
+        """Move the part's tensors, g being the loss's gradient at its outputs; if `deep`, return that at its inputs."""
+
+
+class _Flatten:
+    names: tuple[str, ...] = ()
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, torch.Size]:
+        return x.flatten(2), x.shape
+
+    def backward(self, tensors: Named, saved: torch.Size, g: Tensor, step: _Step, deep: bool) -> Tensor:
+        return g.view(saved)
+
+
+class _Activation:
+    names: tuple[str, ...] = ()
+
+    def __init__(self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self._forward, self._backward = forward, backward
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
+        y = self._forward(x)
+        return y, y
+
+    def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: _Step, deep: bool) -> Tensor:
+        return self._backward(g, saved)
+
+
+def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
+    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
+
+
+def _tanh_backward(g: Tensor, y: Tensor) -> Tensor:
+    return _aten.tanh_backward.grad_input(g, y, grad_input=g)  # type: ignore[no-any-return]
+
+
+def _sigmoid_backward(g: Tensor, y: Tensor) -> Tensor:
+    return _aten.sigmoid_backward.grad_input(g, y, grad_input=g)  # type: ignore[no-any-return]
+
+
+class _Linear:
+    def __init__(self, module: nn.Linear, path: str) -> None:
+        self.weight, self.bias = f"{path}weight", f"{path}bias" if module.bias is not None else ""
+        self.names: tuple[str, ...] = (self.weight, self.bias) if self.bias else (self.weight,)
+
+    def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
+        weight = tensors[self.weight].mT
+        return torch.baddbmm(tensors[self.bias].unsqueeze(1), x, weight) if self.bias else torch.bmm(x, weight), x
+
+    def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: _Step, deep: bool) -> Tensor:
+        below = torch.bmm(g, tensors[self.weight]) if deep else g
+        step.product(self.weight, g, saved)
+        if self.bias:
+            step.sum(self.bias, g)
+        return below
+
+
+class _Span:
+    r"""A linear layer on inputs X: [k, n, in] that never change, trained without touching its weight.
+
+    Its steps move it only in the span of X. With $\beta = 1 - lr \cdot pull$ its weight after t steps is
+    $\beta^t W - s_t \, slope - D^T X$, where D: [k, n, out] collects the gradients at its outputs,
+    $D \leftarrow \beta D + lr \, g$, and $s_t = \beta s_{t-1} + lr$. So its outputs are
+    $\beta^t X W^T - s_t X slope^T - X X^T D$, and W is read once and written once, however many steps there are.
+    A bias is the weight of an input that is always 1.
+    """
+
+    def __init__(self, linear: _Linear, x: Tensor, tensors: Named, descent: Descent, slopes: Named) -> None:
+        self._linear, self._x, self._tensors, self._slopes = linear, x, tensors, slopes
+        self._lr, self._keep = descent.lr, 1 - descent.lr * descent.pull
+        self._base = linear.forward(tensors, x)[0]  # [k, n, out]
+        self._drift = linear.forward(slopes, x)[0] if slopes else None  # [k, n, out]
+        self._gram = torch.bmm(x, x.mT)  # [k, n, n]
+        if linear.bias:
+            self._gram += 1
+        self._learned = torch.zeros_like(self._base)
+        self._shares = [(1.0, 0.0)]  # beta^t and s_t after t steps
+
+    def forward(self, first: int, at: Tensor, m: int) -> Tensor:
+        """Outputs [k - first, m, out] of the clients from `first` on; at: [(k - first) m] rows of [k n]."""
+        beta, s = self._shares[-1]
+        base, gram = (t.flatten(0, 1).index_select(0, at).unflatten(0, (-1, m)) for t in (self._base, self._gram))
+        y: Tensor = base.baddbmm_(gram, self._learned[first:], beta=beta, alpha=-1)
+        if self._drift is not None:
+            y.sub_(self._drift.flatten(0, 1).index_select(0, at).view_as(y), alpha=s)
+        return y
+
+    def backward(self, first: int, at: Tensor, g: Tensor) -> None:
+        """Take a step; g: [k - first, m, out] is the loss's gradient at the outputs."""
+        if self._keep != 1:
+            self._learned[first:].mul_(self._keep)
+        self._learned.view(-1, g.shape[-1]).index_add_(0, at, g.flatten(0, 1), alpha=self._lr)
+        beta, s = self._shares[-1]
+        self._shares.append((beta * self._keep, s * self._keep + self._lr))
+
+    def settle(self, steps: list[int], out: Named) -> None:
+        """Write weight and bias as they are after so many steps of each client."""
+        for name in self._linear.names:
+            tensor = out[name].copy_(self._tensors[name])
+            beta, s = tensor.new_tensor([self._shares[t] for t in steps]).T.view(2, -1, *[1] * (tensor.ndim - 1))
+            if self._keep != 1:
+                tensor.mul_(beta)
+            if self._slopes:
+                tensor.addcmul_(self._slopes[name], s, value=-1)
+            if name == self._linear.bias:
+                tensor.sub_(self._learned.sum(1))
+            else:
+                tensor.baddbmm_(self._learned.mT, self._x, alpha=-1)
+
+
+class _Run(NamedTuple):
+    """A recurrent layer's pass over L steps."""
+
+    x: Tensor  # [k, L, m, F]
+    states: Tensor  # [k, L + 1, m, H], the one it began with first
+    gates: tuple[Tensor, ...]  # [k, L, m, ...] each
+    slopes: Tensor  # [k, L, m, G] the loss's gradient at what the gates were computed from, written on the way back
+
+
+def _again(before: _Run | None, x: Tensor) -> _Run | None:
+    """The room of the last step's pass: memory asked for anew in every step costs a tenth of the time."""
+    return before._replace(x=x) if before is not None and before.x.shape == x.shape else None
+
+
+def _names(path: str, suffix: str) -> tuple[str, ...]:
+    return tuple(f"{path}{kind}{suffix}" for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+
+
+def _tanh(x: Tensor) -> Tensor:
+    """In place, through the logistic function: PyTorch's tanh takes six times as long on a CPU."""
+    return x.mul_(2).sigmoid_().mul_(2).sub_(1)
+
+
+class _RNN:
+    """nn.RNN, step by step: h <- tanh(W x + b + V h + c), or ReLU of it."""
+
+    def __init__(self, module: nn.RNN, path: str) -> None:
+        self.names, self._tanh = _names(path, "_l0"), module.nonlinearity == "tanh"
+
+    def begin(self, tensors: Named, x: Tensor, before: _Run | None) -> _Run:
+        """What the inputs x: [k, L, m, F] alone give, for all steps."""
+        read, recall, b, c = (tensors[n] for n in self.names)
+        k, length, m, _ = x.shape
+        run = _again(before, x)
+        if run is None:
+            states = x.new_zeros(k, length + 1, m, recall.shape[2])
+            run = _Run(x, states, (), torch.empty_like(states[:, 1:]))
+        torch.baddbmm((b + c).unsqueeze(1), x.flatten(1, 2), read.mT, out=run.states[:, 1:].flatten(1, 2))
+        return run
+
+    def forward(self, tensors: Named, run: _Run, t: int) -> Tensor:
+        """[k, m, H] the state after step t."""
+        state = run.states[:, t + 1].baddbmm_(run.states[:, t], tensors[self.names[1]].mT)
+        return _tanh(state) if self._tanh else state.relu_()
+
+    def backward(self, tensors: Named, run: _Run, t: int, g: Tensor) -> Tensor:
+        """The loss's gradient at the state before step t, given the one at the state after it."""
+        if self._tanh:
+            _aten.tanh_backward.grad_input(g, run.states[:, t + 1], grad_input=run.slopes[:, t])
+        else:
+            _aten.threshold_backward.grad_input(g, run.states[:, t + 1], 0, grad_input=run.slopes[:, t])
+        return torch.bmm(run.slopes[:, t], tensors[self.names[1]])
+
+    def move(self, run: _Run, step: _Step) -> None:
+        """Move the layer's tensors, after `backward` of all steps."""
+        read, recall, b, c = self.names
+        g = run.slopes.flatten(1, 2)
+        step.product(read, g, run.x.flatten(1, 2))
+        step.product(recall, g, run.states[:, :-1].flatten(1, 2))
+        total = g.sum(1, keepdim=True)
+        step.sum(b, total)
+        step.sum(c, total)
+
+
+class _GRU:
+    """nn.GRU or nn.GRUCell, step by step: h <- (1 - z) n + z h with n = tanh(W x + b + r (V h + c)), r, z logistic.
+
+    Slopes are kept in the order n's W x + b, r, z, n's V h + c: the last three are in the order of V's rows.
+    """
+
+    def __init__(self, module: nn.GRU | nn.GRUCell, path: str, suffix: str) -> None:
+        self.names, self._width = _names(path, suffix), module.hidden_size
+
+    def begin(self, tensors: Named, x: Tensor, before: _Run | None, state: Tensor | float = 0.0) -> _Run:
+        """What the inputs x: [k, L, m, F] alone give, for all steps; state: [k, m, H] is the first."""
+        read, _, b, c = (tensors[n] for n in self.names)
+        k, length, m, _ = x.shape
+        h, flat = self._width, x.flatten(1, 2)
+        run = _again(before, x)
+        if run is None:
+            gates = tuple(x.new_empty(k, length, m, width) for width in (2 * h, h, h))
+            run = _Run(x, x.new_empty(k, length + 1, m, h), gates, x.new_empty(k, length, m, 4 * h))
+        run.states[:, 0] = state
+        rz, n, _ = (gate.flatten(1, 2) for gate in run.gates)
+        torch.baddbmm((b + c)[:, None, : 2 * h], flat, read[:, : 2 * h].mT, out=rz)
+        torch.baddbmm(b[:, None, 2 * h :], flat, read[:, 2 * h :].mT, out=n)
+        return run
+
+    def feed(self, tensors: Named, run: _Run, t: int, value: Tensor) -> None:
+        """Set the first feature of step t, which was 0, to value: [k, m, 1]."""
+        run.x[:, t, :, :1] = value
+        weight, (rz, n, _) = tensors[self.names[0]][:, None, :, 0], run.gates
+        rz[:, t].addcmul_(value, weight[..., : 2 * self._width])
+        n[:, t].addcmul_(value, weight[..., 2 * self._width :])
+
+    def forward(self, tensors: Named, run: _Run, t: int) -> Tensor:
+        """[k, m, H] the state after step t."""
+        h, recall, bias = self._width, tensors[self.names[1]].mT, tensors[self.names[3]].unsqueeze(1)
+        rz, n, recalled = (gate[:, t] for gate in run.gates)
+        rz.baddbmm_(run.states[:, t], recall[..., : 2 * h]).sigmoid_()
+        torch.baddbmm(bias[..., 2 * h :], run.states[:, t], recall[..., 2 * h :], out=recalled)
+        _tanh(n.addcmul_(rz[..., :h], recalled))
+        return torch.lerp(n, run.states[:, t], rz[..., h:], out=run.states[:, t + 1])
+
+    def backward(self, tensors: Named, run: _Run, t: int, g: Tensor) -> Tensor:
+        """The loss's gradient at the state before step t; g, the one at the state after it, is overwritten."""
+        h = self._width
+        rz, n, recalled = (gate[:, t] for gate in run.gates)
+        r, z = rz[..., :h], rz[..., h:]
+        dn, dr, dz, drecalled = run.slopes[:, t].split(h, -1)
+        _aten.sigmoid_backward.grad_input((run.states[:, t] - n).mul_(g), z, grad_input=dz)
+        below = g * z
+        _aten.tanh_backward.grad_input(g.sub_(below), n, grad_input=dn)
+        torch.mul(dn, r, out=drecalled)
+        _aten.sigmoid_backward.grad_input(dn * recalled, r, grad_input=dr)
+        return below.baddbmm_(run.slopes[:, t, :, h:], tensors[self.names[1]])
+
+    def starve(self, tensors: Named, run: _Run, t: int) -> Tensor:
+        """[k, m, 1] the loss's gradient at what step t was fed, after `backward` of this step."""
+        h, weight = self._width, tensors[self.names[0]][:, :, :1]
+        return torch.bmm(run.slopes[:, t, :, : 3 * h], torch.cat([weight[:, 2 * h :], weight[:, : 2 * h]], 1))
+
+    def move(self, run: _Run, step: _Step) -> None:
+        """Move the layer's tensors, after `backward` of all steps."""
+        read, recall, b, c = self.names
+        h, g, x = self._width, run.slopes.flatten(1, 2), run.x.flatten(1, 2)
+        total = g.sum(1, keepdim=True)
+        for rows, part in ((slice(2 * h), slice(h, 3 * h)), (slice(2 * h, None), slice(h))):
+            step.product(read, g[..., part], x, rows)
+            step.sum(b, total[..., part], rows)
+        step.product(recall, g[..., h:], run.states[:, :-1].flatten(1, 2))
+        step.sum(c, total[..., h:])
+
+
+class _LastState:
+    """A recurrent layer over a window [k, m, L, F], of which only the last state is wanted: [k, m, H]."""
+
+    def __init__(self, cell: _RNN | _GRU) -> None:
+        self._cell, self.names = cell, cell.names
+
+    def forward(self, tensors: Named, x: Tensor, before: _Run | None) -> tuple[Tensor, _Run]:
+        run = self._cell.begin(tensors, x.transpose(1, 2).contiguous(), before)
+        for t in range(x.shape[2]):
+            state = self._cell.forward(tensors, run, t)
+        return state, run
+
+    def backward(self, tensors: Named, saved: _Run, g: Tensor, step: _Step, deep: bool) -> Tensor:
+        for t in reversed(range(saved.x.shape[1])):
+            g = self._cell.backward(tensors, saved, t, g)
+        self._cell.move(saved, step)
+        return g
+
+
+class _Forecaster:
+    """The model `gru`: an encoder, and a decoder that is fed with what it said last; see models/gru.py."""
+
+    def __init__(self, encoder: _GRU, decoder: _GRU, head: _Linear, outputs: int) -> None:
+        self._encoder, self._decoder, self._head, self._outputs = encoder, decoder, head, outputs
+        self.names = encoder.names + decoder.names + head.names
+
+    def forward(self, tensors: Named, x: Tensor, before: tuple[_Run, _Run] | None) -> tuple[Tensor, tuple[_Run, _Run]]:
+        first, second = before or (None, None)
+        encoder = self._encoder.begin(tensors, x.transpose(1, 2).contiguous(), first)
+        for t in range(x.shape[2]):
+            state = self._encoder.forward(tensors, encoder, t)
+        ahead = x.new_zeros(len(x), self._outputs, *x.shape[1::2])  # [k, O, m, F]
+        clock, tick = x[:, :, -1, 1:], x[:, :, -1, 1:] - x[:, :, -2, 1:]
+        for t in range(self._outputs):
+            ahead[:, t, :, 1:] = clock
+            clock = (clock + tick) % 1
+        decoder, value, said = self._decoder.begin(tensors, ahead, second, state), x[:, :, -1, :1], []
+        for t in range(self._outputs):
+            self._decoder.feed(tensors, decoder, t, value)
+            value = self._head.forward(tensors, self._decoder.forward(tensors, decoder, t))[0]
+            said.append(value)
+        return torch.cat(said, 2), (encoder, decoder)
+
+    def backward(self, tensors: Named, saved: tuple[_Run, _Run], g: Tensor, step: _Step, deep: bool) -> Tensor:
+        encoder, decoder = saved
+        said = g.mT.unsqueeze(-1).contiguous()  # [k, O, m, 1]
+        fed = below = g.new_zeros(())
+        for t in reversed(range(self._outputs)):
+            said[:, t] += fed  # an output is the next step's input too
+            state = torch.bmm(said[:, t], tensors[self._head.weight]).add_(below)
+            below = self._decoder.backward(tensors, decoder, t, state)
+            fed = self._decoder.starve(tensors, decoder, t)
+        if not step.moving.isdisjoint(self._encoder.names):
+            for t in reversed(range(encoder.x.shape[1])):
+                below = self._encoder.backward(tensors, encoder, t, below)
+            self._encoder.move(encoder, step)
+        self._decoder.move(decoder, step)
+        self._head.backward(tensors, decoder.states[:, 1:].flatten(1, 2), said.flatten(1, 2), step, False)
+        return g
+
+
+def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
+    return outputs.softmax(-1).scatter_add_(-1, y.unsqueeze(-1), outputs.new_full((), -1).expand(*y.shape, 1))
+
+
+def _squared(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs - y.view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
+
+
+def _forecast(task: Forecasting, outputs: Tensor, y: Tensor) -> Tensor:
+    known = ~y.isnan()
+    error = (outputs - (torch.where(known, y, task.mean) - task.mean) / task.deviation) * known
+    return (error.sign() if task.error == "absolute" else 2 * error) / y.shape[-1]
+
+
+# The gradient of each example's loss at the outputs: [k, m, ...], y: [k, m, ...].
+LOSSES: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    Classification: _cross_entropy,
+    Regression: _squared,
+    Forecasting: _forecast,
+}
+
+
+def last_state(module: nn.Module, path: str) -> Part:
+    """The last state of a recurrent layer that reads windows [B, L, F]; raises Unfused for layers other than these."""
+    if isinstance(module, nn.RNN):
+        return _LastState(_RNN(_simple(module, nn.RNN), path))
+    return _LastState(_GRU(_simple(module, nn.GRU), path, "_l0"))
+
+
+def forecaster(encoder: nn.GRU, decoder: nn.GRUCell, head: nn.Linear, outputs: int, path: str) -> Part:
+    """The model of models/gru.py, whose names these are: a decoder whose head's output is its next input."""
+    return _Forecaster(
+        _GRU(_simple(encoder, nn.GRU), f"{path}encoder.", "_l0"),
+        _GRU(_simple(decoder, nn.GRUCell), f"{path}decoder.", ""),
+        _Linear(_simple(head, nn.Linear), f"{path}head."),
+        outputs,
+    )
+
+
+def _simple(module: nn.Module, kind: type) -> Any:
+    """The module, if it is of exactly this kind with the usual settings."""
+    if type(module) is not kind:
+        raise Unfused(f"{type(module).__name__} has no fused form")
+    usual = {"num_layers": 1, "bidirectional": False, "batch_first": True, "bias": True, "proj_size": 0}
+    for name, value in usual.items():
+        if isinstance(module, nn.RNNBase) and getattr(module, name) != value:
+            raise Unfused(f"a recurrent layer with {name}={getattr(module, name)} has no fused form")
+    return module
+
+
+def _flatten(module: nn.Flatten, path: str) -> list[Part]:
+    if (module.start_dim, module.end_dim) != (1, -1):
+        raise Unfused("Flatten has a fused form only if it leaves one axis")
+    return [_Flatten()]
+
+
+# The parts of each kind of module: exactly this kind, for a subclass may compute something else.
+FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
+    nn.Sequential: lambda module, path: [p for name, m in module._modules.items() for p in parts(m, f"{path}{name}.")],
+    nn.Linear: lambda module, path: [_Linear(module, path)],
+    nn.Flatten: _flatten,
+    nn.ReLU: lambda module, path: [_Activation(Tensor.relu_, _relu_backward)],
+    nn.Tanh: lambda module, path: [_Activation(Tensor.tanh_, _tanh_backward)],
+    nn.Sigmoid: lambda module, path: [_Activation(Tensor.sigmoid_, _sigmoid_backward)],
+}
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def parts(module: nn.Module, path: str = "") -> list[Part]:
+    """The fused form of a module whose tensors' names begin with `path`; raises Unfused if there is none."""
+    if type(module) not in FORMS:
+        raise Unfused(f"{type(module).__name__.lstrip('_')} has no fused form")
+    return FORMS[type(module)](module, path)
+
+
+@dataclass(frozen=True)
+class Fused:
+    """A model with its task in fused form."""
+
+    parts: tuple[Part, ...]
+    layout: Layout
+    task: Task
+
+    @staticmethod
+    def of(module: nn.Module, layout: Layout, task: Task, example: torch.Size) -> "Fused":
+        """The fused form of a module on examples of this shape; raises Unfused if there is none."""
+        for part in module.modules():
+            if "forward" in vars(part) or any(getattr(part, hooks) for hooks in HOOKS):
+                raise Unfused(f"this {type(part).__name__} has hooks or its own forward, which would be passed over")
+        found = parts(module)
+        if type(task) not in LOSSES:
+            raise Unfused(f"the loss of {type(task).__name__} has no fused form")
+        if len(example) > 1 and not isinstance(found[0], _Flatten | _LastState | _Forecaster):
+            raise Unfused("only examples with one axis, or flattened at once, have a fused form")
+        if any(isinstance(part, _LastState | _Forecaster) for part in found[1:]):
+            raise Unfused("a recurrent layer has a fused form only where it comes first")
+        used = [name for part in found for name in part.names]
+        if sorted(used) != sorted(e.name for e in layout.entries):
+            raise Unfused("layers that share tensors have no fused form")
+        return Fused(tuple(found), layout, task)
+
+    def descend(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batches: Batches,
+        descent: Descent,
+        only: frozenset[str] | None = None,
+    ) -> Tensor:
+        """Local training of K clients from theta: [K, d] on the pool x, y; returns the trained [K, d].
+
+        `only` names the tensors that may move; None: all that are trainable.
+        """
+        moving = frozenset(e.name for e in self.layout.entries if e.trainable and (only is None or e.name in only))
+        lowest = next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), None)
+        if lowest is None:
+            return theta.clone()
+        order = batches.valid.sum(1).argsort(stable=True)  # so that those who still train are the last ones of a block
+        if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
+            theta, batches = theta[order], Batches(*(t[order] for t in batches))
+            descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
+        found = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        with torch.no_grad():
+            for at, span in self._blocks(batches, moving, lowest, theta.element_size()):
+                slope = None if descent.slope is None else descent.slope[at]
+                block = _Block(self, theta[at], Batches(*(t[at] for t in batches)), descent._replace(slope=slope))
+                block.train(x, y, moving, lowest, span, found[at])
+        return found[order.argsort()] if sort else found
+
+    def _blocks(
+        self, batches: Batches, moving: frozenset[str], lowest: int, bytes: int
+    ) -> Iterator[tuple[slice, bool]]:
+        """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
+        shapes, part = {e.name: e.shape for e in self.layout.entries}, self.parts[lowest]
+        examples = (batches.place.amax((1, 2)) + 1).tolist()  # [K] n
+        seen = batches.weight.sum((1, 2)).tolist()  # [K] the same with repetition
+
+        def spans(i: int) -> bool:
+            """Whether that saves enough multiplications of larger matrices to be quicker."""
+            if not isinstance(part, _Linear) or not moving.issuperset(part.names):
+                return False
+            (out, width), n = shapes[part.weight], examples[i]
+            return bool(n * width * (2 * out + n) + seen[i] * n * out < SAVED * 2 * seen[i] * width * out)
+
+        start = 0
+        while start < len(examples):
+            names = (name for part in self.parts[lowest + spans(start) :] for name in part.names)
+            size = CACHE // max(1, bytes * sum(shapes[name].numel() for name in names))
+            stop = min(start + max(1, min(size, MOST)), len(examples))
+            yield slice(start, stop), spans(stop - 1)
+            start = stop
+
+
+class _Block:
+    """Clients that are trained at once, those with the fewest steps first."""
+
+    def __init__(self, fused: Fused, theta: Tensor, batches: Batches, descent: Descent) -> None:
+        self._fused, self._batches, self._descent = fused, batches, descent
+        self._tensors = self._split(theta)
+        self._slopes = {} if descent.slope is None else self._split(descent.slope)
+
+    def _split(self, theta: Tensor) -> Named:
+        """theta: [k, d] as views [k, ...]."""
+        return {e.name: theta[:, e.at].unflatten(1, e.shape) for e in self._fused.layout.entries}
+
+    def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
+        """Write the trained vectors to out: [k, d]."""
+        parts, (rows, place, weight, valid) = self._fused.parts, self._batches
+        k, width = len(rows), int(place.max()) + 1
+        rows = rows[:, :width]
+        pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1)  # [T, k, B] rows of the pool
+        inputs, at, spanned = x, pooled, None
+        if fixed := span or any(part.names for part in parts[:lowest]):  # what the lowest layer reads, once for all
+            inputs = x.index_select(0, rows.flatten()).unflatten(0, (k, width))
+            for part in parts[:lowest]:
+                inputs = part.forward(self._tensors, inputs, None)[0]
+            if span:
+                spanned = _Span(cast(_Linear, parts[lowest]), inputs, self._tensors, self._descent, self._slopes)
+            inputs = inputs.flatten(0, 1)
+            at = (place + width * torch.arange(k, device=place.device)[:, None, None]).transpose(0, 1)
+        climbed = parts[lowest + span if fixed else 0 :]
+        deepest = 0 if fixed else lowest  # of those, the lowest that moves
+        # Copies, for theta stays as it is; and products are faster where matrices lie side by side.
+        moved = {name: self._tensors[name].clone() for part in climbed for name in part.names}
+        steps, real = valid.sum(1), weight.sum(2)
+        done = (steps[:, None] <= torch.arange(len(at), device=steps.device)).sum(0).tolist()  # clients, by step
+        most = real.amax(0).long().tolist()
+        least = torch.where(valid, real, torch.inf).amin(0).tolist()
+        share = (weight / real.clamp(min=1).unsqueeze(-1)).transpose(0, 1).unsqueeze(-1)  # [T, k, B, 1]
+        now, step, first = moved, _Step(moved, moving, self._descent, self._slopes), 0
+        saved: list[Any] = [None] * len(climbed)
+        for t in range(int(steps[-1])):
+            if done[t] > first:
+                first = done[t]
+                now, slopes = ({name: tensor[first:] for name, tensor in ts.items()} for ts in (moved, self._slopes))
+                step = _Step(now, moving, self._descent, slopes)
+            m = most[t]
+            here = at[t, first:, :m].flatten()
+            truth = y.index_select(0, pooled[t, first:, :m].flatten()).unflatten(0, (-1, m))
+            value = spanned.forward(first, here, m) if spanned else inputs.index_select(0, here).unflatten(0, (-1, m))
+            for i, part in enumerate(climbed):
+                value, saved[i] = part.forward(now, value, saved[i])
+            g = LOSSES[type(self._fused.task)](self._fused.task, value, truth)
+            g.mul_(1 / m if least[t] == m else share[t, first:, :m])
+            for i in reversed(range(deepest, len(climbed))):
+                g = climbed[i].backward(now, saved[i], g, step, deep=span or i > deepest)
+            if spanned:
+                spanned.backward(first, here, g)
+        new = self._split(out)
+        if spanned:
+            spanned.settle(steps.tolist(), new)
+        for name in new.keys() - (parts[lowest].names if span else ()):
+            new[name].copy_(moved.get(name, self._tensors[name]))
