@@ -13,9 +13,7 @@ from torch import nn
 
 from kinfed import SGD, Split, Training, UsageError, fit
 from kinfed.federation import _to, divide
-from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg, Local
-from kinfed.model import Model
 from kinfed.partitions import PARTITIONS, Natural
 from kinfed.windows import Windows, clock
 
@@ -70,10 +68,10 @@ def test_the_clock_is_an_input_beside_the_readings():
 def test_windows_are_views_that_stay_views():
     data = counting(500, 4, past=12, horizon=12)
     federation = dealt(data, Split(0.2, 0.1))
-    fleet = Simulation(federation, Model(nn.Sequential(nn.Flatten(), nn.Linear(12, 12))), FedAvg(), Training())
-    for x, y in ((federation.x, federation.y), fleet.pool):
-        assert x.shape == (500 * 4 - 23, 12, 1)
-        assert x.untyped_storage().nbytes() == y.untyped_storage().nbytes() == 4 * 500 * 4
+    assert federation.x.shape == (500 * 4 - 23, 12, 1)
+    moved = federation.to(torch.device("cpu"))
+    for values in (federation.x, federation.y, moved.x, moved.y):
+        assert values.untyped_storage().nbytes() == 4 * 500 * 4
     for view in (federation.x, federation.y):
         moved = _to(view, torch.device("meta"))
         assert (moved.shape, moved.stride()) == (view.shape, view.stride())

@@ -95,12 +95,21 @@ class Split:
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
 
     def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Sequence[torch.Generator]) -> list[Rows]:
-        """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part."""
+        """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.
+
+        Raises UsageError where a share has fewer steps than one example covers.
+        """
         assert dataset.time is not None
         steps = dataset.time[torch.cat(list(owned))].unique()
         test = len(steps) - max(1, round(self.test * len(steps)))
         validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
-        first, second = steps[max(validation, 0)], steps[test]
+        for share, count in (("training", max(validation, 0)), ("validation", test - validation)):
+            if count < dataset.span and (share == "training" or self.validation):
+                raise UsageError(
+                    f"split: the {share} share covers {count} steps, but a window needs {dataset.span}; "
+                    "change the shares, or take shorter windows"
+                )
+        first, second = steps[validation], steps[test]
         found = []
         for rows, draw in zip(owned, draws, strict=True):
             if self.examples:
@@ -121,7 +130,7 @@ class Split:
 class Federation:
     """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`.
 
-    `rows[split][i]` are client i's rows of the pool. `graph` is the relation the methods may use; `groups: [N]`
+    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation the methods may use; `groups: [N]`
     is the hidden truth, for scoring learned graphs only: no method sees it.
     """
 
@@ -139,7 +148,11 @@ class Federation:
         count = len(self.rows["train"])
         if not self.names:
             object.__setattr__(self, "names", tuple(str(i) for i in range(count)))
-        if set(self.rows) != set(SPLITS) or any(len(r) != count for r in self.rows.values()) or count == 0:
+        if (
+            set(self.rows) - {"triggered"} != set(SPLITS)
+            or any(len(r) != count for r in self.rows.values())
+            or count == 0
+        ):
             raise UsageError(
                 f"a federation needs rows for {', '.join(SPLITS)}, one entry a client, and a client or more"
             )

@@ -1,0 +1,68 @@
+"""kinfed reference."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .. import config
+from ..centralised import train
+from ..errors import RunError, UsageError
+from ..experiment import pick_device
+from ..files import replacing
+from ..references import REFERENCES
+from ..runs import write_history
+from .running import Bar, machine, options, show
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the command into the parser."""
+    reference = commands.add_parser(
+        "reference",
+        parents=[options(), common],
+        help="train one published network on all clients' series together",
+        description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
+        epilog="example: kinfed reference graph-wavenet src/kinfed/experiments/metr-la.toml reference.epochs=10",
+    )
+    reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
+    reference.add_argument("source", metavar="FILE.toml")
+    reference.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="of the experiment, or reference.KEY=VALUE"
+    )
+    reference.add_argument("--out", type=Path, metavar="DIR", help="default: runs/REFERENCE/DATASET/TIME")
+    reference.set_defaults(command=_reference)
+
+
+def _reference(asked: argparse.Namespace, console: Console) -> None:
+    table = config.read(asked.source, asked.overrides)
+    reference, settings = config.call(REFERENCES[asked.reference], table.pop("reference", {}), "reference")
+    experiment = config.resolve(table)
+    where = machine(asked, Bar(console, True))
+    seed, dealt = experiment.table["seed"], experiment.table["federation"]
+    out = asked.out or Path("runs") / asked.reference / dealt["dataset"]["name"] / time.strftime("%Y-%m-%d-%H%M%S")
+    if (out / "summary.json").exists():
+        raise UsageError(f"{out} holds a run already; choose another --out")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"cannot make the folder {out}: {problem.strerror}") from None
+    with Bar(console, asked.quiet) as bar:
+        federation = experiment.federation(where.data_dir, seed)
+        device = pick_device(asked.device)
+        found = train(reference, federation, seed=seed, device=device, progress=bar.update)
+    write_history(found.history, None, "given", [], out)
+    summary = {
+        **found.summary(),
+        "method": asked.reference,
+        "dataset": dealt["dataset"]["name"],
+        "federation": dealt,
+        "reference": settings,
+        "executor": "centralised",
+        "out": str(out),
+    }
+    with replacing(out / "summary.json") as part:
+        part.write_text(json.dumps(summary, indent=1) + "\n")
+    show(summary, asked, console)
