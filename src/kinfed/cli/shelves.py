@@ -15,6 +15,7 @@ from ..datasets import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
 from ..partitions import PARTITIONS
+from ..references import REFERENCES
 from ..relations import GRAPHS
 
 SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how many arguments are not settings
@@ -24,6 +25,7 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
     "graphs": (GRAPHS, 2),
     "models": (MODELS, 2),
     "analyses": (ANALYSES, 1),
+    "references": (REFERENCES, 0),
 }
 
 
