@@ -5,8 +5,10 @@ from collections.abc import Callable
 from ..study import Finding
 from .controls import controls
 from .curves import curves
+from .late import late
 from .layers import layers
 from .map import map
+from .novel import novel
 from .topologies import topologies
 from .weights import weights
 
@@ -17,4 +19,6 @@ ANALYSES: dict[str, Callable[..., Finding]] = {
     "curves": curves,
     "map": map,
     "topologies": topologies,
+    "late": late,
+    "novel": novel,
 }

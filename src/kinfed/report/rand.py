@@ -5,18 +5,17 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from ..errors import UsageError
-from .drawing import COLOURS, INK, NORMAL, legend, page, write
+from .drawing import COLOURS, INK, by_round, legend, page, title, write
 
 
 def rand_by_round(rounds: ArrayLike, found: Mapping[str, ArrayLike], every: int, path: Path) -> None:
     """A line a topology: the Rand index by round, its means over seeds, and thin and dashed the adjusted one.
 
     `rounds: [T]` (from 1), each of found [S, T, 2] for S seeds; a band spans them. Every `every`-th round gets a mark.
-    Raises UsageError if a curve is not [S, T, 2].
+    Raises UsageError if one of found is not [S, T, 2].
     """
     at = np.asarray(rounds)
     figure, axes = page(7.5, 4.2)
@@ -33,13 +32,10 @@ def rand_by_round(rounds: ArrayLike, found: Mapping[str, ArrayLike], every: int,
         line.set_label(label)
         lines.append(line)
     lines.append(Line2D([], [], color=INK, linestyle="--", linewidth=1, label="adjusted for chance"))
-    axes.set_xlabel("round")
     axes.set_ylabel("Rand index")
     axes.set_ylim(min(0.0, axes.get_ylim()[0]), 1.03)
-    axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
-    axes.margins(x=0.02)
+    by_round(axes)
     what = f"clusters against nodes; dots on every {every}th round, when each node sends its share"
-    several = any(len(np.asarray(index)) > 1 for index in found.values())
-    axes.set_title(what + "; bands hold all seeds" * several, loc="left", fontsize=NORMAL, color=INK)
+    title(axes, what + "; bands hold all seeds" * (len(index) > 1))
     legend(axes, lines)
     write(figure, path)

@@ -1,0 +1,96 @@
+"""Late: clients that join a running federation, and how soon they are as well off as the others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..engine import latecomers
+from ..errors import UsageError
+from ..report.drawing import Array, scaled, with_unit
+from ..report.joining import LINES, early_and_late
+from ..runs import read_summary
+from ..seeding import tags
+from ..study import Finding, Row, Study, repeats, score, scores_by_round, setting
+
+
+def late(
+    study: Study,
+    methods: Sequence[str] = ("local", "fedavg", "per-fedavg", "fedamp", "pfedgat", "fedaghn"),
+    share: float = 0.2,
+    joins: int | None = None,
+) -> Finding:
+    """Test scores of a `share` of clients that join when `joins` rounds are over, and of the others.
+
+    This is pFedGAT's Figure 4. By default they join at half time. Until then the server does not know of them, and they
+    are scored with what they would be sent. They have caught up in the first round in which their mean is no worse than
+    that of the others. What is different about their data shows in a second run of each method, in which they are there
+    from the start.
+    """
+    rounds = study.experiment().table["rounds"]
+    joins = rounds // 2 if joins is None else joins
+    if not 0 < joins < rounds:
+        raise UsageError(f"analysis.joins must lie between 0 and the {rounds} rounds; got {joins}")
+    asked = {name: [setting("method.name", name)] for name in methods}
+    missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in asked.items()}
+    whole = {f"{name}-from-the-start": overrides for name, overrides in asked.items()}
+    folders = study.runs(missed | whole)
+    rows: list[Row] = []
+    panels: dict[str, dict[str, Array]] = {}
+    for name in methods:
+        one = score(folders[name])
+        at, tests = scores_by_round(folders[name], one.model)  # [T], [S, T, N]
+        _, control = scores_by_round(folders[f"{name}-from-the-start"], one.model)
+        if not (at <= joins).any():
+            raise UsageError(
+                f"no round is evaluated before the late clients join after round {joins}; lower evaluate_every"
+            )
+        absent = held_back(folders[name], share)
+        lines = [over(tests, ~absent), over(tests, absent), over(control, absent)]
+        panels[name] = dict(zip(LINES, lines, strict=True))
+        rows.append({"method": name, "model": one.model, **_row(at, lines, joins, one.metric, one.higher_is_better)})
+    picture = study.out / "late.png"
+    early_and_late(at, panels, joins, f"test {one.metric}", picture)
+    return Finding(
+        f"test {with_unit(one.metric)} of clients that join after round {joins}, and of the others", rows, [picture]
+    )
+
+
+def hold_back(study: Study, share: float, joins: int) -> str:
+    """The override by which a share of clients joins when so many rounds are over."""
+    table = study.experiment().table["participation"]
+    settings = ", ".join(setting(key, value) for key, value in (table | {"late": share, "joins": joins}).items())
+    return f"participation={{{settings}}}"
+
+
+def held_back(folder: Path, share: float) -> Array:
+    """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
+    found = []
+    for one in map(read_summary, repeats(folder)):
+        absent = np.zeros(one["clients"], dtype=bool)
+        absent[latecomers(one["seed"], tags(one["names"]), share).numpy()] = True
+        found.append(absent)
+    return np.stack(found)
+
+
+def over(scores: Array, chosen: Array) -> Array:
+    """[S, T] means of scores: [S, T, N] over the clients chosen: [S, N]."""
+    return np.stack([values[:, mine].mean(1) for values, mine in zip(scores, chosen, strict=True)])
+
+
+def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:
+    """What is told of the lines of early and late clients and those from the start, [S, T] each."""
+    early, late, control = (scaled(line.mean(0), metric) for line in lines)
+    before, after = np.flatnonzero(at <= joins)[-1], np.flatnonzero(at > joins)
+    there = late[after] >= early[after] if higher_is_better else late[after] <= early[after]
+    last = scaled(lines[1][:, -1], metric)
+    return {
+        f"early, round {at[before]}": float(early[before]),
+        f"late, round {at[before]}": float(late[before]),
+        f"late, round {at[after[0]]}": float(late[after[0]]),
+        f"late, round {at[-1]}": float(late[-1]),
+        "over seeds": float(last.std(ddof=1)) if len(last) > 1 else None,
+        f"early, round {at[-1]}": float(early[-1]),
+        "late, from the start": float(control[-1]),
+        "rounds to catch up": int(at[after][there.argmax()]) - joins if there.any() else None,
+    }
