@@ -1,10 +1,13 @@
 """A federation in one process: a grid whose nodes run the client app's functions at once, with faults on demand."""
 
 import itertools
+import json
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
@@ -13,8 +16,29 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from kinfed.flower import client
+from kinfed import files, wire
+from kinfed.engine import run
+from kinfed.federation import Federation, Graph
+from kinfed.fleet import Simulation
+from kinfed.flower import client, courier, plan
+from kinfed.flower.grid import Post
+from kinfed.flower.server import serve
+from kinfed.layout import Layout
+from kinfed.record import History
+from kinfed.report import charts, heatmaps
+from kinfed.tasks import Classification
 
+LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
+SETTINGS = {
+    "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
+    "fedcedar": {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.5},
+    "fedamp": {"alpha": 0.1, "sigma": 1.0},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedhn": {"hidden": 7},
+    "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
+    "per-fedavg": {"alpha": 0.05, "beta": 0.1},
+    "fedaghn": {"sharpness": 3.0, "lr": 0.1},
+}
 SIZES = {"a": 3, "b": 9, "c": 8, "d": 17, "e": 4, "f": 12}
 
 
@@ -108,3 +132,98 @@ def sites(tmp_path, examples):
 @pytest.fixture
 def grid(sites):
     return FakeGrid(sites)
+
+
+class Outcome(NamedTuple):
+    """How a simulation ended."""
+
+    history: History
+    states: dict  # [N, ...] private states, packed
+    layout: Layout
+
+
+class Trial:
+    """One experiment, at six sites and in a simulation."""
+
+    def __init__(self, grid, folder, examples, planned):
+        self.grid, self.folder, self.examples, self.planned, self.said = grid, folder, examples, planned, []
+
+    def serve(self):
+        """Run it at the sites; returns the summary."""
+        return serve(self.planned, Post(self.grid), self.folder / "out", log=self.said.append, poll=0.001)
+
+    def simulate(self, absent=(), names=None):
+        """Run it on one machine; `absent` lists (client, round from 1) in which a client does not answer."""
+        rows, pool, at = {"train": [], "validation": [], "test": []}, {"x": [], "y": []}, 0
+        names = names or list(self.examples)
+        for name in names:
+            for split, parts in rows.items():
+                count = len(self.examples[name][f"x_{split}"])
+                parts.append(torch.arange(at, at + count))
+                at += count
+                for k, values in pool.items():
+                    values.append(torch.from_numpy(self.examples[name][f"{k}_{split}"]))
+        federation = Federation(torch.cat(pool["x"]), torch.cat(pool["y"]), rows, Classification(3), names)
+
+        class Partial(Simulation):
+            def train(self, round, cohort, sent):
+                here = torch.tensor([(names[i], round + 1) not in absent for i in cohort.tolist()])
+                return super().train(
+                    round, cohort[here], wire.unpack({k: t[here] for k, t in wire.pack(sent).items()}, sent)
+                )
+
+        learning, table = self.planned.learning, self.planned.table
+        model = self.planned.model(tuple(federation.x.shape[1:]), 3)
+        fleet = Partial(federation, model, learning.method, learning.training, seed=table["seed"], executor="loop")
+        history = History(tuple(names), federation.task, table["evaluate_every"])
+        weights = torch.zeros(6, 6)
+        for i, j in LINKS:
+            weights[i, j] = weights[j, i] = 1
+        roster = fleet.roster(Graph(weights, "given") if len(names) == 6 else None)
+        run(
+            learning.method,
+            roster,
+            fleet,
+            history,
+            rounds=table["rounds"],
+            participation=learning.participation,
+        )
+        return Outcome(history, wire.pack(fleet.state), model.layout)
+
+    def state(self, name):
+        """A site's private state, packed, and the rest of what it remembers."""
+        (folder,) = (self.folder / "sites" / name / name).iterdir()
+        arrays = load_file(folder / "state.safetensors")
+        return {k.removeprefix("state/"): t for k, t in arrays.items() if k.startswith("state/")}
+
+    def compare(self, expected, names=None):
+        """The sites' private states are those of the simulation."""
+        for i, name in enumerate(names or self.examples):
+            for key, value in self.state(name).items():
+                torch.testing.assert_close(value, expected.states[key][i], rtol=1e-5, atol=1e-5)
+
+
+@pytest.fixture
+def trial(grid, tmp_path, examples, monkeypatch):
+    """Makes a Trial of a method; pictures are left out."""
+    for module, names in ((charts, ("accuracy_by_round", "accuracy_by_client")), (heatmaps, ("relation_heatmap",))):
+        for name in names:
+            monkeypatch.setattr(module, name, lambda *_, **__: None)
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(courier, "LOOK", 0.0)
+    monkeypatch.setattr(courier, "AGAIN", 0.0)
+    (tmp_path / "links.csv").write_text("from,to\n" + "".join(f"{'abcdef'[i]},{'abcdef'[j]}\n" for i, j in LINKS))
+
+    def make(name, *, rounds=3, share=1.0, linked=True, **flower):
+        table = {
+            "rounds": rounds,
+            "seed": 11,
+            "participation": share,
+            "model": {"name": "mlp", "hidden": [5]},
+            "training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
+            "method": {"name": name, **SETTINGS.get(name, {})},
+            "flower": {"clients": 6, "classes": 3, "graph": str(tmp_path / "links.csv") if linked else "", **flower},
+        }
+        return Trial(grid, tmp_path, examples, plan.resolve(json.loads(json.dumps(table))))
+
+    return make

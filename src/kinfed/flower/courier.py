@@ -85,6 +85,18 @@ class Courier:
                 said = waited + 30
             time.sleep(self.poll)
 
+    def wait(self, clients: Collection[str]) -> bool:
+        """Whether one of the clients is online, or comes online before the deadline."""
+        begin = time.monotonic()
+        while True:
+            self._look()
+            self._collect()
+            if any(map(self.is_online, clients)):
+                return True
+            if not clients or time.monotonic() - begin > self.deadline:
+                return False
+            time.sleep(self.poll)
+
     def ask(
         self,
         kind: str,

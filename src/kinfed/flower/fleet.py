@@ -60,9 +60,14 @@ class FlowerFleet:
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; returns the ids of those who answered and their uploads.
 
-        An upload of another form, with NaN or infinity, or far longer than the others is left out. Raises RunError if
-        fewer than the quorum give a good one.
+        An upload of another form, with NaN or infinity, or far longer than the others is left out. Nobody answers if
+        only clients that were not drawn are there. Raises RunError if fewer than the quorum give a good upload.
         """
+        drawn = [self.names[i] for _, i in self._audible(cohort)]
+        if not self.courier.wait(drawn) and any(map(self.courier.is_online, self.names)):
+            self.courier.log(f"round {round + 1} passes: none of the clients drawn for it is there")
+            self._account(round, cohort, [])
+            return torch.zeros(0, dtype=torch.int64), ()
         rows = {i: tree_map(lambda t, at=place: t[at], sent) for place, i in self._audible(cohort)}
         orders, likes = {}, {}
         for i, row in rows.items():

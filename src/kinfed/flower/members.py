@@ -1,62 +1,20 @@
 """Members: what becomes of the server's tables when clients join, fall silent or come back."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..federation import Graph, Origin
+from ..federation import Origin
 from ..graph import put
 from ..method import Method, Roster
 from ..record import History
 from ..seeding import fold, key, uniform
 
 Tree = Any
-
-
-def subset(roster: Roster, ids: Tensor) -> Roster:
-    """The roster of some clients: [M]."""
-    graph = roster.graph
-    return replace(
-        roster,
-        sizes=roster.sizes[ids],
-        tags=roster.tags[ids],
-        graph=graph and Graph(graph.weights[ids][:, ids], graph.origin),
-        introductions=tree_map(lambda t: t[ids], roster.introductions),
-    )
-
-
-def axes(fewer: Tree, more: Tree) -> Tree:
-    """For each tensor of a server's state, the axes that count clients: those in which two first states differ."""
-
-    def differing(a: Tensor, b: Tensor) -> Axes:
-        return Axes([i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n])
-
-    return tree_map(differing, fewer, more)
-
-
-class Axes(list[int]):
-    """Axes of one tensor; a class of its own so that a tree of them has the structure of the state."""
-
-
-def grow(method: Method, before: Roster, server: Tree, after: Roster) -> Tree:
-    """The server's state with clients added at the end: what `start` gives a client that has not taken part yet."""
-    small, large = method.start(before), method.start(after)
-
-    def embed(old: Tensor, first: Tensor, fresh: Tensor) -> Tensor:
-        counting = [i for i, (m, n) in enumerate(zip(first.shape, fresh.shape, strict=True)) if m != n]
-        if not counting:
-            return old
-        shape = [fresh.shape[i] if i in counting else n for i, n in enumerate(old.shape)]
-        # Where the state has changed its shape since the start, as clusters do, only zeros are sure to fit.
-        table = fresh.clone() if list(fresh.shape) == shape else old.new_zeros(shape)
-        table[tuple(slice(n) for n in old.shape)] = old
-        return table
-
-    return tree_map(embed, server, small, large)
 
 
 def lengthen(history: History, names: Sequence[str]) -> None:
@@ -70,6 +28,10 @@ def lengthen(history: History, names: Sequence[str]) -> None:
     history.scores = [{k: pad(v, 1, torch.nan) for k, v in scores.items()} for scores in history.scores]
     history.relations = [pad(relation, 2, 0.0) for relation in history.relations]
     history.notes = [{k: pad(v, 1, torch.nan) if v.ndim else v for k, v in notes.items()} for notes in history.notes]
+
+
+class Axes(tuple[int, ...]):
+    """The axes of one tensor that count clients; not a plain tuple, so that a tree of them looks like the state."""
 
 
 class Heard(NamedTuple):
@@ -106,6 +68,10 @@ class Attentive(Method):
     def start(self, roster: Roster) -> Tree:
         return Heard(self.method.start(roster), torch.zeros_like(roster.sizes))
 
+    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        missed = put(torch.zeros_like(roster.sizes), roster.others(newcomers), server.missed)
+        return Heard(self.method.admit(roster, server.inner, newcomers), missed)
+
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         """Rows of clients that are left out are zeros."""
         out = self.out = self.silent(roster, server)
@@ -113,7 +79,7 @@ class Attentive(Method):
             return self.method.send(roster, server.inner, cohort)
         ids, place, inner = self._reduce(roster, server, ~out)
         heard = ~out[cohort]
-        rows = self.method.send(subset(roster, ids), inner, place[cohort[heard]])
+        rows = self.method.send(roster.part(ids), inner, place[cohort[heard]])
         at = heard.nonzero().squeeze(1)
         return tree_map(lambda t: t.new_zeros(len(cohort), *t.shape[1:]).index_copy(0, at, t), rows)
 
@@ -122,7 +88,7 @@ class Attentive(Method):
         if not out.any():
             return Heard(self.method.aggregate(roster, server.inner, cohort, uploads), self.missed())
         ids, place, inner = self._reduce(roster, server, ~out)
-        after = self.method.aggregate(subset(roster, ids), inner, place[cohort], uploads)
+        after = self.method.aggregate(roster.part(ids), inner, place[cohort], uploads)
 
         def restore(whole: Tensor, part: Tensor, counting: Axes) -> Tensor:
             if not counting:
@@ -140,7 +106,7 @@ class Attentive(Method):
         if not out.any():
             return self.method.relation(roster, server.inner, cohort)
         ids, place, inner = self._reduce(roster, server, ~out)
-        part = self.method.relation(subset(roster, ids), inner, place[cohort[~out[cohort]]])
+        part = self.method.relation(roster.part(ids), inner, place[cohort[~out[cohort]]])
         if part is None:
             return None
         whole = torch.eye(len(roster), dtype=part.dtype).expand(*part.shape[:-2], -1, -1).clone()
@@ -169,5 +135,10 @@ class Attentive(Method):
         return ids, place, tree_map(select, server.inner, self._axes(roster))
 
     def _axes(self, roster: Roster) -> Tree:
+        """For each tensor of the state, the axes in which the first state would differ with one client more."""
         more = torch.cat((roster.everyone, roster.everyone[:1]))
-        return axes(self.method.start(roster), self.method.start(subset(roster, more)))
+
+        def differing(a: Tensor, b: Tensor) -> Axes:
+            return Axes(i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n)
+
+        return tree_map(differing, self.method.start(roster), self.method.start(roster.part(more)))

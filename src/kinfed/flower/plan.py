@@ -75,6 +75,8 @@ def resolve(raw: Table) -> Plan:
     learning = config.learning(raw, frozenset({"federation", "flower"}))
     if learning.table["seeds"] != 1:
         raise UsageError("a federation runs one seed at a time; leave seeds out")
+    if learning.participation.late or learning.participation.by_group:
+        raise UsageError("participation.late and by_group are for simulations: here a site joins when it is started")
     federation = raw.get("federation", {})
     if not isinstance(federation, dict) or set(federation) - {"split"}:
         raise UsageError(

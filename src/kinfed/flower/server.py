@@ -107,8 +107,8 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
             turned_away.update(set(asked) - set(new))
             if new:
                 log(f"joined after round {at.done}: {', '.join(new)}")
-                grown = _roster(facts, planned, model, fleet)
-                at = at._replace(server=members.grow(method, roster, at.server, grown))
+                grown = replace(_roster(facts, planned, model, fleet), round=at.done)
+                at = at._replace(server=method.admit(grown, at.server, grown.everyone[len(roster) :]))
                 roster = grown
                 members.lengthen(history, fleet.names)
     fleet.finish()

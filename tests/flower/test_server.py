@@ -1,0 +1,304 @@
+"""Whole runs with faults: bad answers, silence, crashes of either side, clients that come later."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, Error, Message
+from safetensors.torch import load_file
+
+from kinfed.errors import RunError, UsageError
+from kinfed.flower import grid as carrier
+from kinfed.flower import server as serving
+from kinfed.flower import site
+
+
+def changed(change):
+    """A fault that alters the arrays of an answer."""
+
+    def fault(answer):
+        message = carrier.unpack(answer.content)
+        arrays = {name: change(name, t) for name, t in message.arrays.items()}
+        answer.content = carrier.pack(message._replace(arrays=arrays))
+        return answer
+
+    return fault
+
+
+def said(**words):
+    """A fault that alters the words of an answer."""
+
+    def fault(answer):
+        message = carrier.unpack(answer.content)
+        answer.content = carrier.pack(message._replace(words=message.words | words))
+        return answer
+
+    return fault
+
+
+def failed(code, reason="no reason"):
+    """A fault: an error of Flower's instead of the answer."""
+
+    def fault(answer):
+        error = Message(Error(code, reason), reply_to=answer)
+        error.metadata.__dict__["_reply_to_message_id"] = answer.metadata.reply_to_message_id
+        return error
+
+    return fault
+
+
+def garbage(answer):
+    name = next(iter(answer.content["arrays"]))
+    answer.content["arrays"][name] = Array("float32", (1,), "numpy.ndarray", b"no numbers at all")
+    return answer
+
+
+def oversized(answer):
+    """An array whose header claims more than there is, to make the reader allocate it."""
+    name = next(iter(answer.content["arrays"]))
+    data = answer.content["arrays"][name].data
+    shape = str(answer.content["arrays"][name].shape).encode()
+    claimed = b"(99999999999,)".ljust(len(shape))
+    answer.content["arrays"][name].data = data.replace(shape, claimed, 1) if len(claimed) == len(shape) else data[:-4]
+    return answer
+
+
+FAULTS = {  # where it happens: what happens, and what is said about it
+    ("b", 2): (changed(lambda name, t: t * torch.nan), "client b out: upload/theta holds NaN or infinity"),
+    ("c", 2): (changed(lambda name, t: t / 0), "client c out: upload/theta holds NaN or infinity"),
+    ("d", 2): (
+        changed(lambda name, t: t[:-1]),
+        "client d out: upload/theta is torch.float32 [52], not torch.float32 [53]",
+    ),
+    ("a", 3): (
+        changed(lambda name, t: t.double()),
+        "client a out: upload/theta is torch.float64 [53], not torch.float",
+    ),
+    ("b", 3): (changed(lambda name, t: t * 1e6), "times as long as the cohort's median, more than 10"),
+    ("c", 3): (garbage, "client c out: the message cannot be read"),
+    ("a", 4): (oversized, "client a out: the message cannot be read"),
+    ("d", 4): (said(round=7), "client d out: it answers for round 7"),
+    ("e", 4): (said(client="a"), "client e out: the answer is client 'a''s"),
+    ("a", 5): (failed(2, "<class 'ValueError'>"), "client a out: <class 'ValueError'>"),
+    ("b", 5): (lambda answer: None, "went on without b: no answer"),
+}
+
+
+@pytest.mark.parametrize("name", ["fedaghn", "scaffold"])
+def test_a_bad_answer_is_left_out_named_and_undone_at_its_site(trial, name):
+    trial = trial(name, rounds=6, deadline=0.5)
+    trial.grid.faults = {where: fault for where, (fault, _) in FAULTS.items()}
+    expected = trial.simulate(absent=FAULTS)
+    trial.serve()
+    trial.compare(expected)
+    for _, message in FAULTS.values():
+        assert sum(message in line for line in trial.said) == 1, (message, trial.said)
+    assert sum("left" in line or "without" in line for line in trial.said) == len(FAULTS)
+
+
+def test_bad_answers_in_every_round_leave_the_others_as_if_there_were_no_such_client(trial):
+    trial = trial("fedamp", rounds=3)
+    for round in (1, 2, 3):
+        trial.grid.faults["b", round] = changed(lambda name, t: t * torch.nan)
+    trial.serve()
+    trial.compare(trial.simulate(absent={("b", 1), ("b", 2), ("b", 3)}))
+
+
+def test_scores_that_are_no_scores_do_not_end_a_run(trial):
+    trial = trial("fedavg")
+    trial.grid.faults["c", 2] = said(scores=[["shared", "test"]])
+    trial.grid.faults["d", 2] = said(scores=7)
+    summary = trial.serve()
+    assert summary["rounds"] == 3
+    assert sum("scores that cannot be read" in line for line in trial.said) == 2
+
+
+def test_an_answer_lost_on_the_way_is_given_again_without_training_twice(trial, monkeypatch):
+    trained = []
+    real = site.Simulation.train
+
+    def counted(self, round, cohort, sent):
+        trained.append((self.names[0], round + 1))
+        return real(self, round, cohort, sent)
+
+    trial = trial("fedaghn")
+    expected = trial.simulate()
+    monkeypatch.setattr(site.Simulation, "train", counted)
+    lost = iter([True, False])
+    trial.grid.faults["b", 2] = lambda answer: failed(5)(answer) if next(lost) else answer
+    trial.serve()
+    trial.compare(expected)
+    assert trained.count(("b", 2)) == 1
+    assert [entry for entry in trial.grid.log if entry[0] == "b"].count(("b", "round", "2")) == 2
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("name", ["fedaghn", "pfedgat"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, when):
+    """It dies in round 3, before or after its checkpoint; sites have trained that round already."""
+    trial = trial(name, rounds=5, share=0.5)
+    expected = trial.simulate()
+    real = serving.checkpoint.save
+
+    def dying(path, at, history):
+        if at.done == 3 and when == "before":
+            raise Stopped
+        real(path, at, history)
+        if at.done == 3:
+            raise Stopped
+
+    monkeypatch.setattr(serving.checkpoint, "save", dying)
+    with pytest.raises(Stopped):
+        trial.serve()
+    monkeypatch.setattr(serving.checkpoint, "save", real)
+    summary = trial.serve()
+    trial.compare(expected)
+    assert summary["rounds"] == 5
+    assert summary["chosen"] == expected.history.chosen
+    for key, scores in summary["clients_scores"].items():
+        assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
+    assert len(np.load(trial.folder / "out" / "relations.npz")["round"]) == 5
+    with pytest.raises(UsageError, match="holds a finished run"):
+        trial.serve()
+
+
+@pytest.mark.parametrize("at", ["train", "write"])
+def test_a_site_that_breaks_down_in_a_round_answers_again_as_if_it_had_not(trial, monkeypatch, at):
+    trial = trial("fedaghn")
+    expected = trial.simulate()
+    owner, name = {"train": (site.Simulation, "train"), "write": (site.Site, "_remember")}[at]
+    real, left = getattr(owner, name), [1]
+
+    def breaking(self, *rest):
+        mine, second = (self.name, rest[1].trained == 1) if at == "write" else (self.names[0], rest[0] == 1)
+        if mine == "c" and second and left:
+            left.pop()
+            raise KeyboardInterrupt
+        return real(self, *rest)
+
+    monkeypatch.setattr(owner, name, breaking)
+    with pytest.raises(KeyboardInterrupt):  # in this test both sides are one process, so the server goes as well
+        trial.serve()
+    monkeypatch.setattr(owner, name, real)
+    trial.serve()
+    trial.compare(expected)
+
+
+def test_a_site_without_disk_space_is_left_out_and_keeps_what_it_had(trial, monkeypatch):
+    trial = trial("fedaghn", rounds=4)
+    expected = trial.simulate(absent={("c", 2)})
+    real = site.checkpoint.save_file
+
+    def full(arrays, path, metadata=None):
+        if "/c/" in str(path) and "state" in str(path) and '"trained": 1,' in metadata["memory"]:
+            raise OSError(28, "No space left on device")
+        real(arrays, path, metadata)
+
+    monkeypatch.setattr(site.checkpoint, "save_file", full)
+    trial.serve()
+    trial.compare(expected)
+    assert any("left client c out" in line and "No space left on device" in line for line in trial.said)
+
+
+def test_a_site_that_lost_its_state_joins_anew(trial):
+    trial = trial("fedavg", rounds=4)
+    folder = trial.folder / "sites" / "c" / "c"
+
+    def lose(answer):
+        for path in sorted(folder.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        return answer
+
+    trial.grid.faults["c", 2] = lose
+    expected = trial.simulate()
+    summary = trial.serve()
+    assert any("joining anew, as their state is lost: c" in line for line in trial.said)
+    (mine,) = folder.iterdir()
+    for key, value in load_file(mine / "model.safetensors").items():
+        i = list(trial.examples).index("c")
+        torch.testing.assert_close(value, expected.layout.tensors(expected.history.models["theta"][i])[key])
+    assert summary["scores"]["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
+
+
+def test_too_few_answers_end_the_run_with_what_to_do_and_it_goes_on_later(trial):
+    trial = trial("fedavg", quorum=0.7, deadline=0.2, patience=0.5)
+    expected = trial.simulate()
+    for name in "abc":
+        trial.grid.faults[name, 2] = lambda answer: None
+    with pytest.raises(
+        RunError, match=r"only 3 of 6 clients gave an answer .* and 5 must; look after a, b, c and go on"
+    ):
+        trial.serve()
+    trial.grid.faults.clear()
+    summary = trial.serve()
+    assert summary["scores"]["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
+
+
+def test_clients_that_come_later_count_from_the_next_round(trial):
+    late = trial("fedamp", rounds=4, linked=False, clients=4)
+    nodes = dict(late.grid.sites)
+    for node in list(nodes)[4:]:
+        del late.grid.sites[node]
+
+    def arrive(answer):
+        late.grid.sites.update(nodes)
+        return answer
+
+    late.grid.faults["a", 1] = arrive  # greeted in round 2
+    summary = late.serve()
+    assert summary["names"] == list("abcdef")
+    assert "joined after round 2: e, f" in late.said
+    asked = [(name, group) for name, kind, group in late.grid.log if kind == "round"]
+    assert ("e", "2") not in asked
+    assert ("e", "3") in asked
+    with np.load(late.folder / "out" / "relations.npz") as file:
+        assert file["relation"].shape[1:] == (6, 6)
+        assert not file["relation"][0][4:].any()
+        assert file["relation"][-1][4, :4].sum() > 0  # it listens to the others
+    rows = (late.folder / "out" / "history.csv").read_text().splitlines()
+    assert any(row.startswith("2,e,") and row.endswith("nan") for row in rows)
+    assert any(row.startswith("4,e,") and not row.endswith("nan") for row in rows)
+
+
+def test_a_client_that_leaves_keeps_its_last_model_and_the_others_go_on(trial):
+    trial = trial("fedaghn", rounds=4)
+    expected = trial.simulate(absent={("f", 3), ("f", 4)})
+    gone = {}
+
+    def leave(answer):
+        (node,) = (node for node, site in trial.grid.sites.items() if site["client-id"] == "f")
+        gone[node] = trial.grid.sites.pop(node)
+        return answer
+
+    trial.grid.faults["a", 3] = leave  # asked before f is
+    summary = trial.serve()
+    assert summary["rounds"] == 4
+    trial.compare(expected, "abcde")
+    (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()
+    assert json.loads((folder / "model.json").read_text())["round"] in (1, 2)
+    assert load_file(folder / "model.safetensors").keys() == expected.layout.names
+
+
+def test_sites_with_other_examples_are_left_out(trial):
+    trial = trial("fedavg", clients=5, linked=False)
+    odd = trial.grid.sites[106]
+    np.savez(odd["data"], x=np.zeros((20, 7), np.float32), y=np.zeros(20, np.int64))
+    summary = trial.serve()
+    assert summary["names"] == list("abcde")
+    assert any("left client f out: its examples are [7]" in line for line in trial.said)
+
+
+def test_the_summary_counts_what_travelled(trial):
+    trial = trial("fedavg", rounds=3)
+    summary = trial.serve()
+    d = 53  # 6 x 5 + 5 + 5 x 3 + 3
+    for counted in summary["bytes_by_client"].values():
+        # The first model when it joins; one model a round, and one more to judge the last round.
+        assert counted["down"] > 4 * d * (1 + 3 + 1)
+        assert 4 * d * 3 < counted["up"] < 4 * d * 3 + 4000
+    assert summary["bytes_up"] == sum(c["up"] for c in summary["bytes_by_client"].values())
