@@ -13,6 +13,8 @@ import tomli_w
 import torch
 from torch import nn
 
+from .attack import Attack
+from .attacks import ATTACKS
 from .client import Training
 from .datasets import DATASETS
 from .engine import Participation
@@ -31,6 +33,7 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
+NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
 
 
 class Learning(NamedTuple):
@@ -56,6 +59,7 @@ class Experiment:
     graph: Callable[[Federation, int], Graph | None]
     dataset: Callable[..., Any]
     model: Callable[..., nn.Module]
+    attack: Attack | None = None
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
         """Load the data set, deal it to the clients and relate these."""
@@ -106,7 +110,7 @@ def override(table: Table, overrides: list[str]) -> Table:
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
-            if isinstance(held, str) and part in ("method", "dataset", "partition", "graph", "optimiser", "model"):
+            if isinstance(held, str) and part in NAMED:
                 held = inner[part] = {"name": held}
             if not isinstance(held, dict):
                 raise UsageError(f"'{dotted}': '{part}' is not a table")
@@ -155,7 +159,7 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
 
 def resolve(raw: Table) -> Experiment:
     """Make every part; the experiment's table has every default filled in."""
-    parts = learning(raw)
+    parts = learning(raw, frozenset({"federation", "attack"}))
     federation = _table(raw, "federation", "")
     _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
@@ -173,8 +177,11 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
+    attack = None
+    if "attack" in raw:
+        attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     return Experiment(
-        table, parts.method, parts.training, parts.participation, partition, split, graph, dataset, parts.model
+        table, parts.method, parts.training, parts.participation, partition, split, graph, dataset, parts.model, attack
     )
 
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from . import checkpoint, engine
+from .attack import Attack, AttackedFleet
 from .checkpoint import Progress
 from .client import Training
 from .errors import RunError, UsageError
 from .federation import Federation, Origin
-from .fleet import Simulation
+from .fleet import Fleet, Simulation
 from .method import Method
 from .metrics.graphs import edge_auroc, group_weights
 from .model import Model
@@ -38,6 +39,7 @@ class Run:
     executor: str
     reason: str  # why this executor
     seconds: float
+    attack: Attack | None = None
 
     @property
     def relation(self) -> Tensor | None:
@@ -78,6 +80,14 @@ class Run:
             "leaking": bool(cautions),
             "caution": "; ".join(cautions),
         }
+        if self.attack is not None:
+            attackers = self.attack.attackers(self.federation.names, self.seed)
+            found["attack"] = {
+                "name": type(self.attack).__name__,
+                **asdict(self.attack),
+                "attackers": [n for n, lies in zip(self.federation.names, attackers.tolist(), strict=True) if lies],
+                "scores": history.under_attack(),
+            }
         relation, groups = self.relation, self.federation.groups
         if relation is not None:
             found["relation"] = {"origin": self.origin}
@@ -106,17 +116,23 @@ def fit(
     folder: Path | None = None,
     checkpoint_seconds: float = 10.0,
     progress: Callable[[History, int], None] = lambda history, rounds: None,
+    attack: Attack | None = None,
 ) -> Run:
     """Train one personalised model a client and return the Run.
 
     `module` gives architecture and initial numbers; `head` names its classifier (default: the last nn.Linear).
     With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds`, and goes on from the one it
-    finds. `progress(history, rounds)` is called after every round. Raises UsageError for requests that cannot work and
-    RunError when training diverges or a file cannot be written; the last good checkpoint is kept.
+    finds. `progress(history, rounds)` is called after every round. With an `attack` some clients carry it out; they
+    have no say in which round is selected, and the summary has scores of the others beside those of all. Raises
+    UsageError for requests that cannot work and RunError when training diverges or a file cannot be written; the last
+    good checkpoint is kept.
     """
     if rounds < 1 or evaluate_every < 1:
         raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
     started = time.perf_counter()
+    if attack is not None:
+        attackers = attack.attackers(federation.names, seed)
+        federation = attack.corrupt(federation, attackers, seed)
     path = folder / CHECKPOINT if folder else None
     resumed = path is not None and path.exists()
     how: dict[str, Any] = {"executor": executor, "workers": workers, "chunk": chunk}
@@ -137,6 +153,10 @@ def fit(
         fleet.reason = "as before the interruption"
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, evaluate_every)
+    whole: Fleet = fleet
+    if attack is not None and attackers.any():
+        history.honest = ~attackers
+        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), model.layout, seed)
     at = Progress(0, None, fleet.state, 0.0)
     if path and resumed:
         at = checkpoint.load(path, method.start(roster), fleet.state, history)
@@ -159,7 +179,7 @@ def fit(
         engine.run(
             method,
             roster,
-            fleet,
+            whole,
             history,
             rounds=rounds,
             participation=participation,
@@ -173,7 +193,16 @@ def fit(
             checkpoint.save(path, at, history)
         raise
     return Run(
-        method, federation, model, history, method.origin_of(roster), seed, fleet.executor, fleet.reason, at.seconds
+        method,
+        federation,
+        model,
+        history,
+        method.origin_of(roster),
+        seed,
+        fleet.executor,
+        fleet.reason,
+        at.seconds,
+        attack,
     )
 
 

@@ -130,8 +130,8 @@ class Split:
 class Federation:
     """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`.
 
-    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation the methods may use; `groups: [N]`
-    is the hidden truth, for scoring learned graphs only: no method sees it.
+    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation the
+    methods may use; `groups: [N]` is the hidden truth, for scoring learned graphs only: no method sees it.
     """
 
     x: Tensor

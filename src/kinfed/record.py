@@ -37,6 +37,7 @@ class History:
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
     models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
     done: int = 0  # rounds
+    honest: Tensor | None = None  # [N] bool: False on attackers, who have no say in what is selected; None: all are
     _coming: Callable[[], None] | None = None  # what to do when an evaluation that is on its way arrives
 
     def is_due(self, round: int, rounds: int) -> bool:
@@ -96,7 +97,11 @@ class History:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
         values = scores.get((model, "validation", self.task.metric))
-        return {} if values is None else {"validation": float(values.double().nanmean())}
+        return {} if values is None else {"validation": float(self._heard(values).double().nanmean())}
+
+    def _heard(self, values: Tensor) -> Tensor:
+        """[..., N] values with NaN for attackers."""
+        return values if self.honest is None else values.masked_fill(~self.honest, torch.nan)
 
     @property
     def headline(self) -> str:
@@ -115,11 +120,11 @@ class History:
     def select(self, model: str) -> int:
         """The round whose mean validation score is best (the first of equals); the last without validation data.
 
-        A client without a score (NaN), as one that has not answered yet, does not count.
+        A client without a score (NaN), as one that has not answered yet, does not count, and no attacker does.
         """
         if (model, "validation", self.task.metric) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self.curve(model, "validation", self.task.metric).double().nanmean(1)
+        mean = self._heard(self.curve(model, "validation", self.task.metric)).double().nanmean(1)
         better = mean if self.task.higher_is_better else -mean
         return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 
@@ -139,15 +144,26 @@ class History:
             for name in self.named_models
         }
 
-    def write_csv(self, path: Path) -> None:
-        """One tidy table: round (from 1), client, model, split, metric, value."""
+    def under_attack(self) -> dict[str, dict[str, float]]:
+        """Per named model: as in `summary`, over honest clients only; and the success of a backdoor with them."""
+        found = {}
+        for name in self.named_models:
+            found[name] = spread(self._heard(self.test(name)), self.task.higher_is_better)
+            triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
+            if triggered is not None:
+                found[name]["success"] = float(self._heard(triggered).double().nanmean())
+        return found
+
+    def write_csv(self, path: Path, caution: str = "") -> None:
+        """One tidy table: round (from 1), client, model, split, metric, value; and why to beware of it, if so."""
         with replacing(path) as part, part.open("w", newline="") as file:
             table = csv.writer(file)
-            table.writerow(["round", "client", "model", "split", "metric", "value"])
+            beware = {"caution": caution} if caution else {}
+            table.writerow(["round", "client", "model", "split", "metric", "value", *beware])
             for round, scores in zip(self.rounds, self.scores, strict=True):
                 for (model, split, metric), values in scores.items():
                     for name, value in zip(self.names, values.tolist(), strict=True):
-                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}"])
+                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *beware.values()])
 
     def write_notes(self, path: Path) -> None:
         """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""

@@ -112,7 +112,7 @@ def save(run: Run, folder: str | Path) -> dict[str, Any]:
     if (folder / "summary.json").exists():
         raise UsageError(f"{folder} holds a run already; choose another folder")
     _make(folder)
-    return _write(run, type(run.method).__name__.lower(), "your own", {}, folder)
+    return _write(run, {"method": {"name": type(run.method).__name__.lower()}}, folder)
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -164,21 +164,23 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         folder=out,
         checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
+        attack=experiment.attack,
     )
-    dealt = table["federation"]
-    return _write(run, table["method"]["name"], dealt["dataset"]["name"], dealt, out)
+    return _write(run, table, out)
 
 
-def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict[str, Any]:
-    """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished."""
+def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
+    """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished.
+
+    `table` is the config of what was not your own.
+    """
     history, names, task = run.history, list(run.federation.names), run.federation.task
     if isinstance(task, Classification):
         classes = run.federation.classes or [str(c) for c in range(task.classes)]
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
     layout = run.model.layout
-    write_history(
-        history, run.relation, run.origin, [layer.name for layer in layout.layers], out, run.federation.groups
-    )
+    found, layers = run.summary(), [layer.name for layer in layout.layers]
+    write_history(history, run.relation, run.origin, layers, out, run.federation.groups, found["caution"])
     arrays: dict[str, torch.Tensor] = {}
     for i, name in enumerate(names):
         for part, values in history.models.items():
@@ -187,10 +189,13 @@ def _write(run: Run, method: str, dataset: str, dealt: Table, out: Path) -> dict
             )
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
     checkpoint.write(arrays, out / "models.safetensors")
+    dealt = table.get("federation", {})
+    if run.attack is not None and "attack" in table:
+        found["attack"] |= table["attack"]  # its name in configs
     summary = {
-        **run.summary(),
-        "method": method,
-        "dataset": dataset,
+        **found,
+        "method": table["method"]["name"],
+        "dataset": dealt["dataset"]["name"] if dealt else "your own",
         "federation": dealt,
         "names": names,
         "shape": list(run.federation.x.shape[1:]),
@@ -210,10 +215,11 @@ def write_history(
     layers: list[str],
     out: Path,
     groups: torch.Tensor | None = None,
+    caution: str = "",
 ) -> None:
-    """Tables and pictures of what is known of a run, its models apart."""
+    """Tables and pictures of what is known of a run, its models apart; `caution` says why to beware of its scores."""
     names, metric = list(history.names), history.task.metric
-    history.write_csv(out / "history.csv")
+    history.write_csv(out / "history.csv", caution)
     if any(history.notes):
         history.write_notes(out / "notes.csv")
     history.write_relations(out / "relations.npz", origin, layers)
@@ -221,13 +227,19 @@ def write_history(
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1
     selected = {name: history.select(name) + 1 for name in history.named_models}
-    charts.accuracy_by_round(rounds, curves, f"{split} {metric}", out / f"{metric}-by-round.png", selected)
+    said, whose = "LEAKING " if caution else "", ""
+    if history.honest is not None:
+        lying = ~history.honest.numpy()
+        curves = {name: np.where(lying, np.nan, curve) for name, curve in curves.items()}
+        names = [f"{name} (attacker)" if lies else name for name, lies in zip(names, lying, strict=True)]
+        said, whose = said + "attacked ", "honest clients' "
+    charts.accuracy_by_round(rounds, curves, f"{said}{whose}{split} {metric}", out / f"{metric}-by-round.png", selected)
     scores = {name: history.test(name).numpy() for name in history.named_models}
-    charts.accuracy_by_client(scores, names, f"test {metric}", out / f"{metric}-by-client.png")
+    charts.accuracy_by_client(scores, names, f"{said}test {metric}", out / f"{metric}-by-client.png")
     if relation is not None:
         hidden = None if groups is None else groups.numpy()
         picture = out / "relation.png"
-        heatmaps.relation_heatmap(relation.numpy(), names, origin, picture, groups=hidden, layers=layers)
+        heatmaps.relation_heatmap(relation.numpy(), names, said + origin, picture, groups=hidden, layers=layers)
 
 
 def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
@@ -255,8 +267,13 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         "leaking",
         "caution",
     )
+    attacked = {}
+    if "attack" in first:  # which clients attack is another draw with every seed
+        shown = {key: value for key, value in first["attack"].items() if key != "attackers"}
+        attacked["attack"] = shown | {"scores": over_seeds([f["attack"]["scores"] for f in found])}
     return {
         **{key: first[key] for key in kept},
+        **attacked,
         "seed": first["seed"],
         "seeds": [f["seed"] for f in found],
         "scores": scores,

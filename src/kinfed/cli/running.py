@@ -104,6 +104,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         console.print("* chosen on validation data: the models that are saved")
     if summary["leaking"]:
         console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
+    if "attack" in summary:
+        _show_attack(summary, console, percent, digits)
     relation = summary["relation"]
     if relation and {"auroc", "within", "between"} <= relation.keys():
         console.print(
@@ -116,6 +118,19 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
     console.print(f"everything is in {summary['out']}", soft_wrap=True)
+
+
+def _show_attack(summary: dict[str, Any], console: Console, percent: int, digits: str) -> None:
+    """Who attacked, and how the others fared."""
+    attack, unit = summary["attack"], " %" * (percent == 100)
+    who = attack.get("attackers")
+    said = "other clients with every seed" if who is None else f"client {', '.join(who)}" if who else "nobody"
+    console.print(f"attack '{attack['name']}' by a share of {attack['share']:g}: {said}")
+    for name, score in attack["scores"].items():
+        line = f"  honest clients, {name}: {percent * score['mean']:{digits}}{unit} ± {percent * score['std']:{digits}}"
+        if "success" in score:
+            line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
+        console.print(line)
 
 
 def _bytes(count: float) -> str:

@@ -1,0 +1,29 @@
+"""Label flip: attackers train on wrong labels (Panacea, Lin et al., 2025)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attack import Attack, exchange
+from ..federation import Federation
+from ..seeding import generator, tags
+from ..tasks import Classification
+
+
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Each training label becomes one of the others, any with the same probability; other targets change places."""
+
+    def corrupt(self, federation: Federation, attackers: Tensor, seed: int) -> Federation:
+        made, marks = {}, tags(federation.names).tolist()
+        for i in attackers.nonzero().squeeze(1).tolist():
+            rows, draw = federation.rows["train"][i], generator(seed, "label_flip", marks[i])
+            x, y = federation.x[rows], federation.y[rows]
+            if isinstance(federation.task, Classification):
+                classes = federation.task.classes
+                y = (y + 1 + torch.randint(classes - 1, y.shape, generator=draw)) % classes
+            else:
+                y = y[torch.randperm(len(y), generator=draw)]
+            made[i] = x, y
+        return exchange(federation, "train", made)
