@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ..federation import Dataset
+from .cars import compcars
 from .digits import digits
 from .domains import domains
 from .images import FORMS, images
@@ -18,6 +19,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     **{name: images(name) for name in FORMS},
     **{name: traffic(name) for name in SENSORS},
     "tpt48": tpt48,
+    "compcars": compcars,
 }
 
 __all__ = ["DATASETS"]

@@ -32,10 +32,13 @@ def read(
             f"there is no data directory {path.parent}; set KINFED_DATA or --data-dir to an existing folder"
         )
     if not path.is_file():
+        from ..originals import ORIGINALS  # here, as only this message needs it
+
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.npz")))
+        way = f"get it with 'kinfed data fetch {name}'" if name in ORIGINALS else f"add {name}.npz"
         raise UsageError(
             f"data set '{name}' is not in the data directory: there is no {path}; "
-            f"data sets there: {there or 'none'}; add {name}.npz or choose one of these"
+            f"data sets there: {there or 'none'}; {way} or choose one of these"
         )
     try:
         with zipfile.ZipFile(path) as archive:
