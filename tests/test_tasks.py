@@ -2,12 +2,16 @@
 
 import math
 
+import hypothesis
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 from torch.func import grad, vmap
 
 from kinfed import UsageError
-from kinfed.tasks import Forecasting, Regression
+from kinfed.tasks import Classification, Forecasting, Regression
 
 NAN = math.nan
 Y = torch.tensor([[10.0, 20.0, NAN], [0.0, 40.0, 50.0]])
@@ -102,3 +106,41 @@ def test_wrong_forecasting_settings_and_targets_are_refused():
         with pytest.raises(UsageError, match=said):
             Forecasting().check(y)
     Forecasting().check(Y)
+
+
+def auc(outputs, y, weight=None):
+    task = Classification(outputs.shape[-1], auc=True)
+    return float(task.score(outputs, y, torch.ones(len(y)) if weight is None else weight)["auc"])
+
+
+def test_auc_by_hand():
+    p = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.6, 0.2], [0.5, 0.3, 0.2], [0.5, 0.4, 0.1]])
+    y = torch.tensor([0, 0, 1, 1])
+    # Class 0: 0.7 beats 0.5 and 0.5, 0.2 beats none: 2 of 4. Class 1: 0.3 and 0.4 against 0.2 and 0.6: 2 of 4.
+    assert auc(p.log(), y) == pytest.approx(0.5)
+    p[1] = torch.tensor([0.5, 0.3, 0.2])
+    # Class 0: 0.5 is equal to both: 3 of 4. Class 1: 0.3 beats 0.2 and equals 0.3, 0.4 beats both: 3.5 of 4.
+    assert auc(p.log(), y) == pytest.approx((3 / 4 + 3.5 / 4) / 2)
+    assert auc(p.log(), torch.tensor([2, 2, 2, 2])) == 0.5  # one class only: no pairs
+    assert math.isnan(auc(torch.full((4, 3), NAN), y))
+    assert "auc" not in Classification(3).score(p, y, torch.ones(4))
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@given(st.integers(2, 40), st.integers(2, 6), st.integers(0, 10**6), st.booleans())
+def test_auc_is_scikit_learns_for_the_classes_that_are_there(n, classes, seed, ties):
+    draw = torch.Generator().manual_seed(seed)
+    outputs = torch.randn(n, classes, generator=draw, dtype=torch.float64)
+    outputs = outputs.round() if ties else outputs
+    y = torch.randint(classes, (n,), generator=draw)
+    p = outputs.softmax(1).numpy()
+    there = [c for c in range(classes) if 0 < int((y == c).sum()) < n]
+    expected = [roc_auc_score((y == c).numpy(), p[:, c]) for c in there]
+    found = auc(outputs, y)
+    assert found == pytest.approx(sum(expected) / len(expected) if there else 0.5, abs=1e-12)
+    filled = auc(torch.cat([outputs, outputs]), torch.cat([y, y.flip(0)]), (torch.arange(2 * n) < n).double())
+    assert filled == pytest.approx(found, abs=1e-12)  # rows that only fill up do not count
+    together = vmap(Classification(classes, auc=True).score)(
+        torch.stack([outputs, -outputs]), y.expand(2, -1), torch.ones(2, n, dtype=torch.float64)
+    )["auc"]
+    assert together.tolist() == pytest.approx([found, auc(-outputs, y)], abs=1e-12)

@@ -28,6 +28,7 @@ from .optimiser import OPTIMISERS
 from .partitions import PARTITIONS
 from .relations import GRAPHS
 from .seeding import generator
+from .tasks import Classification
 
 Table = dict[str, Any]
 
@@ -66,6 +67,12 @@ class Experiment:
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
+        if self.table["federation"].get("auc"):
+            if not isinstance(dataset.task, Classification):
+                raise UsageError(
+                    "federation.auc=true asks for the area under the ROC curve, but this data has no classes"
+                )
+            dataset = replace(dataset, task=replace(dataset.task, auc=True))
         federation = divide(dataset, owned, self.split, seed, groups)
         return replace(federation, graph=self.graph(federation, seed))
 
@@ -161,7 +168,7 @@ def resolve(raw: Table) -> Experiment:
     """Make every part; the experiment's table has every default filled in."""
     parts = learning(raw, frozenset({"federation", "attack"}))
     federation = _table(raw, "federation", "")
-    _only(federation, {"dataset", "clients", "partition", "split", "graph"}, "federation.")
+    _only(federation, {"dataset", "clients", "partition", "split", "graph", "auc"}, "federation.")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
@@ -177,6 +184,8 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
+    if _value(federation, "auc", bool, False, "federation."):
+        table["federation"]["auc"] = True
     attack = None
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")

@@ -91,7 +91,7 @@ class Loop:
         program: Program,
         *trees: Tree,
     ) -> Tree:
-        members, found = ids.tolist(), _Rows(len(ids))
+        members, found = ids.tolist(), Gathered(len(ids))
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
             client = clients.one(members[place], round, model, training, halt)
@@ -161,7 +161,7 @@ class Batched:
     ) -> Tree:
         # Clients with equally many steps run together, so that few steps are spent on those who are done.
         order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
-        todo, found = deque(order.to(ids.device).split(self.chunk)), _Rows(len(ids))
+        todo, found = deque(order.to(ids.device).split(self.chunk)), Gathered(len(ids))
         while todo:
             places = todo.popleft()
             tag, rows, sizes = clients.several(ids[places])
@@ -172,7 +172,7 @@ class Batched:
                 )
                 return program(client, *mine)
 
-            parts = [tree_map(lambda t, at=places: _pick(t, at), tree) for tree in trees]
+            parts = [tree_map(lambda t, at=places: pick(t, at), tree) for tree in trees]
             try:
                 found.put(places, vmap(together)(tag, rows, *parts))
             except torch.cuda.OutOfMemoryError as problem:
@@ -186,7 +186,7 @@ class Batched:
         return found.tree()
 
 
-class _Rows:
+class Gathered:
     """Gathers clients' trees as one tree [K, ...]."""
 
     def __init__(self, count: int) -> None:
@@ -221,7 +221,7 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _pick(table: Tensor, at: Tensor) -> Tensor:
+def pick(table: Tensor, at: Tensor) -> Tensor:
     """Rows of a table: [K, ...]; one row that is repeated stays so."""
     return table[:1].expand(len(at), *table.shape[1:]) if table.stride(0) == 0 else table[at]
 

@@ -1,15 +1,18 @@
 """Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .choosing import candidates, choose, suits_onednn
-from .client import Client, Pool, Training
+from .client import Pool, Training
 from .errors import RunError, UsageError
+from .evaluation import Evaluation as Evaluation
+from .evaluation import Evaluator
+from .evaluation import Key as Key
 from .executors import Clients
 from .federation import Federation
 from .gemm import fast_gemm
@@ -18,16 +21,6 @@ from .model import Model
 from .seeding import generator, tags
 
 Tree = Any
-Key = tuple[str, str, str]  # model, split, metric
-
-EVALUATED = ("validation", "test")
-
-
-class Evaluation(NamedTuple):
-    """Scores of every named model, and the models themselves, by name."""
-
-    scores: dict[Key, Tensor]  # [K] each
-    models: dict[str, Tree]  # [K, ...]
 
 
 class Fleet(Protocol):
@@ -93,6 +86,7 @@ class Simulation:
         with fast_gemm(self._products):
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
         self.how = {"executor": self._run.name, "workers": workers, "chunk": chunk, "onednn": onednn}
+        self._evaluator = Evaluator(self.clients, self.model, method, self._each)
         self.state: Tree = ()
 
     @property
@@ -136,23 +130,7 @@ class Simulation:
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
-        splits = [split for split in EVALUATED if all(self.clients.sizes[split])]
-
-        def program(client: Client, state: Tree, received: Tree) -> tuple[dict[str, Tensor], dict[str, Tree]]:
-            models = self.method.personalise(client, state, received)
-            scores = {}
-            for name, personal in models.items():
-                for split in splits:
-                    x, y, weight = client.examples(split)
-                    outputs = [self.method.predict(client, personal, part) for part in x.split(512)]
-                    for metric, value in self.task.score(torch.cat(outputs), y, weight).items():
-                        scores["\t".join((name, split, metric))] = value
-            return scores, models
-
-        state = tree_map(lambda table: table[cohort], self.state)
-        scores, models = self._each(round, cohort, program, state, sent)
-        keyed = {(model, split, metric): v for k, v in scores.items() for model, split, metric in [k.split("\t")]}
-        return Evaluation(keyed, models)
+        return self._evaluator(round, cohort, self.state, sent)
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""

@@ -26,9 +26,16 @@ class Task(Protocol):
 
 @dataclass(frozen=True)
 class Classification:
-    """Cross-entropy and accuracy; outputs are logits [B, C], y is int64 [B] in 0..C-1."""
+    """Cross-entropy and accuracy; outputs are logits [B, C], y is int64 [B] in 0..C-1.
+
+    With `auc` also the area under the ROC curve, one class against the rest, averaged over classes (macro). That of a
+    class is the share of pairs, an example of it and one of the rest, in which the softmax gives the former the higher
+    probability; equal ones count half. Classes that a client has no example of are left out; a client with a single
+    class has no pairs and scores 0.5, as chance would.
+    """
 
     classes: int
+    auc: bool = False
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
 
@@ -37,7 +44,19 @@ class Classification:
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         hit = (outputs.argmax(-1) == y).to(outputs.dtype)
-        return {"accuracy": _mean(hit, weight), "loss": _mean(self.loss(outputs, y), weight)}
+        scores = {"accuracy": _mean(hit, weight), "loss": _mean(self.loss(outputs, y), weight)}
+        return scores | {"auc": self._auc(outputs, y, weight)} if self.auc else scores
+
+    def _auc(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        p = outputs.softmax(-1).T.contiguous()  # [C, n]
+        of_class = y == torch.arange(self.classes, device=y.device)[:, None]
+        mine, rest = of_class & (weight > 0), ~of_class & (weight > 0)
+        ordered = torch.where(rest, p, torch.inf).sort(-1).values
+        twice = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
+        pairs = mine.sum(-1) * rest.sum(-1)
+        area = (twice * mine).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
+        found = torch.where((pairs > 0).any(), _mean(area, pairs > 0), 0.5).to(outputs.dtype)
+        return found + 0 * p.sum()  # NaN where the outputs are
 
     def check(self, y: Tensor) -> None:
         if y.dtype != torch.int64 or y.ndim != 1:
