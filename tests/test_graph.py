@@ -6,7 +6,19 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
 
-from kinfed.graph import cosine, inner_by_layer, mix, project_simplex, put, squared_distances, weighted_mean
+from kinfed import graph
+from kinfed.graph import (
+    blank,
+    cosine,
+    inner,
+    inner_by_layer,
+    mix,
+    project_simplex,
+    put,
+    squared_distances,
+    take,
+    weighted_mean,
+)
 from kinfed.layout import Layout
 
 float64 = torch.float64
@@ -32,6 +44,35 @@ def test_put_replaces_rows_of_a_copy():
     after = put(table, torch.tensor([3, 1]), rows)
     assert after.tolist() == [[0, 0], [3, 4], [0, 0], [1, 2]]
     assert (table == 0).all()
+
+
+def test_put_of_everyone_is_the_rows_and_of_a_permutation_is_not():
+    table, rows = torch.zeros(3, 2), torch.arange(6.0).view(3, 2)
+    assert put(table, torch.arange(3), rows) is rows
+    assert put(table, torch.tensor([2, 0, 1]), rows).tolist() == [[2, 3], [4, 5], [0, 1]]
+    assert put(torch.zeros(3), torch.tensor([2]), torch.tensor([7.0])).tolist() == [0, 0, 7]
+
+
+@pytest.mark.parametrize("width", [2, 1 << 20])  # the wide table is new memory in large pages
+def test_put_and_take_of_any_width_leave_the_table_alone(width):
+    table = torch.arange(4.0)[:, None].repeat(1, width)
+    assert take(table, torch.arange(4)) is table
+    cohort = torch.tensor([3, 1])
+    assert torch.equal(take(table, cohort), table[cohort])
+    after = put(table, cohort, -take(table, cohort))
+    assert after[:, 0].tolist() == after[:, -1].tolist() == [0, -1, 2, -3]
+    assert table[:, 0].tolist() == [0, 1, 2, 3]
+    assert torch.equal(take(torch.tensor([True, False, True]), torch.tensor([2, 1])), torch.tensor([True, False]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, float64, torch.float16])
+def test_new_tables_begin_where_products_round_alike(dtype):
+    for count in (2, 3 << 20):
+        table = blank(count, torch.zeros(5, 2, dtype=dtype))
+        assert table.shape == (count, 2)
+        assert table.dtype == dtype
+        assert table.is_contiguous()
+        assert table.data_ptr() % 64 == 0
 
 
 def test_weighted_mean_by_hand():
@@ -71,6 +112,24 @@ def test_inner_products_by_layer_are_over_learned_entries(layout):
                 assert float(found[r, k, j]) == pytest.approx(expected, abs=1e-13)
 
 
+@pytest.mark.parametrize("shape", [(2, 4), (3, 2, 4)])
+def test_mixtures_can_be_differentiated(layout, shape):
+    weights, theta = random(*shape).requires_grad_(), random(4, layout.size, seed=1).requires_grad_()
+    torch.testing.assert_close(mix(weights, theta, layout).detach(), mix(weights.detach(), theta.detach(), layout))
+    torch.autograd.gradcheck(lambda w, t: mix(w, t, layout), (weights, theta))
+    _, pull_back = torch.func.vjp(lambda w: mix(w, theta.detach(), layout), weights.detach())
+    toward = random(shape[-2], layout.size, seed=2)
+    (expected,) = torch.autograd.grad((mix(weights, theta, layout) * toward).sum(), weights)
+    close(pull_back(toward)[0], expected)
+
+
+@pytest.mark.parametrize("count", [1, 5, graph.BLOCK, graph.BLOCK + 1, 3 * graph.BLOCK, 200])
+def test_inner_products_of_a_table_with_itself(count):
+    table = random(count, 7)
+    close(inner(table, table), inner(table, table.clone()))
+    assert not torch.equal(inner(table, table.flip(0)), inner(table, table)) or count == 1
+
+
 def test_cosine_against_torch():
     theta = random(5, 7)
     expected = torch.cosine_similarity(theta[:, None], theta[None], dim=2)
@@ -105,6 +164,22 @@ def test_squared_distances_against_cdist(count, size, seed):
     found = squared_distances(theta)
     close(found, torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square(), atol=1e-12)
     assert (found.diagonal() == 0).all()
+
+
+@pytest.mark.parametrize("count", [3, 150])
+def test_squared_distances_part_by_part(monkeypatch, count):
+    monkeypatch.setattr(graph, "PANEL", 1)  # panels of 4096 numbers a client
+    theta = random(count, 9000)
+    whole = squared_distances(theta)
+    close(squared_distances(part for part in theta.split([1, 8000, 999], 1)), whole, atol=1e-9)
+    close(whole, torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square(), atol=1e-9)
+    assert torch.equal(whole, whole.T)
+    single = squared_distances([theta.float()], float64)
+    assert single.dtype == float64
+    close(single, squared_distances(theta.float().double()), atol=1e-9)
+    assert squared_distances(theta.float()).dtype == torch.float32
+    with pytest.raises(ValueError, match="no part"):
+        squared_distances(part for part in ())
 
 
 def test_squared_distances_far_from_the_origin():

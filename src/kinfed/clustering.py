@@ -25,7 +25,7 @@ class Clusters(NamedTuple):
 
 def distances(parts: Iterable[Tensor]) -> Tensor:
     """[B, B] float64 squared distances of vectors given part by part, [B, m] each; exactly 0 between identical ones."""
-    apart = sum((squared_distances(part.double()) for part in parts), start=torch.zeros(()))
+    apart = squared_distances(parts, torch.float64)
     return torch.where(apart > IDENTICAL * apart.max(), apart, 0.0)
 
 

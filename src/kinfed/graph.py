@@ -1,14 +1,56 @@
-"""Arithmetic on client models [N, d] and relations [N, N] or [L, N, N]: what graph methods are made of."""
+"""Arithmetic on client models [N, d] and relations [N, N] or [L, N, N]: what graph methods are made of.
 
+Tables [N, d] are large and memory is slow, new memory above all: nothing is copied that need not be, and what must be
+new comes in large pages.
+"""
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from .gemm import fast_gemm
 from .layout import Layout
+
+BLOCK = 64  # rows of a symmetric product that are worked out together: half the work is left out, bar half a block
+PANEL = 1 << 19  # numbers of a table that are centred together, so that the copy stays in the cache
+LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
+
+
+def blank(count: int, like: Tensor) -> Tensor:
+    """[count, ...] a new table of the type and width of like: [N, ...], with anything in it."""
+    shape = (count, *like.shape[1:])
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < 1 << 22:
+        return like.new_empty(shape)
+    # Linux gives out memory in pages of 4 kB, which takes longer than to fill it; NumPy asks it for larger ones.
+    # Where a table begins must not vary, or products may round differently.
+    memory = torch.from_numpy(np.empty(size + 64, np.uint8))
+    begin = -memory.data_ptr() % 64
+    return memory[begin : begin + size].view(like.dtype).view(shape)
+
+
+def take(table: Tensor, cohort: Tensor) -> Tensor:
+    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if that is everyone in order."""
+    if _is_everyone(cohort, len(table)):
+        return table
+    return torch.index_select(table, 0, cohort, out=blank(len(cohort), table))
 
 
 def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
-    """A copy of table: [N, ...] in which rows of the cohort: [K] are replaced by rows: [K, ...]."""
-    return table.index_copy(0, cohort, rows.to(table.dtype))
+    """The table: [N, ...] with rows: [K, ...] in place of those of the cohort: [K]; never a change of the table itself.
+
+    If the cohort is everyone in order, this is `rows` itself.
+    """
+    rows = rows.to(table.dtype)
+    if _is_everyone(cohort, len(table)):
+        return rows
+    if table.ndim == 1:  # small, or one client's model, which may be many under vmap
+        return table.index_copy(0, cohort, rows)
+    return blank(len(table), table).copy_(table).index_copy_(0, cohort, rows)
 
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
@@ -19,17 +61,34 @@ def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
 
 def mix(weights: Tensor, theta: Tensor, layout: Layout) -> Tensor:
     """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer."""
-    if weights.ndim == 2:
-        return weights.to(theta.dtype) @ theta
-    mixed = theta.new_empty(weights.shape[1], theta.shape[1])
-    for layer, part in zip(layout.layers, weights.to(theta.dtype), strict=True):
-        mixed[:, layer.at] = part @ theta[:, layer.at]
+    weights = weights.to(theta.dtype)
+    pieces = [(slice(None), weights)] if weights.ndim == 2 else zip((x.at for x in layout.layers), weights, strict=True)
+    if weights.requires_grad or theta.requires_grad:
+        return torch.cat([part @ theta[:, at] for at, part in pieces], 1)
+    mixed = blank(weights.shape[-2], theta)
+    with _fast(theta, *mixed.shape[:1], *theta.shape):
+        for at, part in pieces:
+            torch.mm(part, theta[:, at], out=mixed[:, at])  # straight to its place
     return mixed
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """[K, N] inner products of the rows of a: [K, m] and b: [N, m]; half the work if these are the same tensor."""
+    if a is not b or len(a) <= BLOCK:
+        return a @ b.T
+    found = a.new_empty(len(a), len(a))
+    for at in range(0, len(a), BLOCK):
+        part = a[at : at + BLOCK] @ a[at:].T
+        found[at:, at : at + BLOCK] = part.T
+        found[at : at + BLOCK, at:] = part
+    return found
 
 
 def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     """[L, K, N] inner products of a: [K, d] and b: [N, d], layer by layer, over trainable entries."""
-    return torch.stack([a[:, layer.trainable] @ b[:, layer.trainable].T for layer in layout.layers])
+    with _fast(a, len(a), a.shape[1], len(b)):
+        parts = [(a[:, layer.trainable], b[:, layer.trainable]) for layer in layout.layers]
+        return torch.stack([inner(x, x if a is b else y) for x, y in parts])
 
 
 def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
@@ -43,12 +102,26 @@ def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = N
     return torch.where(scale > eps, inner / scale.clamp(min=eps), torch.zeros_like(inner)).clamp(-1, 1)
 
 
-def squared_distances(theta: Tensor) -> Tensor:
-    """[N, N] squared Euclidean distances of the rows of theta: [N, m]; exactly 0 on the diagonal."""
-    theta = theta - theta.mean(0)  # nearby models far from the origin would lose all digits in the Gram matrix
-    inner = theta @ theta.T
-    square = inner.diagonal()
-    return (square[:, None] + square[None, :] - 2 * inner).clamp(min=0).fill_diagonal_(0)
+def squared_distances(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    """[N, N] squared Euclidean distances of N vectors, given whole, [N, m], or part by part, [N, m] each.
+
+    Exactly symmetric, and 0 on the diagonal. `dtype` is that of products and result (default: the vectors' own).
+    """
+    gram: Tensor | float = 0.0
+    for part in [parts] if isinstance(parts, Tensor) else parts:
+        count, dtype = len(part), dtype or part.dtype
+        width = max(PANEL // count, 4096)
+        with _fast(part[:0].to(dtype), count, part.shape[1], count, asked=(count, width, count)):
+            for panel in part.split(width, dim=1):
+                panel = panel.to(dtype)
+                # Nearby models far from the origin would lose all digits in the Gram matrix.
+                panel = panel - panel.mean(0)
+                gram = gram + inner(panel, panel).double()  # sums of many panels keep their digits
+    if not isinstance(gram, Tensor):
+        raise ValueError("there is no part to tell how many vectors there are")
+    square = gram.diagonal()
+    above = (square[:, None] + square - 2 * gram).clamp(min=0).triu(1)
+    return (above + above.T).to(dtype)
 
 
 def project_simplex(rows: Tensor) -> Tensor:
@@ -59,3 +132,17 @@ def project_simplex(rows: Tensor) -> Tensor:
     rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
     active = (ordered - excess / rank > 0).sum(-1, keepdim=True)
     return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
+
+
+def _is_everyone(cohort: Tensor, count: int) -> bool:
+    """Whether the cohort is 0, ..., count - 1."""
+    return len(cohort) == count and torch.equal(cohort, torch.arange(count, device=cohort.device))
+
+
+def _fast(
+    like: Tensor, m: int, k: int, n: int, asked: tuple[int, int, int] | None = None
+) -> AbstractContextManager[None]:
+    """Where a product [M, K] @ [K, N] should be computed; asked: the one that stands for it, if there are many."""
+    if like.dtype != torch.float32 or like.device.type != "cpu" or m * k * n < LARGE:
+        return nullcontext()
+    return fast_gemm(product=asked or (m, k, n))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..granularity import GRANULARITIES, Groups
-from ..graph import cosine, inner_by_layer, mix, put
+from ..graph import cosine, inner_by_layer, mix, put, take
 from ..method import GraphMethod, Params
 
 CHOICES = {
@@ -102,12 +102,13 @@ class FedAGHN(GraphMethod):
 
     def aggregate(self, roster, server, cohort, uploads):
         groups, attention = self._groups(roster), self._attend(roster, server, cohort)
-        change = uploads.theta - mix(self._rows(roster, cohort, attention), server.theta, groups.layout)
+        change = mix(self._rows(roster, cohort, attention), server.theta, groups.layout)
+        change = torch.sub(uploads.theta, change, out=change)
         home, sharpness = server.home[cohort], server.sharpness[cohort]
         if any(self._rates):
-            downhill = change if self.feedback == "train" else -uploads.uphill
+            way, sign = (change, -1) if self.feedback == "train" else (uploads.uphill, 1)
             # d loss / d w_ij is the inner product of client i's slope with client j's model, group by group.
-            slope = -groups.sum(inner_by_layer(downhill, server.theta, groups.layout))  # [G, K, N]
+            slope = sign * groups.sum(inner_by_layer(way, server.theta, groups.layout))  # [G, K, N]
             slopes = [s * _heard(server)[cohort] for s in _slopes(attention, slope, cohort)]
             if self.ablation == "shared":
                 slopes = [s.sum(0, keepdim=True) for s in slopes]
@@ -149,9 +150,14 @@ class FedAGHN(GraphMethod):
     def _attend(self, roster, server, cohort):
         """Who has not taken part yet is not listened to and listens to all others alike."""
         groups, change = self._groups(roster), server.change
-        inner = groups.sum(inner_by_layer(change[cohort], change, groups.layout))
-        square = groups.sum(torch.stack([change[:, p.trainable].norm(dim=1).square() for p in groups.layout.layers]))
-        alike = cosine(inner, square[:, cohort].sqrt(), square.sqrt())
+        mine = take(change, cohort)
+        inner = groups.sum(inner_by_layer(mine, change, groups.layout))
+        if mine is change:
+            alike = cosine(inner)
+        else:
+            pieces = [change[:, piece.trainable].norm(dim=1).square() for piece in groups.layout.layers]
+            length = groups.sum(torch.stack(pieces)).sqrt()
+            alike = cosine(inner, length[:, cohort], length)
         heard = _heard(server)
         deaf = (~heard).expand(len(cohort), -1)  # [K, N]
         if self.ablation not in ("without-p", "without-p-q"):

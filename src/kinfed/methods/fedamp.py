@@ -7,7 +7,7 @@ import torch
 
 from ..client import towards
 from ..errors import UsageError
-from ..graph import put, squared_distances
+from ..graph import mix, put, squared_distances, take
 from ..method import GraphMethod, Params
 
 
@@ -37,17 +37,12 @@ class FedAMP(GraphMethod):
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
-        theta = server.theta[cohort][:, roster.layout.trainable.to(cohort.device)]
-        near = self.alpha / self.sigma * torch.exp(-squared_distances(theta) / self.sigma)
-        keeps = 1 - near.fill_diagonal_(0).sum(1)  # a client keeps what it gives to no one
-        if (keeps < 0).any():
-            warnings.warn(
-                f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "
-                f"alpha up to sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} keeps weights positive",
-                stacklevel=2,
-            )
-        rows = near + torch.diag(keeps)
+        rows = self._attend(roster, take(server.theta, cohort))
         return rows.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, rows)
+
+    def send(self, roster, server, cohort):
+        theta = take(server.theta, cohort)
+        return Params(mix(self._attend(roster, theta), theta, roster.layout))
 
     def aggregate(self, roster, server, cohort, uploads):
         return Params(put(server.theta, cohort, uploads.theta))
@@ -57,3 +52,16 @@ class FedAMP(GraphMethod):
         begin = state.theta if self.begin == "own" else received.theta
         theta = client.descend(begin, penalty=penalty)
         return Params(theta), Params(theta)
+
+    def _attend(self, roster, theta):
+        """[K, K] whom each of a cohort is drawn towards; theta: [K, d]."""
+        apart = squared_distances(theta[:, layer.trainable] for layer in roster.layout.layers)
+        near = self.alpha / self.sigma * torch.exp(-apart / self.sigma)
+        keeps = 1 - near.fill_diagonal_(0).sum(1)  # a client keeps what it gives to no one
+        if (keeps < 0).any():
+            warnings.warn(
+                f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "
+                f"alpha up to sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} keeps weights positive",
+                stacklevel=2,
+            )
+        return near + torch.diag(keeps)
