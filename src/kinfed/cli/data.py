@@ -1,0 +1,219 @@
+"""kinfed data: what data sets there are, where they come from, and what is in them."""
+
+import argparse
+import inspect
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from .. import config
+from ..datasets import DATASETS
+from ..errors import UsageError, nearest
+from ..federation import SPLITS, Dataset, Federation, Graph
+from ..originals import ORIGINALS, obtain, sha256
+from ..report.examples import examples
+from ..tasks import Classification, Forecasting
+
+BUILT_IN = ("digits", "synthetic", "csv", "parquet")  # they need no file in the data directory
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the commands into the parser."""
+    data = commands.add_parser("data", help="data sets: which there are, fetch one, look into one")
+    kinds = data.add_subparsers(required=True, metavar="list|fetch|inspect")
+    where = argparse.ArgumentParser(add_help=False)
+    where.add_argument(
+        "--data-dir",
+        type=Path,
+        default=os.environ.get("KINFED_DATA"),
+        metavar="DIR",
+        help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
+    )
+    listed = kinds.add_parser("list", parents=[where, common], help="every data set, and which are here")
+    listed.set_defaults(command=_list)
+    fetched = kinds.add_parser(
+        "fetch",
+        parents=[where, common],
+        help="get data sets from their publishers",
+        description="Download the originals, check them, and write NAME.npz; an interrupted download goes on.",
+        epilog="KINFED_MIRROR is an address that takes the place of the publishers'.",
+    )
+    fetched.add_argument("names", nargs="+", metavar="NAME", help=", ".join(ORIGINALS))
+    fetched.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="a folder that holds the originals")
+    fetched.set_defaults(command=_fetch)
+    looked = kinds.add_parser(
+        "inspect",
+        parents=[where, common],
+        help="what is in a data set, or in the federation of an experiment",
+        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect my-experiment.toml",
+    )
+    looked.add_argument("source", metavar="NAME|FILE.toml")
+    looked.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the data set or experiment")
+    looked.add_argument("--picture", type=Path, metavar="FILE.png", help="default: NAME.png in the working directory")
+    looked.set_defaults(command=_inspect)
+
+
+def _list(asked: argparse.Namespace, console: Console) -> None:
+    rows = []
+    for name, loader in DATASETS.items():
+        path = Path(asked.data_dir) / f"{name}.npz" if asked.data_dir else None
+        here = path is not None and path.is_file()
+        if name in BUILT_IN:
+            way = "built in"
+        elif here:
+            way = "here"
+        elif name in ORIGINALS:
+            way = "fetch" if ORIGINALS[name].sources else "fetch --from"
+        else:
+            way = "your file"
+        size = path.stat().st_size if path and here else 0
+        what = (inspect.getdoc(loader) or "").partition("\n")[0]
+        what = re.sub(rf"[,;] from {name}\.npz\.?$", "", what)
+        rows.append((name, way, size, what))
+    if asked.json:
+        print(json.dumps([dict(zip(("name", "status", "bytes", "what"), row, strict=True)) for row in rows]))
+        return
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("data set", "status", "MB"):
+        shown.add_column(column, justify="right" if column == "MB" else "left", no_wrap=True)
+    shown.add_column("what it holds")
+    for name, way, size, what in rows:
+        shown.add_row(name, way, f"{size / 1e6:.1f}" if size else "", Text(what))
+    Console(highlight=False).print(shown)
+    if not asked.data_dir:
+        console.print("no data directory: set KINFED_DATA or --data-dir to see which are here")
+
+
+def _fetch(asked: argparse.Namespace, console: Console) -> None:
+    if not asked.data_dir:
+        raise UsageError("where to? set KINFED_DATA or --data-dir to the folder that shall hold NAME.npz")
+    unknown = [name for name in asked.names if name not in ORIGINALS]
+    if unknown:
+        raise UsageError(f"there is nothing to fetch for '{unknown[0]}'; {nearest(unknown[0], ORIGINALS)}")
+    if asked.folder and len(asked.names) > 1:
+        raise UsageError("--from holds the originals of one data set; name just one")
+    done = []
+    columns = (TextColumn("{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
+    for name in asked.names:
+        with Progress(*columns, console=console, transient=True) as bar:
+            tasks: dict[str, Any] = {}
+
+            def show(file: str, so_far: int, whole: int, bar: Progress = bar, tasks: dict[str, Any] = tasks) -> None:
+                if file not in tasks:
+                    tasks[file] = bar.add_task(file)
+                bar.update(tasks[file], completed=so_far, total=whole or None)
+
+            found = obtain(name, Path(asked.data_dir), asked.folder, show)
+        console.print(f"{name}: {found.path}, {found.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
+        for note in found.notes:
+            console.print(f"  {note}", soft_wrap=True)
+        done.append({"name": name, "path": str(found.path), "notes": found.notes})
+    if asked.json:
+        print(json.dumps(done))
+
+
+def _inspect(asked: argparse.Namespace, console: Console) -> None:
+    folder = Path(asked.data_dir) if asked.data_dir else None
+    if asked.source.endswith(".toml"):
+        experiment = config.resolve(config.read(asked.source, asked.overrides))
+        dataset = experiment.dataset(folder)
+        name = experiment.table["federation"]["dataset"]["name"]
+        found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.table["seed"]))
+    else:
+        name = asked.source
+        if name not in DATASETS:
+            raise UsageError(f"there is no data set '{name}'; {nearest(name, DATASETS)}")
+        settings = config.override({"name": name}, asked.overrides)
+        dataset = config.make(DATASETS, settings, "dataset", given=1)[0](folder)
+        found = _dataset(dataset)
+    path = folder / f"{name}.npz" if folder else None
+    if path and path.is_file() and name not in BUILT_IN:
+        found = {"file": str(path), "sha256": sha256(path)} | found
+    picture = asked.picture or Path(f"{name}.png")
+    examples(dataset, name, picture)
+    if asked.json:
+        print(json.dumps({"name": name, **found, "picture": str(picture)}))
+        return
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, title=name, title_justify="left")
+    for key, value in found.items():
+        told = f"{value:,}" if isinstance(value, int) else str(value)
+        shown.add_row(key, Text(f"{told[:16]}..." if key == "sha256" else told))
+    shown.add_row("picture", str(picture))
+    Console(highlight=False).print(shown)
+
+
+def _dataset(dataset: Dataset) -> dict[str, Any]:
+    """What a data set holds, as it is before it is dealt to clients."""
+    used = torch.arange(len(dataset.x)) if dataset.client is None else (dataset.client >= 0).nonzero().flatten()
+    found: dict[str, Any] = {
+        "examples": len(used),
+        "input": _shape(dataset.x),
+        "task": type(dataset.task).__name__.lower(),
+    }
+    if isinstance(dataset.task, Classification):
+        counts = torch.bincount(dataset.y[used], minlength=dataset.task.classes)
+        found["classes"] = f"{dataset.task.classes}, {_spread(counts)} examples each"
+    else:
+        found["target"] = _shape(dataset.y)
+    if isinstance(dataset.task, Forecasting) and dataset.time is not None:
+        numbers = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
+        readings = numbers.view(len(dataset.owners), -1)  # [N, T]
+        known = ~readings.isnan()
+        gaps = int((dataset.time[: readings.shape[1]].diff() != 1).sum())
+        found["steps"] = f"{readings.shape[1]:,} with {gaps} gap{'s' * (gaps != 1)}, windows of {dataset.span}"
+        share = 100 * (1 - known.double().mean(1))
+        found["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
+        values = readings[known]
+        found["readings"] = (
+            f"{float(values.min()):g} to {float(values.max()):g}, mean {float(values.double().mean()):.4g}"
+        )
+    if dataset.client is not None:
+        owners = torch.bincount(dataset.client[used])
+        found["clients"] = f"{len(owners)}, {_spread(owners)} examples each"
+    return found | _graph(dataset.graph)
+
+
+def _federation(federation: Federation) -> dict[str, Any]:
+    """What is really trained, validated and tested on."""
+    found: dict[str, Any] = {"federation": f"{len(federation)} clients"}
+    for split in SPLITS:
+        sizes = torch.tensor([len(rows) for rows in federation.rows[split]])
+        found[f"  {split}"] = f"{int(sizes.sum()):,} examples, {_spread(sizes)} a client"
+    if isinstance(federation.task, Forecasting):
+        found["  scale"] = (
+            f"mean {federation.task.mean:.4g}, deviation {federation.task.deviation:.4g} of training readings"
+        )
+    if federation.caution:
+        found["  caution"] = federation.caution
+    return found | {f"  {key}": value for key, value in _graph(federation.graph).items()}
+
+
+def _graph(graph: Graph | None) -> dict[str, Any]:
+    if graph is None:
+        return {"graph": "none"}
+    links = graph.weights.clone()
+    links.diagonal(dim1=-2, dim2=-1).zero_()
+    linked = links > 0
+    both = torch.equal(links, links.transpose(-1, -2))
+    alone = int((~(linked | linked.transpose(-1, -2)).any(-1)).sum())
+    count = int(linked.sum()) // (2 if both else 1)
+    kind = "link" if both else "one-way link"
+    said = f"{count:,} {kind}{'s' * (count != 1)} between different clients, {alone} client{'s' * (alone != 1)} without any"
+    return {"graph": f"{graph.origin}, {said}"}
+
+
+def _shape(values: torch.Tensor) -> str:
+    return " x ".join(map(str, values.shape[1:])) or "1"
+
+
+def _spread(counts: torch.Tensor) -> str:
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
