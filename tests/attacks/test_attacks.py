@@ -106,13 +106,23 @@ def test_noise_is_as_large_as_the_change_and_new_for_every_client_and_round():
     assert abs(float((found[0] * after[0]).mean())) < 0.03
     assert not torch.equal(found[0] / size[0], found[2] / size[2])
     assert torch.equal(found, Noise(factor=0.5).tamper(before, after, keys))
-    fleet, attacked, roster, attackers = fleets(FedAvg(), Noise(share=0.5))
-    sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
-    rounds = [
-        attacked.train(round, roster.everyone, sent)[1].theta[attackers] - sent.theta[attackers] for round in (0, 0, 1)
-    ]
-    assert torch.equal(rounds[0], rounds[1])
-    assert (rounds[0] - rounds[2]).abs().min() > 0
+
+
+def test_random_numbers_hang_on_client_and_round_alone():
+    seen = []
+
+    class Look(Attack):
+        def tamper(self, before, after, keys):
+            seen.append(keys.tolist())
+            return after
+
+    fleet, attacked, roster, attackers = fleets(FedAvg(), Look(share=0.5))
+    who = attackers.nonzero().squeeze(1)
+    for round, cohort in ((0, roster.everyone), (0, roster.everyone), (1, roster.everyone), (0, who[1:])):
+        attacked.train(round, cohort, fleet.method.send(roster, fleet.method.start(roster), cohort))
+    assert seen[0] == seen[1]
+    assert seen[3] == seen[0][1:]
+    assert len({*seen[0], *seen[2]}) == 6
 
 
 def test_flipped_labels_are_others_drawn_evenly_and_nobody_elses():
