@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .choosing import candidates, choose, suits_onednn
+from .choosing import Candidate, candidates, choose, suits_onednn
 from .client import Pool, Training
 from .errors import RunError, UsageError
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Evaluator
 from .evaluation import Key as Key
-from .executors import Clients
+from .executors import Clients, Loop
 from .federation import Federation
 from .gemm import fast_gemm
 from .method import Method, Roster
@@ -81,7 +81,9 @@ class Simulation:
         workers = workers or torch.get_num_threads()
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
         self._products: Literal["on", "off"] = "on" if onednn else "off"
-        known = candidates(self.clients, self.model, training, workers, chunk)
+        known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
+        if executor != "loop":
+            known = candidates(self.clients, self.model, training, workers, chunk)
         cohort = max(1, round(share * len(self.clients)))
         with fast_gemm(self._products):
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
