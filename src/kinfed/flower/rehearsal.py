@@ -31,7 +31,7 @@ class Rehearsal:
         }
         learning = planned.learning
         self._simulation = Simulation(
-            Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop"
+            Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
         )
         self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.introduce())
         self._state = self._simulation.state

@@ -180,6 +180,7 @@ class Site:
             learning.training,
             seed=planned.table["seed"],
             executor="loop",
+            onednn=False,
             device=self._device,
         )
 
