@@ -25,7 +25,7 @@ def random(*shape, seed=0):
 def mixtures(theta, count, seed=0, learned=None):
     """`count` clients are judges of mixtures of theta: [M, d]."""
     learned = torch.ones(theta.shape[1], dtype=torch.bool) if learned is None else learned
-    return Mixtures(theta, NAMES[: len(theta)], NAMES[:count], key(seed, "test"), learned)
+    return Mixtures(theta, torch.arange(len(theta)), NAMES[: len(theta)], NAMES[:count], key(seed, "test"), learned)
 
 
 def replies(answers=None, change=None, rate=None, baseline=None):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .attention import count_sketch
 from .client import Client
+from .graph import inner, take
 from .seeding import fold
 
 Tree = Any
@@ -21,11 +22,17 @@ Tree = Any
 class Mixtures(NamedTuple):
     """What K clients were sent, and of what it was mixed."""
 
-    theta: Tensor  # [M, d] the models that were mixed
-    speakers: Tensor  # [M] int64 what stands for their clients in random draws
+    table: Tensor  # [N, d] the clients' models
+    mixed: Tensor  # [M] int64 whose were mixed
+    speakers: Tensor  # [M] int64 what stands for them in random draws
     listeners: Tensor  # [K] int64 what stands for the receivers
     key: Tensor  # [] int64 of the random draws about this mix
     learned: Tensor  # [d] bool, False on buffers
+
+    @property
+    def theta(self) -> Tensor:
+        """[M, d] the models that were mixed: a copy unless they are everyone's."""
+        return take(self.table, self.mixed)
 
 
 class Replies(NamedTuple):
@@ -61,7 +68,7 @@ class Exact(Channel):
         return client.gradient(theta, client.held_out)
 
     def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        return replies.answers @ mix.theta.T
+        return inner(replies.answers, mix.theta)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,8 @@ class Delta(Channel):
     """Nothing new is sent: local training went down the training loss, exactly so in one step on all examples."""
 
     def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        return -(replies.change * mix.learned) @ mix.theta.T / replies.rate[:, None]
+        change = replies.change if mix.learned.all() else replies.change * mix.learned
+        return -inner(change, mix.theta) / replies.rate[:, None]
 
 
 @dataclass(frozen=True)
@@ -168,7 +176,9 @@ def draw_signs(key: Tensor, listeners: Tensor, speakers: Tensor, balanced: bool)
 
 def _steps(mix: Mixtures, signs: Tensor, radius: float) -> Tensor:
     """[..., K, d] steps of the mixtures; running statistics stay, for they may not become negative."""
-    return radius * ((signs.to(mix.theta.dtype) @ mix.theta) * mix.learned)
+    theta = mix.theta
+    steps = signs.to(theta.dtype) @ theta
+    return steps.mul_(radius).mul_(mix.learned)
 
 
 def _correction(rows: Tensor, balanced: bool) -> float:

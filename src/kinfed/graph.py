@@ -74,21 +74,15 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout) -> Tensor:
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """[K, N] inner products of the rows of a: [K, m] and b: [N, m]; half the work if these are the same tensor."""
-    if a is not b or len(a) <= BLOCK:
-        return a @ b.T
-    found = a.new_empty(len(a), len(a))
-    for at in range(0, len(a), BLOCK):
-        part = a[at : at + BLOCK] @ a[at:].T
-        found[at:, at : at + BLOCK] = part.T
-        found[at : at + BLOCK, at:] = part
-    return found
+    with _fast(a, len(a), a.shape[1], len(b)):
+        return _inner(a, b)
 
 
 def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     """[L, K, N] inner products of a: [K, d] and b: [N, d], layer by layer, over trainable entries."""
     with _fast(a, len(a), a.shape[1], len(b)):
         parts = [(a[:, layer.trainable], b[:, layer.trainable]) for layer in layout.layers]
-        return torch.stack([inner(x, x if a is b else y) for x, y in parts])
+        return torch.stack([_inner(x, x if a is b else y) for x, y in parts])
 
 
 def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
@@ -116,7 +110,7 @@ def squared_distances(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | Non
                 panel = panel.to(dtype)
                 # Nearby models far from the origin would lose all digits in the Gram matrix.
                 panel = panel - panel.mean(0)
-                gram = gram + inner(panel, panel).double()  # sums of many panels keep their digits
+                gram = gram + _inner(panel, panel).double()  # sums of many panels keep their digits
     if not isinstance(gram, Tensor):
         raise ValueError("there is no part to tell how many vectors there are")
     square = gram.diagonal()
@@ -132,6 +126,17 @@ def project_simplex(rows: Tensor) -> Tensor:
     rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
     active = (ordered - excess / rank > 0).sum(-1, keepdim=True)
     return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    if a is not b or len(a) <= BLOCK:
+        return a @ b.T
+    found = a.new_empty(len(a), len(a))
+    for at in range(0, len(a), BLOCK):
+        part = a[at : at + BLOCK] @ a[at:].T
+        found[at:, at : at + BLOCK] = part.T
+        found[at : at + BLOCK, at:] = part
+    return found
 
 
 def _is_everyone(cohort: Tensor, count: int) -> bool:

@@ -10,7 +10,7 @@ from torch.func import vjp
 from ..attention import Network, Pairs, attend, count_sketch, draw_attention
 from ..errors import UsageError
 from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
-from ..graph import project_simplex, put, weighted_mean
+from ..graph import mix, project_simplex, put, take, weighted_mean
 from ..method import Method, Params, Tree
 from ..optimiser import SGD, Memory
 from ..seeding import key
@@ -136,7 +136,7 @@ class PFedGAT(Method):
             key=_key(roster),
         )
         weights = self._weights(server.network, roster, server, cohort)
-        mixed = weights @ uploads.theta
+        mixed = mix(weights, uploads.theta, roster.layout)
         learned = roster.layout.trainable.to(mixed.device)
         if not learned.all():  # weights that are not a mean's could make running variances negative
             mixed[:, ~learned] = project_simplex(weights) @ uploads.theta[:, ~learned]
@@ -184,10 +184,11 @@ class PFedGAT(Method):
         told = server.present[cohort]
         if not told.any():
             return server._replace(step=torch.zeros_like(server.step))
-        judges, answers, mixed = cohort[told], answers[told], server.present.nonzero().squeeze(1)
+        told, mixed = told.nonzero().squeeze(1), server.present.nonzero().squeeze(1)
+        judges, answers = cohort[told], take(answers, told)
         steps = roster.training.count_steps(roster.sizes[judges])
         rate = steps.to(roster.theta.dtype) * roster.training.optimiser.lr
-        replies = Replies(answers, change[told], rate, server.baseline[judges])
+        replies = Replies(answers, take(change, told), rate, server.baseline[judges])
         slope = self._channel.slope(self._mixtures(roster, server, judges), replies)
         row = torch.searchsorted(mixed, judges)
         _, pull_back = vjp(lambda network: self._weights(network, roster, server, mixed)[row], server.network)
@@ -216,8 +217,9 @@ class PFedGAT(Method):
 
     def _describe(self, roster, server, cohort):
         """[K, m] what the network sees."""
-        rows = (server.change if self.features == "delta" else server.uploads)[cohort]
-        rows = rows[:, self._described(roster).to(rows.device)]
+        rows = take(server.change if self.features == "delta" else server.uploads, cohort)
+        at = self._described(roster).to(rows.device)
+        rows = rows if len(at) == rows.shape[1] else rows[:, at]
         if self.features == "sketch":
             # A fixed one: the network must see the same number for the same entry in every round.
             return count_sketch(rows, key(roster.seed, "pfedgat.features", device=rows.device), self.feature_size)
@@ -248,13 +250,12 @@ class PFedGAT(Method):
 
     def _mixtures(self, roster, server, cohort):
         mixed = server.present.nonzero().squeeze(1)
-        theta = server.uploads if len(mixed) == len(roster) else server.uploads[mixed]
-        learned = roster.layout.trainable.to(theta.device)
-        return Mixtures(theta, roster.tags[mixed], roster.tags[cohort], server.key, learned)
+        learned = roster.layout.trainable.to(server.theta.device)
+        return Mixtures(server.uploads, mixed, roster.tags[mixed], roster.tags[cohort], server.key, learned)
 
     def _begin(self, server, cohort):
         """[K, d] what the cohort starts from."""
-        theta, new = server.theta[cohort], ~server.seen[cohort]
+        theta, new = take(server.theta, cohort), ~server.seen[cohort]
         if self.newcomer == "initial" or not new.any() or not server.seen.any():
             return theta
         return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta)
