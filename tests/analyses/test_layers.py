@@ -43,8 +43,9 @@ def test_pictures_show_both_halves_at_first_middle_and_last_round_and_a_line_a_l
 
 
 def test_the_selected_round_of_each_seed_is_its_own(study, tmp_path):
-    found = layers(study("fedaghn", "seeds=2", "rounds=4"))
+    found = layers(study("fedaghn", "seeds=2", "rounds=6", "training.optimiser.lr=1.0"))
     kept = [relations(tmp_path / "runs" / "fedaghn" / f"seed-{seed}") for seed in (0, 1)]
+    assert kept[0].selected != kept[1].selected
     label = "selected: " + ", ".join(str(one.rounds[one.selected]) for one in kept)
     row = next(row for row in found.rows if row["round"] == label)
     by_hand = [group_weights(torch.from_numpy(one.weights[one.selected, 0]), GROUPS).itself for one in kept]
