@@ -55,17 +55,21 @@ class _Step:
     def product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
         """The gradient of the tensor [k, out, in], or of these rows of it, is g^T x; g: [k, m, out], x: [k, m, in]."""
         if name in self.moving:
-            self._tensors[name][:, rows].baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
+            tensor = self._tensors[name][:, rows]
+            if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
+                self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
+            else:
+                tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
             self._drift(name, rows)
 
     def sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
         """The gradient of the tensor [k, out], or of these rows of it, is the sum over m of g: [k, m, out]."""
         if name in self.moving:
-            tensor = self._tensors[name][:, rows]
-            if self._keep != 1:
-                tensor.mul_(self._keep)
-            tensor.sub_(g.sum(1), alpha=self._lr)
+            self._shrink(self._tensors[name][:, rows]).sub_(g.sum(1), alpha=self._lr)
             self._drift(name, rows)
+
+    def _shrink(self, tensor: Tensor) -> Tensor:
+        return tensor if self._keep == 1 else tensor.mul_(self._keep)
 
     def _drift(self, name: str, rows: slice) -> None:
         if self._slopes:
@@ -97,7 +101,9 @@ class _Flatten:
 class _Activation:
     names: tuple[str, ...] = ()
 
-    def __init__(self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(
+        self, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> None:
         self._forward, self._backward = forward, backward
 
     def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
@@ -105,19 +111,19 @@ class _Activation:
         return y, y
 
     def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: _Step, deep: bool) -> Tensor:
-        return self._backward(g, saved)
+        return self._backward(g, saved, g)
 
 
-def _relu_backward(g: Tensor, y: Tensor) -> Tensor:
-    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=g)  # type: ignore[no-any-return]
+def _relu_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return _aten.threshold_backward.grad_input(g, y, 0, grad_input=out)  # type: ignore[no-any-return]
 
 
-def _tanh_backward(g: Tensor, y: Tensor) -> Tensor:
-    return _aten.tanh_backward.grad_input(g, y, grad_input=g)  # type: ignore[no-any-return]
+def _tanh_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return _aten.tanh_backward.grad_input(g, y, grad_input=out)  # type: ignore[no-any-return]
 
 
-def _sigmoid_backward(g: Tensor, y: Tensor) -> Tensor:
-    return _aten.sigmoid_backward.grad_input(g, y, grad_input=g)  # type: ignore[no-any-return]
+def _sigmoid_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
+    return _aten.sigmoid_backward.grad_input(g, y, grad_input=out)  # type: ignore[no-any-return]
 
 
 class _Linear:
@@ -178,16 +184,14 @@ class _Span:
     def settle(self, steps: list[int], out: Named) -> None:
         """Write weight and bias as they are after so many steps of each client."""
         for name in self._linear.names:
-            tensor = out[name].copy_(self._tensors[name])
-            beta, s = tensor.new_tensor([self._shares[t] for t in steps]).T.view(2, -1, *[1] * (tensor.ndim - 1))
-            if self._keep != 1:
-                tensor.mul_(beta)
-            if self._slopes:
-                tensor.addcmul_(self._slopes[name], s, value=-1)
-            if name == self._linear.bias:
-                tensor.sub_(self._learned.sum(1))
-            else:
-                tensor.baddbmm_(self._learned.mT, self._x, alpha=-1)
+            for i, t in enumerate(steps):  # one by one, for a large weight that is written stays in the cache so long
+                (beta, s), new, old, learned = self._shares[t], out[name][i], self._tensors[name][i], self._learned[i]
+                if name == self._linear.bias:
+                    torch.sub(old * beta, learned.sum(0), out=new)
+                else:
+                    torch.addmm(old, learned.T, self._x[i], beta=beta, alpha=-1, out=new)
+                if self._slopes:
+                    new.sub_(self._slopes[name][i], alpha=s)
 
 
 class _Run(NamedTuple):
@@ -195,13 +199,17 @@ class _Run(NamedTuple):
 
     x: Tensor  # [k, L, m, F]
     states: Tensor  # [k, L + 1, m, H], the one it began with first
-    gates: tuple[Tensor, ...]  # [k, L, m, ...] each
-    slopes: Tensor  # [k, L, m, G] the loss's gradient at what the gates were computed from, written on the way back
+    gates: list[Tensor]  # [k, L, m, ...] each; on the way back overwritten by the gradients at their inputs
+    steps: list[tuple[Tensor, ...]]  # states before and after each step, and its gates: [k, m, ...] each
 
 
-def _again(before: _Run | None, x: Tensor) -> _Run | None:
-    """The room of the last step's pass: memory asked for anew in every step costs a tenth of the time."""
-    return before._replace(x=x) if before is not None and before.x.shape == x.shape else None
+def _begun(x: Tensor, before: _Run | None, room: Callable[[], tuple[Tensor, list[Tensor], list[Tensor]]]) -> _Run:
+    """A pass over x in the room of the last step's; `room` makes states, gates, and the parts used of these."""
+    if before is not None and before.x.shape == x.shape:
+        return before._replace(x=x)  # memory asked for anew in every step would cost a tenth of the time
+    states, gates, parts = room()
+    views = (view.unbind(1) for view in (states[:, :-1], states[:, 1:], *parts))
+    return _Run(x, states, gates, list(zip(*views, strict=True)))
 
 
 def _names(path: str, suffix: str) -> tuple[str, ...]:
@@ -222,31 +230,31 @@ class _RNN:
     def begin(self, tensors: Named, x: Tensor, before: _Run | None) -> _Run:
         """What the inputs x: [k, L, m, F] alone give, for all steps."""
         read, recall, b, c = (tensors[n] for n in self.names)
-        k, length, m, _ = x.shape
-        run = _again(before, x)
-        if run is None:
-            states = x.new_zeros(k, length + 1, m, recall.shape[2])
-            run = _Run(x, states, (), torch.empty_like(states[:, 1:]))
+
+        def room() -> tuple[Tensor, list[Tensor], list[Tensor]]:
+            states = x.new_zeros(len(x), x.shape[1] + 1, x.shape[2], recall.shape[2])
+            gates = [torch.empty_like(states[:, 1:])]
+            return states, gates, gates
+
+        run = _begun(x, before, room)
         torch.baddbmm((b + c).unsqueeze(1), x.flatten(1, 2), read.mT, out=run.states[:, 1:].flatten(1, 2))
         return run
 
     def forward(self, tensors: Named, run: _Run, t: int) -> Tensor:
         """[k, m, H] the state after step t."""
-        state = run.states[:, t + 1].baddbmm_(run.states[:, t], tensors[self.names[1]].mT)
-        return _tanh(state) if self._tanh else state.relu_()
+        before, after, _ = run.steps[t]
+        after.baddbmm_(before, tensors[self.names[1]].mT)
+        return _tanh(after) if self._tanh else after.relu_()
 
     def backward(self, tensors: Named, run: _Run, t: int, g: Tensor) -> Tensor:
         """The loss's gradient at the state before step t, given the one at the state after it."""
-        if self._tanh:
-            _aten.tanh_backward.grad_input(g, run.states[:, t + 1], grad_input=run.slopes[:, t])
-        else:
-            _aten.threshold_backward.grad_input(g, run.states[:, t + 1], 0, grad_input=run.slopes[:, t])
-        return torch.bmm(run.slopes[:, t], tensors[self.names[1]])
+        _, after, gate = run.steps[t]
+        return torch.bmm((_tanh_backward if self._tanh else _relu_backward)(g, after, gate), tensors[self.names[1]])
 
     def move(self, run: _Run, step: _Step) -> None:
         """Move the layer's tensors, after `backward` of all steps."""
         read, recall, b, c = self.names
-        g = run.slopes.flatten(1, 2)
+        g = run.gates[0].flatten(1, 2)
         step.product(read, g, run.x.flatten(1, 2))
         step.product(recall, g, run.states[:, :-1].flatten(1, 2))
         total = g.sum(1, keepdim=True)
@@ -255,9 +263,9 @@ class _RNN:
 
 
 class _GRU:
-    """nn.GRU or nn.GRUCell, step by step: h <- (1 - z) n + z h with n = tanh(W x + b + r (V h + c)), r, z logistic.
+    """nn.GRU or nn.GRUCell, step by step: h <- (1 - z) n + z h with n = tanh(W x + b + r q), where q = V h + c.
 
-    Slopes are kept in the order n's W x + b, r, z, n's V h + c: the last three are in the order of V's rows.
+    One gate holds r, z and q, in the order of V's rows, r and z being logistic; the other one holds n.
     """
 
     def __init__(self, module: nn.GRU | nn.GRUCell, path: str, suffix: str) -> None:
@@ -266,62 +274,67 @@ class _GRU:
     def begin(self, tensors: Named, x: Tensor, before: _Run | None, state: Tensor | float = 0.0) -> _Run:
         """What the inputs x: [k, L, m, F] alone give, for all steps; state: [k, m, H] is the first."""
         read, _, b, c = (tensors[n] for n in self.names)
-        k, length, m, _ = x.shape
         h, flat = self._width, x.flatten(1, 2)
-        run = _again(before, x)
-        if run is None:
-            gates = tuple(x.new_empty(k, length, m, width) for width in (2 * h, h, h))
-            run = _Run(x, x.new_empty(k, length + 1, m, h), gates, x.new_empty(k, length, m, 4 * h))
+
+        def room() -> tuple[Tensor, list[Tensor], list[Tensor]]:
+            k, length, m, _ = x.shape
+            sizes = (length + 1, m, h), (length, m, 3 * h), (length, m, h)
+            states, rzq, n = (x.new_empty(k, *size) for size in sizes)
+            return states, [rzq, n], [rzq, rzq[..., : 2 * h], *rzq.split(h, -1), n]
+
+        run = _begun(x, before, room)
         run.states[:, 0] = state
-        rz, n, _ = (gate.flatten(1, 2) for gate in run.gates)
-        torch.baddbmm((b + c)[:, None, : 2 * h], flat, read[:, : 2 * h].mT, out=rz)
+        rzq, n = (gate.flatten(1, 2) for gate in run.gates)
+        torch.baddbmm((b + c)[:, None, : 2 * h], flat, read[:, : 2 * h].mT, out=rzq[..., : 2 * h])
+        rzq[..., 2 * h :] = c[:, None, 2 * h :]
         torch.baddbmm(b[:, None, 2 * h :], flat, read[:, 2 * h :].mT, out=n)
         return run
 
-    def feed(self, tensors: Named, run: _Run, t: int, value: Tensor) -> None:
+    def column(self, tensors: Named) -> Tensor:
+        """[k, 1, 3 H] the weights of the first feature; side by side in memory they are read several times faster."""
+        return tensors[self.names[0]][:, :, :1].mT.contiguous()
+
+    def feed(self, column: Tensor, run: _Run, t: int, value: Tensor) -> None:
         """Set the first feature of step t, which was 0, to value: [k, m, 1]."""
         run.x[:, t, :, :1] = value
-        weight, (rz, n, _) = tensors[self.names[0]][:, None, :, 0], run.gates
-        rz[:, t].addcmul_(value, weight[..., : 2 * self._width])
-        n[:, t].addcmul_(value, weight[..., 2 * self._width :])
+        _, _, _, rz, _, _, _, n = run.steps[t]
+        rz.addcmul_(value, column[..., : 2 * self._width])
+        n.addcmul_(value, column[..., 2 * self._width :])
+
+    def starve(self, column: Tensor, run: _Run, t: int) -> Tensor:
+        """[k, m, 1] the loss's gradient at what step t was fed, after `backward` of this step."""
+        _, _, _, rz, _, _, _, n = run.steps[t]
+        fed = torch.bmm(column[..., 2 * self._width :], n.mT)
+        return fed.baddbmm_(column[..., : 2 * self._width], rz.mT).mT
 
     def forward(self, tensors: Named, run: _Run, t: int) -> Tensor:
         """[k, m, H] the state after step t."""
-        h, recall, bias = self._width, tensors[self.names[1]].mT, tensors[self.names[3]].unsqueeze(1)
-        rz, n, recalled = (gate[:, t] for gate in run.gates)
-        rz.baddbmm_(run.states[:, t], recall[..., : 2 * h]).sigmoid_()
-        torch.baddbmm(bias[..., 2 * h :], run.states[:, t], recall[..., 2 * h :], out=recalled)
-        _tanh(n.addcmul_(rz[..., :h], recalled))
-        return torch.lerp(n, run.states[:, t], rz[..., h:], out=run.states[:, t + 1])
+        before, after, rzq, rz, r, z, q, n = run.steps[t]
+        rzq.baddbmm_(before, tensors[self.names[1]].mT)
+        rz.sigmoid_()
+        return torch.lerp(_tanh(n.addcmul_(r, q)), before, z, out=after)
 
     def backward(self, tensors: Named, run: _Run, t: int, g: Tensor) -> Tensor:
         """The loss's gradient at the state before step t; g, the one at the state after it, is overwritten."""
-        h = self._width
-        rz, n, recalled = (gate[:, t] for gate in run.gates)
-        r, z = rz[..., :h], rz[..., h:]
-        dn, dr, dz, drecalled = run.slopes[:, t].split(h, -1)
-        _aten.sigmoid_backward.grad_input((run.states[:, t] - n).mul_(g), z, grad_input=dz)
+        before, _, rzq, _, r, z, q, n = run.steps[t]
         below = g * z
-        _aten.tanh_backward.grad_input(g.sub_(below), n, grad_input=dn)
-        torch.mul(dn, r, out=drecalled)
-        _aten.sigmoid_backward.grad_input(dn * recalled, r, grad_input=dr)
-        return below.baddbmm_(run.slopes[:, t, :, h:], tensors[self.names[1]])
-
-    def starve(self, tensors: Named, run: _Run, t: int) -> Tensor:
-        """[k, m, 1] the loss's gradient at what step t was fed, after `backward` of this step."""
-        h, weight = self._width, tensors[self.names[0]][:, :, :1]
-        return torch.bmm(run.slopes[:, t, :, : 3 * h], torch.cat([weight[:, 2 * h :], weight[:, : 2 * h]], 1))
+        _sigmoid_backward((before - n).mul_(g), z, z)
+        _tanh_backward(g.sub_(below), n, n)
+        slope = n * q
+        torch.mul(n, r, out=q)
+        _sigmoid_backward(slope, r, r)
+        return below.baddbmm_(rzq, tensors[self.names[1]])
 
     def move(self, run: _Run, step: _Step) -> None:
         """Move the layer's tensors, after `backward` of all steps."""
         read, recall, b, c = self.names
-        h, g, x = self._width, run.slopes.flatten(1, 2), run.x.flatten(1, 2)
-        total = g.sum(1, keepdim=True)
-        for rows, part in ((slice(2 * h), slice(h, 3 * h)), (slice(2 * h, None), slice(h))):
-            step.product(read, g[..., part], x, rows)
-            step.sum(b, total[..., part], rows)
-        step.product(recall, g[..., h:], run.states[:, :-1].flatten(1, 2))
-        step.sum(c, total[..., h:])
+        h, x, (rzq, n) = self._width, run.x.flatten(1, 2), (gate.flatten(1, 2) for gate in run.gates)
+        total = rzq.sum(1, keepdim=True)
+        for rows, g, sum in ((slice(2 * h), rzq[..., : 2 * h], total[..., : 2 * h]), (slice(2 * h, None), n, n)):
+            step.product(read, g, x, rows)
+            step.sum(b, sum, rows)
+        step.product(recall, rzq, run.states[:, :-1].flatten(1, 2))
+        step.sum(c, total)
 
 
 class _LastState:
@@ -350,8 +363,10 @@ class _Forecaster:
         self._encoder, self._decoder, self._head, self._outputs = encoder, decoder, head, outputs
         self.names = encoder.names + decoder.names + head.names
 
-    def forward(self, tensors: Named, x: Tensor, before: tuple[_Run, _Run] | None) -> tuple[Tensor, tuple[_Run, _Run]]:
-        first, second = before or (None, None)
+    def forward(
+        self, tensors: Named, x: Tensor, before: tuple[_Run, _Run, Tensor] | None
+    ) -> tuple[Tensor, tuple[_Run, _Run, Tensor]]:
+        first, second, _ = before or (None, None, None)
         encoder = self._encoder.begin(tensors, x.transpose(1, 2).contiguous(), first)
         for t in range(x.shape[2]):
             state = self._encoder.forward(tensors, encoder, t)
@@ -360,22 +375,23 @@ class _Forecaster:
         for t in range(self._outputs):
             ahead[:, t, :, 1:] = clock
             clock = (clock + tick) % 1
-        decoder, value, said = self._decoder.begin(tensors, ahead, second, state), x[:, :, -1, :1], []
+        decoder, column = self._decoder.begin(tensors, ahead, second, state), self._decoder.column(tensors)
+        value, said = x[:, :, -1, :1], []
         for t in range(self._outputs):
-            self._decoder.feed(tensors, decoder, t, value)
+            self._decoder.feed(column, decoder, t, value)
             value = self._head.forward(tensors, self._decoder.forward(tensors, decoder, t))[0]
             said.append(value)
-        return torch.cat(said, 2), (encoder, decoder)
+        return torch.cat(said, 2), (encoder, decoder, column)
 
-    def backward(self, tensors: Named, saved: tuple[_Run, _Run], g: Tensor, step: _Step, deep: bool) -> Tensor:
-        encoder, decoder = saved
+    def backward(self, tensors: Named, saved: tuple[_Run, _Run, Tensor], g: Tensor, step: _Step, deep: bool) -> Tensor:
+        encoder, decoder, column = saved
         said = g.mT.unsqueeze(-1).contiguous()  # [k, O, m, 1]
         fed = below = g.new_zeros(())
         for t in reversed(range(self._outputs)):
             said[:, t] += fed  # an output is the next step's input too
             state = torch.bmm(said[:, t], tensors[self._head.weight]).add_(below)
             below = self._decoder.backward(tensors, decoder, t, state)
-            fed = self._decoder.starve(tensors, decoder, t)
+            fed = self._decoder.starve(column, decoder, t)
         if not step.moving.isdisjoint(self._encoder.names):
             for t in reversed(range(encoder.x.shape[1])):
                 below = self._encoder.backward(tensors, encoder, t, below)
@@ -386,7 +402,8 @@ class _Forecaster:
 
 
 def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
-    return outputs.softmax(-1).scatter_add_(-1, y.unsqueeze(-1), outputs.new_full((), -1).expand(*y.shape, 1))
+    chances = outputs.mT.softmax(1).mT  # along short rows in memory softmax takes ten times as long
+    return chances.scatter_add_(-1, y.unsqueeze(-1), outputs.new_full((), -1).expand(*y.shape, 1))
 
 
 def _squared(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
@@ -556,7 +573,7 @@ class _Block:
         parts, (rows, place, weight, valid) = self._fused.parts, self._batches
         k, width = len(rows), int(place.max()) + 1
         rows = rows[:, :width]
-        pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1)  # [T, k, B] rows of the pool
+        pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1).contiguous()  # [T, k, B] of the pool
         inputs, at, spanned = x, pooled, None
         if fixed := span or any(part.names for part in parts[:lowest]):  # what the lowest layer reads, once for all
             inputs = x.index_select(0, rows.flatten()).unflatten(0, (k, width))
@@ -565,7 +582,7 @@ class _Block:
             if span:
                 spanned = _Span(cast(_Linear, parts[lowest]), inputs, self._tensors, self._descent, self._slopes)
             inputs = inputs.flatten(0, 1)
-            at = (place + width * torch.arange(k, device=place.device)[:, None, None]).transpose(0, 1)
+            at = (place + width * torch.arange(k, device=place.device)[:, None, None]).transpose(0, 1).contiguous()
         climbed = parts[lowest + span if fixed else 0 :]
         deepest = 0 if fixed else lowest  # of those, the lowest that moves
         # Copies, for theta stays as it is; and products are faster where matrices lie side by side.
