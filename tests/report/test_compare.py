@@ -90,6 +90,48 @@ def test_runs_with_different_graphs_are_compared_and_told_apart(tmp_path):
     assert not comparison.warnings
 
 
+def test_the_origin_of_a_relation_stands_beside_the_graphs_name(tmp_path):
+    graph = {"partition": {"name": "iid"}, "graph": {"name": "shuffled"}}
+    runs = [
+        write(tmp_path / "a", "sfl", [0.5, 0.9], federation=graph, relation={"origin": "oracle"}),
+        write(
+            tmp_path / "b",
+            "fedaghn",
+            [0.5, 0.7],
+            federation={"partition": {"name": "iid"}},
+            relation={"origin": "learned"},
+        ),
+        write(tmp_path / "c", "pfedhn", [0.5, 0.6], federation={"partition": {"name": "iid"}}),
+    ]
+    comparison = compare(runs)
+    assert [row.origin for row in comparison.sets[0]] == ["oracle", "learned", None]
+    assert drawn(comparison)[-1] == "relations learned: fedaghn; oracle: sfl (shuffled)"
+    assert [run["origin"] for run in comparison.to_dict()["runs"]] == ["oracle", "learned", None]
+
+
+def test_attacked_runs_are_tagged_and_scored_over_honest_clients(tmp_path):
+    attack = {
+        "name": "label_flip",
+        "share": 0.3,
+        "attackers": ["b"],
+        "scores": {"own": {"mean": 0.75, "std": 0.05, "worst5": 0.7, "best5": 0.8}},
+    }
+    clean = write(tmp_path / "clean", "fedavg", [0.8, 0.9, 0.9])
+    attacked = write(tmp_path / "attacked", "fedavg", [0.8, 0.1, 0.7], attack=attack, names=["a", "b", "c"])
+    local = write(tmp_path / "local", "local", [0.7, 0.7, 0.8])
+    comparison = compare([clean, attacked, local])
+    (rows,) = comparison.sets
+    assert [(row.method, row.attack) for row in rows] == [("fedavg", ""), ("fedavg", "label_flip 0.3"), ("local", "")]
+    assert (rows[1].mean, rows[1].worst5, rows[1].best5) == (0.75, 0.7, 0.8)
+    assert (rows[0].helped, rows[0].hurt) == (3, 0)
+    assert (rows[1].helped, rows[1].hurt) == (1, 1)  # whatever became of the attacker
+    lines = drawn(comparison, width=200)
+    assert any(line.startswith("fedavg [label_flip 0.3] ") for line in lines)
+    assert any(line.startswith("under an attack") for line in lines)
+    json.dumps(comparison.to_dict(), allow_nan=False)
+    assert not any("attack" in line for line in drawn(compare([clean, local])))
+
+
 def test_an_error_is_sorted_and_counted_the_other_way(tmp_path):
     error = {"metric": "mse", "higher_is_better": False}
     local = write(tmp_path / "local", "local", [2.0, 1.0, 4.0, 3.0], **error)

@@ -18,6 +18,7 @@ from ..runs import read_summary
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]  # of a run's clients: [N], by seed
+ORIGINS = ("learned", "given", "oracle")  # of relations
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Row:
     dataset: str
     federation: str  # how it was dealt to clients and split, as JSON
     graph: str  # the known relation's name, which runs that are compared may differ in
+    origin: str | None  # of the relation that the method reports: given, learned or oracle; None without one
+    attack: str  # its name and share, which they may differ in too; then scores are of honest clients; "" without
     clients: int
     metric: str
     higher_is_better: bool
@@ -101,7 +104,7 @@ def table(comparison: Comparison) -> Table:
     """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it."""
     several = len(comparison.sets) > 1
     # Runs are numbered only where their method does not tell them apart.
-    twins = any(len({(row.method, row.graph) for row in rows}) < len(rows) for rows in comparison.sets)
+    twins = any(len({(row.method, row.graph, row.attack) for row in rows}) < len(rows) for rows in comparison.sets)
     lines: list[dict[str, str]] = []
     notes = [f"! {warning}" for warning in comparison.warnings]
     for i, rows in enumerate(comparison.sets):
@@ -116,6 +119,8 @@ def table(comparison: Comparison) -> Table:
                 notes.append(f"{name}: {row.folder}")
     if any(row.leaking for rows in comparison.sets for row in rows):
         notes.append("* leaking: what it was tested on is not new to it, so its scores are no fair estimate")
+    if any(row.attack for rows in comparison.sets for row in rows):
+        notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
     for heading in shown:
@@ -123,6 +128,7 @@ def table(comparison: Comparison) -> Table:
         drawn.add_column(heading, justify="left" if words else "right", vertical="bottom", no_wrap=True)
     for line in lines:
         drawn.add_row(*(Text(line[heading]) for heading in shown))
+    notes += _origins([row for rows in comparison.sets for row in rows])
     page = Table.grid()  # so that words may be wider than the numbers
     title = "Test scores" if several else f"Test scores: {_setting(comparison.sets[0][0])}"
     page.add_row(Text(title, style="bold"))
@@ -130,6 +136,18 @@ def table(comparison: Comparison) -> Table:
     for note in notes:
         page.add_row(Text(note))
     return page
+
+
+def _name(row: Row) -> str:
+    """The method, with the known graph and the attack that runs may differ in."""
+    return row.method + f" ({row.graph})" * (row.graph != "given") + f" [{row.attack}]" * bool(row.attack)
+
+
+def _origins(rows: Sequence[Row]) -> list[str]:
+    """A line that tells which relations are learned, given or taken from an oracle; none where nothing is mixed."""
+    named = {origin: dict.fromkeys(_name(row) for row in rows if row.origin == origin) for origin in ORIGINS}
+    told = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
+    return [f"relations {'; '.join(told)}"] if told else []
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
@@ -143,7 +161,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "± over\nseeds": row.over_seeds,
     }
     return {
-        "method": row.method + f" ({row.graph})" * (row.graph != "given") + " *" * row.leaking,
+        "method": _name(row) + " *" * row.leaking,
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
@@ -165,7 +183,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     model = _choose(folder, summaries.values())
     found = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
     rows = [row for row, _ in found.values()]
-    first, alike = rows[0], ("method", "model", "setting")
+    first, alike = rows[0], ("method", "model", "setting", "attack")
     if len(rows) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
 
@@ -203,7 +221,8 @@ def _choose(folder: Path, summaries: Iterable[dict[str, Any]]) -> str:
 def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]:
     """The row of one run with one seed, and its clients' test scores: [N]."""
     try:
-        score = summary["scores"][model]
+        attack = summary.get("attack", {})
+        score = attack["scores"][model] if attack else summary["scores"][model]
         relation = summary["relation"] or {}
         auroc = relation.get("auroc")
         row = Row(
@@ -214,6 +233,8 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             # What a graph is worth is seen by comparing runs that differ in nothing else.
             federation=json.dumps({k: v for k, v in summary["federation"].items() if k != "graph"}, sort_keys=True),
             graph=str(summary["federation"].get("graph", {}).get("name", "given")),
+            origin=relation.get("origin"),
+            attack=f"{attack['name']} {attack['share']:g}" if attack else "",
             clients=int(summary["clients"]),
             metric=str(summary["metric"]),
             higher_is_better=bool(summary["higher_is_better"]),
@@ -241,7 +262,8 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             f"{folder}/summary.json must hold a finite test score for each of its {row.clients} clients; "
             f"got {int(np.isfinite(scores).sum())}"
         )
-    return row, scores
+    # Attackers are neither helped nor hurt.
+    return row, np.where(np.isin(summary["names"], attack["attackers"]), np.nan, scores) if attack else scores
 
 
 def _against(row: Row, scores: Scores, local: Scores) -> Row:
