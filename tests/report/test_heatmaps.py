@@ -61,7 +61,7 @@ def test_map_has_the_first_setting_across_numbers_in_cells_and_a_frame(tmp_path,
     heatmaps.score_grid(scores, ("x", ["1", "2"]), ("y", "abc"), "accuracy", tmp_path / "a.png", (1, 0))
     axes = figures[0].axes[0]
     cells = {tuple(text.get_position()): text.get_text() for text in axes.texts}
-    assert cells == {(0, 0): "10", (0, 1): "20", (0, 2): "30", (1, 0): "40", (1, 1): "50", (1, 2): "66.7"}
+    assert cells == {(0, 0): "10.0", (0, 1): "20.0", (0, 2): "30.0", (1, 0): "40.0", (1, 1): "50.0", (1, 2): "66.7"}
     assert axes.patches[0].get_xy() == (0.5, -0.5)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["a", "b", "c"]
     assert axes.get_ylim()[0] < axes.get_ylim()[1]  # the first at the bottom

@@ -21,6 +21,7 @@ from .drawing import (
     SMALL,
     TITLE,
     Array,
+    is_share,
     name_ticks,
     page,
     scaled,
@@ -162,7 +163,8 @@ def score_grid(
     middle = (values.min() + values.max()) / 2
     for (j, i), value in np.ndenumerate(values):
         colour = "white" if value > middle else INK
-        axes.text(i, j, f"{value:.3g}", ha="center", va="center", fontsize=NORMAL, color=colour)
+        said = f"{value:.1f}" if is_share(metric) else f"{value:.3g}"
+        axes.text(i, j, said, ha="center", va="center", fontsize=NORMAL, color=colour)
     if chosen is not None:
         corner = (chosen[0] - 0.5, chosen[1] - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5, clip_on=False))
