@@ -1,0 +1,50 @@
+"""A run that leaks says so wherever its scores go."""
+
+import json
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from kinfed.cli import main
+from kinfed.report.compare import compare
+
+SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "method.heads=2", "method.width=2"]
+
+
+@pytest.fixture
+def words(monkeypatch):
+    """What is written in each picture, by file name."""
+    found, savefig = {}, Figure.savefig
+
+    def watch(figure, path, *rest, **how):
+        texts = [t.get_text() for axes in figure.axes for t in (axes.title, axes.yaxis.label, axes._left_title)]
+        found[str(path).rpartition("/")[2]] = " ".join(texts)
+        return savefig(figure, path, *rest, **how)
+
+    monkeypatch.setattr(Figure, "savefig", watch)
+    return found
+
+
+@pytest.mark.parametrize(("feedback", "leaks"), [("test", True), ("train", False)])
+def test_results_that_saw_test_examples_are_marked_everywhere(feedback, leaks, tmp_path, capsys, words):
+    out = tmp_path / "a"
+    asked = ["run", "pfedgat", 'method.graph="attention"', f"method.feedback={feedback}", *SMALL, "--out", str(out)]
+    assert main([*asked, "--json"]) == 0
+    said = capsys.readouterr()
+    assert ("LEAKING: the method used test examples as feedback" in said.err) == leaks
+    for summary in (json.loads(said.out), json.loads((out / "summary.json").read_text())):
+        assert summary["leaking"] == leaks
+        assert summary["caution"] == "the method used test examples as feedback" * leaks
+    table = pd.read_csv(out / "history.csv")
+    assert list(table.columns)[:6] == ["round", "client", "model", "split", "metric", "value"]
+    if leaks:
+        assert (table.caution == "the method used test examples as feedback").all()
+    else:
+        assert len(table.columns) == 6
+    pictures = [text for name, text in words.items() if "classes" not in name]
+    assert len(pictures) == 3
+    assert all(("LEAKING" in text) == leaks for text in pictures), words
+    assert compare([out]).to_dict()["runs"][0]["leaking"] == leaks
+    assert main(["compare", str(out)]) == 0
+    assert ("* leaking" in capsys.readouterr().out) == leaks
