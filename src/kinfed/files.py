@@ -25,3 +25,11 @@ def replacing(path: Path) -> Iterator[Path]:
             raise RunError(f"cannot write {path}: {problem.strerror or problem}") from problem
     finally:
         part.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those around it, unless it is there; raises RunError naming it if it cannot be made."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as problem:
+        raise RunError(f"cannot make the folder {path}: {problem.strerror}") from None

@@ -14,10 +14,10 @@ from torch import nn
 
 from . import checkpoint, config
 from .config import Experiment, Table
-from .errors import RunError, UsageError
+from .errors import UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
-from .files import replacing
+from .files import make_folder, replacing
 from .model import Model
 from .record import History, over_seeds, preferred
 from .report import charts, heatmaps
@@ -50,7 +50,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
         out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
     if (out / "config.toml").exists():
         raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
-    _make(out)
+    make_folder(out)
     config.write(table, out / "config.toml")
     return _go_on(experiment, out, machine)
 
@@ -111,7 +111,7 @@ def save(run: Run, folder: str | Path) -> dict[str, Any]:
     folder = Path(folder)
     if (folder / "summary.json").exists():
         raise UsageError(f"{folder} holds a run already; choose another folder")
-    _make(folder)
+    make_folder(folder)
     return _write(run, {"method": {"name": type(run.method).__name__.lower()}}, folder)
 
 
@@ -136,7 +136,7 @@ def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any
             if (folder / "summary.json").exists():
                 found.append(read_summary(folder))
                 continue
-            _make(folder)
+            make_folder(folder)
             config.write({**table, "seed": seed, "seeds": 1}, folder / "config.toml")
             found.append(_one(experiment, seed, folder, machine))
     except KeyboardInterrupt:
@@ -282,13 +282,6 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         **{key: sum(f[key] for f in found) for key in ("seconds", "bytes_up", "bytes_down")},
         "out": str(out),
     }
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"cannot make the run's folder {folder}: {problem.strerror}") from None
 
 
 def _write_json(values: dict[str, Any], path: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 
 from .. import __version__, checkpoint, engine, relations, runs
 from ..checkpoint import Progress
-from ..errors import RunError, UsageError
+from ..errors import UsageError
 from ..experiment import CHECKPOINT
 from ..federation import Origin
-from ..files import replacing
+from ..files import make_folder, replacing
 from ..method import Method, Roster
 from ..model import Model
 from ..record import History
@@ -284,9 +284,6 @@ def _summarise(
 
 
 def _write(values: dict[str, Any], path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"cannot make the run's folder {path.parent}: {problem.strerror}") from None
+    make_folder(path.parent)
     with replacing(path) as part:
         part.write_text(json.dumps(values, indent=1) + "\n")

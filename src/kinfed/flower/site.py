@@ -22,7 +22,7 @@ from ..datasets import directory
 from ..errors import RunError, UsageError
 from ..experiment import pick_device
 from ..federation import Federation, Split
-from ..files import replacing
+from ..files import make_folder, replacing
 from ..fleet import Evaluation, Simulation
 from ..layout import Layout
 from ..seeding import generator, tags
@@ -80,7 +80,7 @@ class Site:
             )
         known = self._joined(order.words["experiment"])
         if known is None or messages.digest(known) != messages.digest(order):
-            _make(self._at(order))
+            make_folder(self._at(order))
             checkpoint.write(order.arrays, self._at(order) / "join.safetensors", {"words": json.dumps(order.words)})
         simulation = self._simulate(order)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
@@ -242,7 +242,7 @@ class Models:
 
     def keep(self, round: int, named: dict[str, Tree]) -> None:
         """Keep a round's models until it is known which are best."""
-        _make(self._kept)
+        make_folder(self._kept)
         arrays = {f"{name}/{leaf}": t for name, tree in named.items() for leaf, t in wire.pack(tree).items()}
         checkpoint.write(arrays, self._kept / f"{round}.safetensors", {"names": json.dumps(list(named))})
 
@@ -367,13 +367,6 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path} cannot be read ({problem}); delete its folder to join anew") from None
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"cannot make the folder {folder}: {problem.strerror}") from None
 
 
 __all__ = ["LOADERS", "Memory", "Models", "Site", "federate", "read"]

@@ -1,0 +1,453 @@
+"""Processes: the SuperLink, a SuperNode and a run, started, watched and ended by Flower's own programs."""
+
+import fcntl
+import ipaddress
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from ..errors import RunError, UsageError
+from ..files import make_folder, replacing
+
+Say = Callable[[str], None]
+LINK = "link.json"
+START = 90.0  # seconds that a SuperLink may take until it answers
+
+
+@dataclass(frozen=True)
+class Link:
+    """A SuperLink and how it is reached; `ca` is the file of its certificate authority, empty without TLS."""
+
+    address: str  # HOST:PORT
+    ca: str = ""
+
+    @property
+    def url(self) -> str:
+        return f"http{'s' if self.ca else ''}://{self.address}"
+
+    def problem(self) -> str:
+        """Why the SuperLink cannot be reached, empty if it can, "nobody" if nobody listens there yet."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        except (OSError, ssl.SSLError) as problem:
+            return f"{self.ca} is not a certificate ({problem}); it is the ca.crt that kinfed flower keys made"
+        opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+        try:
+            opener.open(f"{self.url}/health", timeout=10).close()
+            return ""
+        except urllib.error.HTTPError as problem:
+            return f"{self.address} answers {problem.code}: it is not a SuperLink"
+        except urllib.error.URLError as problem:
+            reason = problem.reason
+        except (OSError, ValueError) as problem:  # a TLS server hangs up on plain HTTP
+            return f"{self.address} breaks off ({problem}){'' if self.ca else _SECURED}"
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return f"the certificate of {self.address} is not to be trusted ({reason.verify_message}); {_CERTIFICATE}"
+        if isinstance(reason, ssl.SSLError):
+            return f"{self.address} does not speak TLS ({reason.reason}); was its SuperLink started with --insecure?"
+        if isinstance(reason, socket.gaierror):
+            return f"there is no host {self.address.rpartition(':')[0]}"
+        if isinstance(reason, ConnectionResetError) and not self.ca:
+            return f"{self.address} breaks off{_SECURED}"
+        return "nobody"
+
+
+_SECURED = "; if its SuperLink uses TLS, give --keys, the folder with ca.crt and key"
+_CERTIFICATE = "use the ca.crt of its keys, and name this host when making them: kinfed flower keys DIR --host NAME"
+
+
+def up(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
+    """Start a SuperLink, or find the one that runs, and let every site of `keys` in; without keys it is insecure."""
+    if keys is None and not _is_loopback(host):
+        raise UsageError(f"--insecure is for this machine alone, so the host must be 127.0.0.1; got {host}")
+    missing = [] if keys is None else [n for n in ("ca.crt", "server.crt", "server.key") if not (keys / n).exists()]
+    if missing:
+        raise UsageError(
+            f"{keys} lacks {', '.join(missing)}; make them: kinfed flower keys {keys} --host NAME SITE ..."
+        )
+    running = _read(home)
+    if running and _is_alive(running):
+        link = Link(running["address"], running["ca"])
+        if link.ca != (str(keys / "ca.crt") if keys else ""):
+            raise UsageError(f"a SuperLink with other keys runs at {link.address}; end it: kinfed flower down")
+        say(f"the SuperLink runs already, at {link.address}")
+    else:
+        link = _start(home, host, port, keys, say)
+    if keys is not None:
+        _register(home, keys, say)
+    return link
+
+
+def down(home: Path, say: Say) -> None:
+    """End the SuperLink and the runs it has under way."""
+    running = _read(home)
+    if not running or not _is_alive(running):
+        (home / LINK).unlink(missing_ok=True)
+        raise UsageError(f"no SuperLink of {home} runs")
+    _end(running["pid"])
+    (home / LINK).unlink(missing_ok=True)
+    say(f"ended the SuperLink at {running['address']}")
+
+
+def node(client: str, data: Path, state: Path, link: Link, key: Path | None, device: str, say: Say) -> None:
+    """Run a site's node until it is interrupted; raises RunError if it cannot take part."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", client):
+        raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
+    if not data.is_file():
+        raise UsageError(f"there is no file {data}")
+    if key is None and not _is_loopback(link.address.rpartition(":")[0]):
+        raise UsageError(f"--insecure is for this machine alone; got {link.address}")
+    home = state / client / "node"
+    make_folder(home)
+    with _only_one(home, client):
+        _wait(link, say)
+        settings = {
+            "client-id": client,
+            "data": str(data.resolve()),
+            "state-dir": str(state.resolve()),
+            "device": device,
+        }
+        command = ["flower-supernode", "--superlink", link.address, "--host", "127.0.0.1", "--port", str(_free_port())]
+        command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
+        command += ["--insecure"] if key is None else ["--root-certificates", link.ca]
+        command += [] if key is None else ["--auth-supernode-private-key", str(key)]
+        _watch(command, home, client, link, say)
+
+
+def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, Any]:
+    """Start a run, follow it to its end, and return its summary; raises RunError if it fails."""
+    running = _read(home)
+    if not running or not _is_alive(running):
+        raise UsageError(f"no SuperLink of {home} runs; start it: kinfed flower up")
+    app = home / "app"
+    make_folder(app)
+    _write_app(app, {"config": json.dumps(config), "out": str(out)})
+    id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
+    try:
+        said = _follow(home, id, say)
+    except KeyboardInterrupt:
+        _flwr(home, "stop", id, "kinfed", "--format", "json")
+        raise KeyboardInterrupt(f"stopped; go on with: kinfed flower run --resume {out}") from None
+    status = _status(home, id)
+    failure = [line.removeprefix("failed: ") for line in said if line.startswith("failed: ")]
+    done = [line.removeprefix("done: ") for line in said if line.startswith("done: ")]
+    if status["status"] == "finished:completed" and done:
+        return json.loads(done[-1])  # type: ignore[no-any-return]
+    why = (
+        failure[-1] if failure else f"{status['status']}, {status.get('status-details')}; see {home / 'superlink.log'}"
+    )
+    raise RunError(f"{why}; go on with: kinfed flower run --resume {out}")
+
+
+def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
+    if not _is_free(host, port):
+        raise UsageError(f"port {port} of {host} is taken; choose another --port, or end what listens there")
+    make_folder(home / "flwr")
+    own = "127.0.0.1" if host in ("0.0.0.0", "::") else host
+    link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
+    command = ["flower-superlink", "--host", host, "--port", str(port), "--database", str(home / "state.db")]
+    command += ["--disable-runtime-dependency-installation"]
+    if keys is None:
+        command += ["--insecure"]
+        say(f"INSECURE: whoever can reach {link.address} can read and change everything; for trials on one machine")
+    else:
+        command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
+        command += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
+    reach = (
+        {"address": link.address, "insecure": True}
+        if keys is None
+        else {"address": link.address, "root-certificates": link.ca}
+    )
+    with replacing(home / "flwr" / "config.toml") as part:
+        part.write_text(tomli_w.dumps({"superlink": {"default": "kinfed", "kinfed": reach}}))
+    log = home / "superlink.log"
+    with log.open("ab") as file:
+        begin = file.tell()
+        process = subprocess.Popen(
+            command, env=_environment(home / "flwr"), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + START
+    while (problem := link.problem()) and time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.3)
+    if problem:
+        _end(process.pid)
+        text = _plain(log.read_bytes()[begin:].decode(errors="replace"))
+        errors = [line for line in text.splitlines() if "ERROR" in line or "rror:" in line]
+        why = errors[-1].strip() if errors else problem
+        raise RunError(f"the SuperLink did not start: {why}; see {log}")
+    with replacing(home / LINK) as part:
+        part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
+    say(f"the SuperLink is up at {link.address}" + (f"; sites reach it as HOST:{port}" if own != host else ""))
+    return link
+
+
+def _register(home: Path, keys: Path, say: Say) -> None:
+    """Let sites in whose keys are not known yet."""
+    known = home / "registered.json"
+    registered = json.loads(known.read_text()) if known.exists() else []
+    for public in sorted(keys.glob("sites/*/key.pub")):
+        content = public.read_text().strip()
+        if content in registered:
+            continue
+        try:
+            _flwr(
+                home, "supernode", "register", str(public), "kinfed", "--name", public.parent.name, "--format", "json"
+            )
+            say(f"let in: {public.parent.name}")
+        except RunError as problem:
+            if "already in use" not in str(problem):
+                raise
+        registered.append(content)
+        with replacing(known) as part:
+            part.write_text(json.dumps(registered))
+
+
+def _wait(link: Link, say: Say) -> None:
+    """Until the SuperLink can be reached; a site may be up before its server is."""
+    told = False
+    while problem := link.problem():
+        if problem != "nobody":
+            raise RunError(problem)
+        if not told:
+            say(f"waiting for a SuperLink at {link.address}")
+            told = True
+        time.sleep(2)
+
+
+def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) -> None:
+    """Run a node; its log goes to a file, and what a person needs to know to the screen."""
+    log = home / "node.log"
+    process = subprocess.Popen(
+        command,
+        env=_environment(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    assert process.stdout is not None
+    failed, round = "", ""
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        with log.open("a") as file:
+            for line in process.stdout:
+                file.write(line)
+                file.flush()
+                line = _plain(line).strip()
+                if "SuperNode ID:" in line:
+                    say(f"client {client} is connected to {link.address}; its log is {log}")
+                elif line.startswith("kinfed: "):
+                    say(line.removeprefix("kinfed: "))
+                elif found := re.search(r"ROUND (\d+)\]", line):
+                    round = found[1]
+                elif "Receiving: train.round" in line and round != "0":
+                    say(f"round {round}")
+                elif "[code: 2004]" in line:
+                    failed = (
+                        f"the SuperLink at {link.address} does not know the key of {client}: put its key.pub into "
+                        f"sites/{client} of the server's keys, and run kinfed flower up there again"
+                    )
+                elif "Exit Code:" in line or "rror:" in line:
+                    failed = failed or line
+        process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        _end(process.pid)
+    raise RunError(f"the node of {client} ended: {failed or f'exit code {process.returncode}'}; see {log}")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _follow(home: Path, id: str, say: Say) -> list[str]:
+    """Say what a run says, until it is over; returns its lines."""
+    said: list[str] = []
+    while True:
+        stream = subprocess.Popen(
+            _program("flwr", "log", id, "kinfed", "--stream"),
+            env=_environment(home / "flwr"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert stream.stdout is not None
+        seen = 0
+        try:
+            for line in stream.stdout:
+                line = _plain(line).strip()
+                if not line.startswith("kinfed: "):
+                    continue
+                line, seen = line.removeprefix("kinfed: "), seen + 1
+                if seen > len(said):  # a new stream begins with what the last one has told
+                    said.append(line)
+                    if not line.startswith(("done: ", "failed: ")):
+                        say(line)
+        finally:
+            stream.terminate()
+            stream.wait()
+        if _status(home, id)["status"].startswith("finished"):
+            return said
+        time.sleep(1)  # the SuperLink was away
+
+
+def _status(home: Path, id: str) -> dict[str, Any]:
+    for attempt in range(60):
+        try:
+            (found,) = _flwr(home, "list", "kinfed", "--run-id", id, "--format", "json")["runs"]
+            return found  # type: ignore[no-any-return]
+        except RunError:
+            if attempt == 59:
+                raise
+            time.sleep(1)
+    raise AssertionError
+
+
+def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
+    """What one of Flower's commands answers; raises RunError with its message."""
+    done = subprocess.run(
+        _program("flwr", *arguments), env=_environment(home / "flwr"), capture_output=True, text=True, check=False
+    )
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except ValueError:
+        text = _plain(done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
+        raise RunError(f"flwr {arguments[0]}: {text[-1]}") from None
+    if not answer.get("success"):
+        text = str(answer.get("error-message", "no reason given")).strip().splitlines()
+        raise RunError(f"flwr {arguments[0]}: {text[-1]}")
+    return answer
+
+
+def _write_app(folder: Path, settings: dict[str, str]) -> None:
+    """An app without code of its own: sites run the kinfed that is installed there."""
+    table = {
+        "project": {"name": "kinfed-federation", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "kinfed",
+                    "components": {"serverapp": "kinfed.flower.app:app", "clientapp": "kinfed.flower.client:app"},
+                    "config": settings,
+                }
+            }
+        },
+    }
+    with replacing(folder / "pyproject.toml") as part:
+        part.write_text(tomli_w.dumps(table))
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """For Flower's programs: files of their own, nothing asked of or told to the internet, quick polling."""
+    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home.resolve()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "NO_PROXY": local,
+        "no_proxy": local,
+        "PYTHONUNBUFFERED": "1",
+        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
+    }
+
+
+def _program(name: str, *arguments: str) -> list[str]:
+    return [str(Path(sys.executable).parent / name), *arguments]
+
+
+def _end(pid: int) -> None:
+    """End a process that was started as the head of its own session, and all that it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(pid, number)
+        except (ProcessLookupError, PermissionError):
+            return
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            try:
+                os.killpg(pid, 0)
+            except (ProcessLookupError, PermissionError):
+                return
+            time.sleep(0.1)
+
+
+def _is_alive(running: dict[str, Any]) -> bool:
+    """Whether the process is there, and is a SuperLink: a number may have been given to another since."""
+    try:
+        os.kill(running["pid"], 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    try:
+        return b"flower-superlink" in Path(f"/proc/{running['pid']}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc").exists()
+
+
+def _read(home: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads((home / LINK).read_text())  # type: ignore[no-any-return]
+    except (OSError, ValueError):
+        return None
+
+
+@contextmanager
+def _only_one(home: Path, client: str) -> Iterator[None]:
+    """Two nodes of one client would overwrite each other's files."""
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UsageError(f"a node of client {client} runs already on {home.parent}") from None
+        yield
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_free(host: str, port: int) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except PermissionError:
+            raise UsageError(f"port {port} needs special rights; choose a --port above 1023") from None
+        except OSError:
+            return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _plain(text: str) -> str:
+    """Text without the colours of a terminal."""
+    return re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", text)
