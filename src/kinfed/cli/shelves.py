@@ -11,6 +11,7 @@ from rich.text import Text
 
 from .. import config
 from ..analyses import ANALYSES
+from ..attacks import ATTACKS
 from ..datasets import DATASETS
 from ..methods import METHODS
 from ..models import MODELS
@@ -24,6 +25,7 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
     "partitions": (PARTITIONS, 0),
     "graphs": (GRAPHS, 2),
     "models": (MODELS, 2),
+    "attacks": (ATTACKS, 0),
     "analyses": (ANALYSES, 1),
     "references": (REFERENCES, 0),
 }
@@ -32,13 +34,18 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
     shelf = commands.add_parser("list", parents=[common], help="what there is to choose from")
-    shelf.add_argument("shelf", choices=list(SHELVES))
+    shelf.add_argument("shelf", choices=[*SHELVES, "papers"])
     shelf.set_defaults(command=_list)
 
 
 def _list(asked: argparse.Namespace, console: Console) -> None:
-    shelf, given = SHELVES[asked.shelf]
-    entries = {}
+    shelf, given = SHELVES.get(asked.shelf, ({}, 0))
+    entries: dict[str, tuple[str, dict[str, Any]]] = {}
+    if asked.shelf == "papers":
+        # What a published experiment is, is told in its file's first words.
+        entries = {
+            name: (path.read_text().partition("\n")[0].removeprefix("# "), {}) for name, path in config.papers().items()
+        }
     for name, part in shelf.items():
         text = inspect.getdoc(inspect.getmodule(part) if asked.shelf == "methods" else part) or ""
         known = {
