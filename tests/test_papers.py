@@ -11,7 +11,7 @@ from kinfed.engine import sample
 from kinfed.method import Roster
 from kinfed.seeding import tags
 
-# As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's settings.
+# As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
 PRINTED = {
     "sfl/cifar10-shards": (20, 100, 128, None, None, {"steps": 1, "rho": 1.0, "begin": "own", "structure": "given"}),
     "sfl/cifar10-released": (20, 100, 128, 20, None, {"steps": 3, "begin": "shared", "reg": "off", "rho": 1.0}),
