@@ -1,17 +1,24 @@
 """What the documents tell people to type does what they say."""
 
+import argparse
 import importlib
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 import kinfed
-from kinfed.cli import main
+from kinfed import config
+from kinfed.analyses import ANALYSES
+from kinfed.cli import _parser, main
 from kinfed.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def python_block(name):
@@ -45,3 +52,66 @@ def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):
     assert main(["list", "methods"]) == 0
     assert "Stay-Home: clients move only part of the way" in capsys.readouterr().out
     sys.modules.pop("stay_home")
+
+
+def commands(text):
+    """Every kinfed command that a page shows, in a block of code or between backticks."""
+    text = text.replace("\\\n", " ")  # a line that goes on
+    blocks = [block for kind, block in FENCED.findall(text) if kind != "python"]
+    text = FENCED.sub("", text)
+    blocks += re.findall(r"^    .*$", text, re.MULTILINE)
+    found = [re.sub(r"^(\$ )?(\w+=\S+ )*", "", line.strip()) for block in blocks for line in block.splitlines()]
+    found += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+    return [line for line in found if line.startswith("kinfed ")]
+
+
+def test_commands_are_found_wherever_a_page_shows_them():
+    page = "a `kinfed run\nx` b\n\n    A=1 kinfed run \\\n        y  # c\n\n```console\n$ kinfed list z\nkinfed\n```\n"
+    assert [line.split() for line in commands(page)] == [
+        ["kinfed", "list", "z"],
+        ["kinfed", "run", "y", "#", "c"],
+        ["kinfed", "run", "x"],
+    ]
+
+
+@each_page
+def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkeypatch):
+    """The real parser and the real config read it; nothing is run."""
+    monkeypatch.chdir(tmp_path)
+
+    def stay_home(share: float = 0.5) -> None:
+        """The recipe's, which has a test of its own."""
+
+    monkeypatch.setitem(METHODS, "stay-home", stay_home)
+    Path("config.toml").write_text('method = "local"\n' + config.DEFAULT.read_text())
+    parser = _parser()
+    known = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    for command in commands(page.read_text()):
+        words = shlex.split(command, comments=True)[1:]
+        if len(words) == 1 and words[0] in known:
+            continue  # spoken of, not shown
+        asked = parser.parse_args(words)
+        if hasattr(asked, "source"):
+            table = config.read(asked.source, asked.overrides)
+            settings = table.pop("analysis", {})
+            config.resolve(table)
+            if hasattr(asked, "analysis"):
+                config.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
+
+
+@each_page
+def test_every_picture_and_page_that_is_linked_is_there(page):
+    links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", FENCED.sub("", page.read_text()))
+    gone = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert gone == []
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_every_page_of_a_method_shows_a_small_picture_and_the_command_that_made_it(page):
+    text = page.read_text()
+    shown = re.findall(r"!\[[^]]+\]\((\S+\.png)\)", text)
+    assert shown
+    for picture in shown:
+        assert (page.parent / picture).stat().st_size < 150_000
+        _, _, below = text.partition(f"]({picture})")
+        assert commands(below.split("\n#")[0]), f"say below {picture} which command made it"

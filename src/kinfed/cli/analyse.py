@@ -26,7 +26,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[options(), common],
         help="look deeper: what a graph is worth, whose models are mixed, late clients, ...",
         description="Run what an analysis needs and write its table and pictures. Finished runs are kept.",
-        epilog="example: kinfed analyse controls panacea seeds=3 analysis.graphs=['oracle','shuffled']",
+        epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )
     analyse.add_argument("analysis", choices=list(ANALYSES), metavar="ANALYSIS", help=", ".join(ANALYSES))
     analyse.add_argument("source", metavar="METHOD|FILE.toml")
