@@ -11,6 +11,7 @@ from sklearn.cluster import KMeans
 
 from kinfed import clustering
 from kinfed.clustering import _lloyd, _seeds, count_distinct, distances, follow, kmeans
+from kinfed.graph import gram
 
 float64 = torch.float64
 
@@ -25,7 +26,7 @@ def lots(restarts, count, size, seed=0):
 
 
 def found(points, count, seed=0, **how):
-    return kmeans(distances([points]), count, lots(10, count, len(points), seed), **how)
+    return kmeans(distances(gram(points)), count, lots(10, count, len(points), seed), **how)
 
 
 def best(points, count, cost):
@@ -57,18 +58,18 @@ def median(part):
 def test_distances_add_up_over_parts(count, parts, seed):
     pieces = [random(count, 2 + i, seed=seed + i) for i in range(parts)]
     whole = torch.cdist(torch.cat(pieces, 1), torch.cat(pieces, 1)).square()
-    torch.testing.assert_close(distances(iter(pieces)), whole, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(distances(gram(iter(pieces))), whole, rtol=1e-9, atol=1e-12)
 
 
 def test_distances_keep_their_digits_far_from_the_origin():
     points = random(6, 50)
     moved = (points + 1e4).float()  # the models of a round resemble each other more than zero
     expected = torch.cdist(moved.double(), moved.double(), compute_mode="donot_use_mm_for_euclid_dist").square()
-    torch.testing.assert_close(distances([moved]), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(distances(gram(moved, float64)), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_points_closer_than_rounding_are_identical():
-    apart = distances([torch.tensor([[0.0], [1e-8], [1e-3], [1.0]], dtype=float64)])
+    apart = distances(gram(torch.tensor([[0.0], [1e-8], [1e-3], [1.0]], dtype=float64)))
     assert count_distinct(apart) == 3
     assert apart[0, 1] == 0
     assert apart[0, 2] == pytest.approx(1e-6)
@@ -78,7 +79,7 @@ def test_points_closer_than_rounding_are_identical():
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 1000))
 def test_identical_points_are_counted_once(which, seed):
     points = random(5, 3000, seed=seed)[which].float()
-    apart = distances([points])
+    apart = distances(gram(points, float64))
     same = torch.tensor(which)[:, None] == torch.tensor(which)
     assert torch.equal(apart == 0, same)
     assert count_distinct(apart) == len(set(which))
@@ -87,7 +88,7 @@ def test_identical_points_are_counted_once(which, seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_small_problems_are_solved(seed):
     points, count = random(3 + seed % 5, 2, seed=seed), 1 + seed % 3
-    clusters = kmeans(distances([points]), count, lots(30, count, len(points), seed))
+    clusters = kmeans(distances(gram(points)), count, lots(30, count, len(points), seed))
     assert float(clusters.distance.square().sum()) == pytest.approx(best(points, count, squares), abs=1e-12)
 
 
@@ -98,7 +99,7 @@ def test_follows_the_path_of_another_implementation(size, count, seed):
     square = torch.cdist(centres, points).square()
     assume(len(square.argmin(0).unique()) == count)  # what is done about empty clusters differs
     other = KMeans(count, init=centres.numpy(), n_init=1, tol=0, max_iter=500).fit(points.numpy())
-    clusters = follow(distances([points]), square)
+    clusters = follow(distances(gram(points)), square)
     # Both stop when little changes, and ours at a millionth of the objective.
     assert float(clusters.distance.square().sum()) == pytest.approx(other.inertia_, rel=1e-5)
     if clusters.label.tolist() == other.labels_.tolist():
@@ -131,7 +132,7 @@ def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed, media
 @given(st.integers(4, 30), st.integers(2, 6), st.integers(0, 10_000))
 def test_the_objective_never_grows_and_no_cluster_stays_empty(size, count, seed):
     points, count = random(size, 2, seed=seed), min(count, size - 1)
-    apart, path = distances([points]), []
+    apart, path = distances(gram(points)), []
     assign = clustering._assign
 
     def watched(square):
@@ -162,7 +163,7 @@ def test_an_empty_cluster_takes_the_farthest_point_that_is_not_alone():
 def test_seeds_are_drawn_in_proportion_to_squared_distance():
     points = torch.tensor([[0.0], [1.0], [3.0]], dtype=float64)
     many = 60_000
-    square = _seeds(distances([points]), lots(many, 2, 3))
+    square = _seeds(distances(gram(points)), lots(many, 2, 3))
     first, second = ((square[:, k] == 0).int().argmax(1) for k in range(2))
     share = torch.zeros(3, 3, dtype=float64).index_put((first, second), torch.tensor(1 / many, dtype=float64), True)
     expected = torch.tensor([[0, 1 / 10, 9 / 10], [1 / 5, 0, 4 / 5], [9 / 13, 4 / 13, 0]], dtype=float64) / 3
@@ -171,7 +172,7 @@ def test_seeds_are_drawn_in_proportion_to_squared_distance():
 
 def test_seeds_never_repeat_an_identical_point():
     points = torch.tensor([[0.0], [0.0], [0.0], [0.0], [1e-4]], dtype=float64)
-    square = _seeds(distances([points]), lots(200, 2, 5))
+    square = _seeds(distances(gram(points)), lots(200, 2, 5))
     assert (square.amax(2).gt(0)).all()
     assert (square[:, 0] != square[:, 1]).all()
 
@@ -183,8 +184,8 @@ def test_order_means_nothing_if_the_lots_move_along(size, count, seed, shuffle):
     order = list(range(size))
     shuffle.shuffle(order)
     drawn = lots(10, count, size, seed)
-    plain = kmeans(distances([points]), count, drawn)
-    moved = kmeans(distances([points[order]]), count, drawn[:, :, order])
+    plain = kmeans(distances(gram(points)), count, drawn)
+    moved = kmeans(distances(gram(points[order])), count, drawn[:, :, order])
     assert torch.equal(plain.label[order], moved.label)
     torch.testing.assert_close(plain.weights[:, order], moved.weights)
 
@@ -192,7 +193,7 @@ def test_order_means_nothing_if_the_lots_move_along(size, count, seed, shuffle):
 def test_clusters_keep_the_numbers_of_the_centres_they_start_from():
     points = torch.tensor([[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [5.1, 0.0], [0.0, 7.0]], dtype=float64)
     near = points[[4, 2, 0]] + 0.3
-    clusters = follow(distances([points]), torch.cdist(near, points).square())
+    clusters = follow(distances(gram(points)), torch.cdist(near, points).square())
     assert clusters.label.tolist() == [2, 2, 1, 1, 0]
     torch.testing.assert_close(clusters.weights @ points, torch.tensor([[0, 7], [5.05, 0], [0.05, 0]], dtype=float64))
 

@@ -10,12 +10,12 @@ from kinfed import graph
 from kinfed.graph import (
     blank,
     cosine,
+    gram,
     inner,
     inner_by_layer,
     mix,
     project_simplex,
     put,
-    squared_distances,
     take,
     weighted_mean,
 )
@@ -159,33 +159,37 @@ def test_cosine_stays_in_range():
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 10_000))
-def test_squared_distances_against_cdist(count, size, seed):
+def test_gram_against_products_and_cdist(count, size, seed):
     theta = random(count, size, seed=seed)
-    found = squared_distances(theta)
-    close(found, torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square(), atol=1e-12)
-    assert (found.diagonal() == 0).all()
+    found = gram(theta)
+    close(found.inner, theta @ theta.T)
+    apart = torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square()
+    close(found.distances, apart, atol=1e-12)
+    assert (found.distances.diagonal() == 0).all()
 
 
 @pytest.mark.parametrize("count", [3, 150])
-def test_squared_distances_part_by_part(monkeypatch, count):
+def test_gram_part_by_part(monkeypatch, count):
     monkeypatch.setattr(graph, "PANEL", 1)  # panels of 4096 numbers a client
     theta = random(count, 9000)
-    whole = squared_distances(theta)
-    close(squared_distances(part for part in theta.split([1, 8000, 999], 1)), whole, atol=1e-9)
-    close(whole, torch.cdist(theta, theta, compute_mode="donot_use_mm_for_euclid_dist").square(), atol=1e-9)
-    assert torch.equal(whole, whole.T)
-    single = squared_distances([theta.float()], float64)
-    assert single.dtype == float64
-    close(single, squared_distances(theta.float().double()), atol=1e-9)
-    assert squared_distances(theta.float()).dtype == torch.float32
+    whole = gram(theta)
+    close(whole.inner, theta @ theta.T, atol=1e-9)
+    for found, expected in zip(gram(part for part in theta.split([1, 8000, 999], 1)), whole, strict=True):
+        close(found, expected, atol=1e-9)
+    assert torch.equal(whole.distances, whole.distances.T)
+    # Float32 vectors by float64 products are exact.
+    single = gram([theta.float()], float64)
+    close(single.inner, gram(theta.float().double()).inner, atol=1e-9)
+    assert single.centred.dtype == float64
     with pytest.raises(ValueError, match="no part"):
-        squared_distances(part for part in ())
+        gram(part for part in ())
 
 
-def test_squared_distances_far_from_the_origin():
+def test_distances_far_from_the_origin():
     # In float32 a Gram matrix around 1e4 has no digit left for distances of a few units.
     theta = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]) + 1e4
-    assert squared_distances(theta).tolist() == pytest.approx(np.array([[0, 1, 4], [1, 0, 5], [4, 5, 0]]), abs=1e-5)
+    expected = np.array([[0, 1, 4], [1, 0, 5], [4, 5, 0]])
+    assert gram(theta).distances.tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_simplex_by_hand():

@@ -3,14 +3,13 @@
 A centre is kept as its weights on the points. R restarts are computed side by side.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .graph import squared_distances
+from .graph import Gram
 
 IDENTICAL = 1e-12  # squared distances below this share of the widest are rounding
 
@@ -23,9 +22,9 @@ class Clusters(NamedTuple):
     distance: Tensor  # [B] of each point to its centre
 
 
-def distances(parts: Iterable[Tensor]) -> Tensor:
-    """[B, B] float64 squared distances of vectors given part by part, [B, m] each; exactly 0 between identical ones."""
-    apart = squared_distances(parts, torch.float64)
+def distances(vectors: Gram) -> Tensor:
+    """[B, B] squared distances of vectors, from float64 products; exactly 0 between identical ones."""
+    apart = vectors.distances
     return torch.where(apart > IDENTICAL * apart.max(), apart, 0.0)
 
 

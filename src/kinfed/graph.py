@@ -7,6 +7,7 @@ new comes in large pages.
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -96,26 +97,45 @@ def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = N
     return torch.where(scale > eps, inner / scale.clamp(min=eps), torch.zeros_like(inner)).clamp(-1, 1)
 
 
-def squared_distances(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> Tensor:
-    """[N, N] squared Euclidean distances of N vectors, given whole, [N, m], or part by part, [N, m] each.
+class Gram(NamedTuple):
+    """Float64 inner products of N vectors; those of nearby vectors far from the origin keep their digits."""
 
-    Exactly symmetric, and 0 on the diagonal. `dtype` is that of products and result (default: the vectors' own).
+    centred: Tensor  # [N, N] of the vectors less their mean
+    lean: Tensor  # [N] of those with the mean
+    square: Tensor  # [] of the mean with itself
+
+    @property
+    def inner(self) -> Tensor:
+        """[N, N] of the vectors themselves."""
+        return self.centred + self.lean[:, None] + self.lean + self.square
+
+    @property
+    def distances(self) -> Tensor:
+        """[N, N] squared Euclidean distances; exactly symmetric, and 0 on the diagonal."""
+        square = self.centred.diagonal()
+        above = (square[:, None] + square - 2 * self.centred).clamp(min=0).triu(1)
+        return above + above.T
+
+
+def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> Gram:
+    """The float64 Gram matrix of N vectors, given whole, [N, m], or part by part, [N, m] each.
+
+    `dtype` is that of the products whose sum it is (default: the vectors' own).
     """
-    gram: Tensor | float = 0.0
+    total: tuple[Tensor, ...] = ()
     for part in [parts] if isinstance(parts, Tensor) else parts:
         count, dtype = len(part), dtype or part.dtype
         width = max(PANEL // count, 4096)
         with _fast(part[:0].to(dtype), count, part.shape[1], count, asked=(count, width, count)):
             for panel in part.split(width, dim=1):
                 panel = panel.to(dtype)
-                # Nearby models far from the origin would lose all digits in the Gram matrix.
-                panel = panel - panel.mean(0)
-                gram = gram + _inner(panel, panel).double()  # sums of many panels keep their digits
-    if not isinstance(gram, Tensor):
+                mean = panel.mean(0)
+                panel = panel - mean
+                more = tuple(sums.double() for sums in (_inner(panel, panel), panel @ mean, mean @ mean))
+                total = tuple(map(torch.add, total, more)) if total else more
+    if not total:
         raise ValueError("there is no part to tell how many vectors there are")
-    square = gram.diagonal()
-    above = (square[:, None] + square - 2 * gram).clamp(min=0).triu(1)
-    return (above + above.T).to(dtype)
+    return Gram(*total)
 
 
 def project_simplex(rows: Tensor) -> Tensor:

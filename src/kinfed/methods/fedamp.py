@@ -7,7 +7,7 @@ import torch
 
 from ..client import towards
 from ..errors import UsageError
-from ..graph import mix, put, squared_distances, take
+from ..graph import gram, mix, put, take
 from ..method import GraphMethod, Params
 
 
@@ -55,7 +55,7 @@ class FedAMP(GraphMethod):
 
     def _attend(self, roster, theta):
         """[K, K] whom each of a cohort is drawn towards; theta: [K, d]."""
-        apart = squared_distances(theta[:, layer.trainable] for layer in roster.layout.layers)
+        apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)
         near = self.alpha / self.sigma * torch.exp(-apart / self.sigma)
         keeps = 1 - near.fill_diagonal_(0).sum(1)  # a client keeps what it gives to no one
         if (keeps < 0).any():

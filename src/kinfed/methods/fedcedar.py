@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from ..clustering import Clusters, count_distinct, distances, follow, kmeans
 from ..errors import RunError, UsageError
-from ..graph import cosine, put
+from ..graph import cosine, gram, mix, put, take
 from ..method import Method, Params
 from ..seeding import fold, key, uniform
 
@@ -104,14 +104,15 @@ class FedCedar(Method):
         """[K, ...] the row of nodes: [C, ...] that is meant for each client, or their mean."""
         label = server.label[cohort]
         label = label if self.distribution == "precise" else torch.full_like(label, -1)
-        return torch.cat([nodes, nodes.mean(0, keepdim=True)])[label]  # -1 is the last row
+        nodes = torch.cat([nodes, nodes.mean(0, keepdim=True)])
+        return take(nodes, label % len(nodes))  # -1 is the last row
 
     def aggregate(self, roster, server, cohort, uploads):
-        clusters, kept = self._cluster(roster, server, cohort, uploads)
-        nodes = [clusters.weights @ part for part in self._features(roster, server, cohort, uploads)]  # [C, m_l] each
-        graph = torch.linalg.matrix_power(self.connect(cosine(sum(v @ v.T for v in nodes), eps=0.0)), self.steps)
-        centres = clusters.weights.to(uploads.theta.dtype) @ uploads.theta
-        theta = graph.to(centres.dtype) @ centres
+        clusters, kept, inner = self._cluster(roster, server, cohort, uploads)
+        alike = cosine(clusters.weights @ inner @ clusters.weights.T, eps=0.0)  # [C, C]
+        graph = torch.linalg.matrix_power(self.connect(alike), self.steps)
+        centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
+        theta = mix(graph, centres, roster.layout)
         before = _spread(centres, roster.layout)
         spread = torch.where(before > 0, _spread(theta, roster.layout) / before, 1.0)
         collapsed = bool(spread < COLLAPSED) and self.distribution == "precise"
@@ -128,7 +129,7 @@ class FedCedar(Method):
             graph=graph.to(theta.dtype),
             label=put(kept, cohort, clusters.label),
             share=put(torch.zeros_like(server.share), cohort, share),
-            centre=torch.cat(nodes, 1) if self.init == "warm" else server.centre,
+            centre=self._centres(roster, server, cohort, uploads, clusters) if self.init == "warm" else server.centre,
             objective=clusters.distance.sum().to(theta.dtype),
             spread=spread,
             warned=server.warned | collapsed,
@@ -153,47 +154,48 @@ class FedCedar(Method):
         return self.floor * itself + (1 - self.floor) * weights
 
     def _cluster(self, roster, server, cohort, uploads):
-        """Clusters of the cohort, and [N] labels of those whose number still means the same."""
-        forgotten = torch.full_like(server.label, -1)
-        if not self.clusters:
-            alone = torch.eye(len(cohort), dtype=torch.float64, device=cohort.device)
-            return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0])), forgotten
+        """Clusters of the cohort, [N] labels of those whose number still means the same, and [K, K] inner products."""
+        forgotten, count = torch.full_like(server.label, -1), len(cohort)
+        warm = self.init == "warm" and len(server.centre) > 0
         features = self._features(roster, server, cohort, uploads)
-        if self.init == "warm" and len(server.centre):
-            features = list(features)
-            old = server.centre.split([part.shape[1] for part in features], dim=1)
-            apart = distances(torch.cat(pair) for pair in zip(features, old, strict=True))
-            count = min(self.clusters, count_distinct(apart[: len(cohort), : len(cohort)]))
-            if count == len(server.centre):
-                known = server.label if self.memory == "last_seen" else forgotten
-                apart, square = apart[: len(cohort)].split([len(cohort), count], dim=1)
-                return follow(apart, square.T, medians=self._medians), known
-            apart = apart[: len(cohort), : len(cohort)]
-        else:
-            apart = distances(features)
-        count = min(self.clusters, count_distinct(apart))
+        vectors = gram(_above(features, server.centre) if warm else features, torch.float64)
+        inner = vectors.inner[:count, :count]
+        if not self.clusters:
+            alone = torch.eye(count, dtype=torch.float64, device=cohort.device)
+            return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0])), forgotten, inner
+        apart, square = distances(vectors)[:count].split([count, len(vectors.lean) - count], dim=1)
+        found = min(self.clusters, count_distinct(apart))
+        if warm and found == len(server.centre):
+            known = server.label if self.memory == "last_seen" else forgotten
+            return follow(apart, square.T, medians=self._medians), known, inner
         start = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
-        like = apart.new_empty(self.restarts * count)
+        like = apart.new_empty(self.restarts * found)
         lots = vmap(lambda mine: uniform(mine, like))(fold(start, roster.tags[cohort])) + 2**-24  # never 0
-        return kmeans(apart, count, lots.T.view(self.restarts, count, -1), medians=self._medians), forgotten
+        lots = lots.T.view(self.restarts, found, -1)
+        return kmeans(apart, found, lots, medians=self._medians), forgotten, inner
 
     @property
     def _medians(self):
         return self.centre == "geometric_median"
 
     def _features(self, roster, server, cohort, uploads):
-        """What is clustered and compared, [K, m] float64 a layer."""
+        """What is clustered and compared, [K, m] a layer."""
         layout = roster.layout
         if self.feature == "head":
             head = frozenset(e.name for e in layout.entries if e.trainable and e.name in layout.head)
-            yield uploads.theta[:, layout.index(head).to(uploads.theta.device)].double()
+            yield uploads.theta[:, layout.index(head).to(uploads.theta.device)]
             return
         sent = self.send(roster, server, cohort).theta if self.feature == "delta" else None
         for layer in layout.layers:
-            part = uploads.theta[:, layer.trainable].double()
+            part = uploads.theta[:, layer.trainable]
             if self.feature == "delta":
-                part = part - sent[:, layer.trainable]
-            yield part - part.mean(0) if self.feature == "centred" else part
+                part = part.double() - sent[:, layer.trainable]
+            yield part.double() - part.mean(0, dtype=torch.float64) if self.feature == "centred" else part
+
+    def _centres(self, roster, server, cohort, uploads, clusters):
+        """[C, m] float64 features of the centres."""
+        features = self._features(roster, server, cohort, uploads)
+        return torch.cat([clusters.weights @ part.double() for part in features], 1)
 
     def train(self, client, state, received):
         return state, Params(client.descend(received.theta))
@@ -202,7 +204,14 @@ class FedCedar(Method):
         return {"tuned": Params(client.descend(received.theta)), "received": received}
 
 
+def _above(parts, rows):
+    """The parts of a table, [K, m] each, above those of rows: [C, d']."""
+    at = 0
+    for part in parts:
+        yield torch.cat([part.double(), rows[:, at : at + part.shape[1]]])
+        at += part.shape[1]
+
+
 def _spread(nodes, layout):
     """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
-    parts = [nodes[:, layer.trainable] for layer in layout.layers]
-    return sum((part - part.mean(0)).square().sum() for part in parts).sqrt()
+    return gram(nodes[:, layer.trainable] for layer in layout.layers).centred.trace().sqrt().to(nodes.dtype)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import grad
 
 from ..errors import UsageError
-from ..graph import project_simplex, put, squared_distances
+from ..graph import blank, gram, mix, project_simplex, put, take
 from ..method import Method, Params
 from ..optimiser import SGD
 
@@ -105,13 +105,15 @@ class SFL(Method):
         )
 
     def send(self, roster, server, cohort):
-        shared = server.common @ server.theta
-        return Sent(server.mixing[cohort] @ server.theta, shared.expand(len(cohort), -1))
+        rows = torch.cat([server.mixing[cohort], server.common[None]])
+        mixed = mix(rows, server.theta, roster.layout)  # both in one pass
+        return Sent(mixed[:-1], mixed[-1].expand(len(cohort), -1))
 
     def aggregate(self, roster, server, cohort, uploads):
         change = server.change
         if self.compare == "change":
-            change = put(change, cohort, uploads.theta - self._began(roster, server, cohort))
+            began = self._began(roster, server, cohort)
+            change = put(change, cohort, torch.sub(uploads.theta, began, out=blank(len(cohort), began)))
         here = torch.ones_like(cohort, dtype=torch.bool)
         seen = put(server.seen, cohort, here)
         heard = seen if self.absent == "stale" else put(torch.zeros_like(seen), cohort, here)
@@ -215,13 +217,17 @@ class SFL(Method):
     def _began(self, roster, server, cohort):
         """[K, d'] what the cohort's training started from."""
         if self.begin == "own":
-            return server.theta[cohort]
+            return take(server.theta, cohort)
         return getattr(self.send(roster, server, cohort), self.begin)
 
     def _links(self, roster):
         """[N, N] the known graph, or the complete one, with a link of every client to itself."""
         if roster.graph is not None:
             links = roster.graph.weights.to(roster.theta)
+            if self.norm == "sym" and not torch.equal(links, links.T):
+                raise UsageError(
+                    "sfl: norm='sym' needs a symmetric graph, and this one is not; use norm='row' or symmetrise the graph"
+                )
         elif self.structure == "given":
             raise UsageError(
                 "sfl needs a graph of the clients and this data set has none: choose one by federation.graph, or let "
@@ -233,13 +239,7 @@ class SFL(Method):
 
     def _learn(self, roster, server, newcomer):
         """[N, N] the graph of the next round; rows of clients that were never seen stay as they are."""
-        table = server.change if self.compare == "change" else server.theta
-        square, at = 0, 0
-        for entry in self._shared(roster.layout):  # one at a time: tables [N, d'] are large
-            at, start = at + entry.shape.numel(), at
-            if entry.trainable:
-                x = table[:, start:at]
-                square = square + squared_distances(server.mixing @ x if self.compare == "mixed" else x)
+        square = gram(self._compared(roster, server)).distances.to(server.graph.dtype)
         if self.structure == "official":
             found, old = self._released(roster, square.sqrt(), server.seen), self._links(roster)
             rate = torch.full_like(found[:, :1], 1.0 if roster.graph is None else self.beta)
@@ -249,6 +249,15 @@ class SFL(Method):
             rate = first.to(found.dtype).clamp(min=self.beta)
         new = torch.lerp(_share(old), _share(found), rate)
         return torch.where(server.seen[:, None], new, server.graph)
+
+    def _compared(self, roster, server):
+        """What tells clients apart, tensor by tensor: tables [N, d'] are large."""
+        table, at = server.change if self.compare == "change" else server.theta, 0
+        for entry in self._shared(roster.layout):
+            at, start = at + entry.shape.numel(), at
+            if entry.trainable:
+                part = table[:, start:at]
+                yield mix(server.mixing, part, roster.layout) if self.compare == "mixed" else part
 
     def _alike(self, square, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
@@ -308,5 +317,7 @@ def _share(rows):
 
 def _largest(rows, count):
     """[N, N] bool: the `count` largest of each row; of equals the first."""
-    first = rows.argsort(dim=1, descending=True, stable=True)[:, :count]
-    return torch.zeros_like(rows, dtype=torch.bool).scatter(1, first, True)
+    count = min(count, rows.shape[1])
+    least = rows.topk(count, dim=1).values[:, -1:]
+    more, equal = rows > least, rows == least
+    return more | (equal & (equal.cumsum(1) <= count - more.sum(1, keepdim=True)))
