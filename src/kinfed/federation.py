@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -254,6 +255,36 @@ class Federation:
         relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
         dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)))
         return divide(dataset, owned, split or Split(), seed)
+
+    @staticmethod
+    def from_csv(
+        path: str | Path,
+        *,
+        client: str,
+        target: str | Sequence[str],
+        split: Split | None = None,
+        seed: int = 0,
+        **settings: Any,
+    ) -> "Federation":
+        """A federation from your own file, a row an example or a reading: .csv with a heading, or .parquet.
+
+        `client` and `target` name columns; the other settings are those of `kinfed.tables.read`, such as `time`, `past`
+        for windows of series, and `edges`. Raises UsageError that names the file, line and column of what is wrong.
+        """
+        from .tables import read  # here, as that file imports this one
+
+        dataset = read(path, client=client, target=target, **settings)
+        return divide(dataset, rows_by_owner(dataset), split or Split(), seed)
+
+    from_parquet = from_csv
+
+
+def rows_by_owner(dataset: Dataset) -> list[Tensor]:
+    """Each owner's rows of the data set, in their order; empty for an owner without any."""
+    assert dataset.client is not None
+    used = (dataset.client >= 0).nonzero().flatten()
+    counts = torch.bincount(dataset.client[used], minlength=len(dataset.owners))  # [N]
+    return list(used[dataset.client[used].argsort(stable=True)].split(counts.tolist()))
 
 
 def divide(

@@ -22,7 +22,7 @@ from ..originals import ORIGINALS, obtain, sha256
 from ..report.examples import examples
 from ..tasks import Classification, Forecasting
 
-BUILT_IN = ("digits", "synthetic", "csv", "parquet")  # they need no file in the data directory
+WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your table", "parquet": "your table"}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -66,8 +66,8 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     for name, loader in DATASETS.items():
         path = Path(asked.data_dir) / f"{name}.npz" if asked.data_dir else None
         here = path is not None and path.is_file()
-        if name in BUILT_IN:
-            way = "built in"
+        if name in WITHOUT_FILE:
+            way = WITHOUT_FILE[name]
         elif here:
             way = "here"
         elif name in ORIGINALS:
@@ -135,7 +135,7 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
         dataset = config.make(DATASETS, settings, "dataset", given=1)[0](folder)
         found = _dataset(dataset)
     path = folder / f"{name}.npz" if folder else None
-    if path and path.is_file() and name not in BUILT_IN:
+    if path and path.is_file() and name not in WITHOUT_FILE:
         found = {"file": str(path), "sha256": sha256(path)} | found
     picture = asked.picture or Path(f"{name}.png")
     examples(dataset, name, picture)
@@ -205,9 +205,9 @@ def _graph(graph: Graph | None) -> dict[str, Any]:
     both = torch.equal(links, links.transpose(-1, -2))
     alone = int((~(linked | linked.transpose(-1, -2)).any(-1)).sum())
     count = int(linked.sum()) // (2 if both else 1)
-    kind = "link" if both else "one-way link"
-    said = f"{count:,} {kind}{'s' * (count != 1)} between different clients, {alone} client{'s' * (alone != 1)} without any"
-    return {"graph": f"{graph.origin}, {said}"}
+    joined = f"{count:,} {'link' if both else 'one-way link'}{'s' * (count != 1)}"
+    lonely = f"{alone} client{'s' * (alone != 1)} without any"
+    return {"graph": f"{graph.origin}, {joined} between different clients, {lonely}"}
 
 
 def _shape(values: torch.Tensor) -> str:

@@ -8,12 +8,15 @@ from .digits import digits
 from .domains import domains
 from .images import FORMS, images
 from .synthetic import synthetic
+from .table import table
 from .tpt48 import tpt48
 from .traffic import SENSORS, traffic
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "digits": digits,
     "synthetic": synthetic,
+    "csv": table,
+    "parquet": table,
     "dg15": domains("dg15"),
     "dg60": domains("dg60"),
     **{name: images(name) for name in FORMS},

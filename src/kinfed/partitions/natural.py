@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import UsageError
-from ..federation import Dataset, Parts
+from ..federation import Dataset, Parts, rows_by_owner
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,12 @@ class Natural:
         """Give every example to its owner; nothing is drawn."""
         if dataset.client is None:
             raise UsageError("natural: the examples of this data set have no owners; choose another partition")
-        used = (dataset.client >= 0).nonzero().flatten()
-        count = torch.bincount(dataset.client[used], minlength=len(dataset.owners))  # [N]
-        empty = [str(i) for i in (count == 0).nonzero().flatten().tolist()]
-        if empty or not len(count):
-            empty = [dataset.owners[int(i)] for i in empty] if dataset.owners else empty
+        owned = rows_by_owner(dataset)
+        empty = [dataset.owners[i] if dataset.owners else str(i) for i, rows in enumerate(owned) if not len(rows)]
+        if empty or not owned:
             raise UsageError(f"natural: owner {', '.join(empty[:8]) or '0'} has no example; number the owners 0..N-1")
-        if clients not in (0, len(count)):
+        if clients not in (0, len(owned)):
             raise UsageError(
-                f"natural: the examples have {len(count)} owners, so clients must be {len(count)}; got {clients}"
+                f"natural: the examples have {len(owned)} owners, so clients must be {len(owned)}; got {clients}"
             )
-        return Parts(list(used[dataset.client[used].argsort(stable=True)].split(count.tolist())), dataset)
+        return Parts(owned, dataset)

@@ -1,0 +1,365 @@
+"""Tables: your own data from CSV or Parquet, one row an example or a reading, with a column that says whose it is."""
+
+import csv
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .errors import UsageError, nearest
+from .federation import Dataset, Graph
+from .relations import read as read_graph
+from .tasks import Classification, Forecasting, Regression, Task
+from .windows import Windows
+
+FEW = 20  # a target of whole numbers with at most so many different ones is taken for labels
+DAY = 86_400.0  # seconds
+
+Cells = NDArray[Any]  # [n] numbers, datetime64, or text as objects, empty where a cell is
+Numbers = NDArray[np.float64]
+
+
+def read(
+    path: str | Path,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    features: Sequence[str] = (),
+    time: str = "",
+    past: int = 0,
+    horizon: int = 1,
+    edges: str | Path = "",
+    directed: bool = False,
+    drop_missing: bool = False,
+    least: int = 0,
+) -> Dataset:
+    """The data set in a file `.csv` (with a heading) or `.parquet`; `client` names the column of owners.
+
+    A row is an example: x: [n, F] are the columns `features` (default: all others), each scaled to mean 0 and deviation
+    1 over the training rows. The target is a label if its column holds text or few different whole numbers; else a
+    number, trained by squared error in deviations from the mean and scored in its own unit. Several target columns are
+    numbers, each scaled so too and scored in deviations. With a column `time` the rows are split in order of time.
+
+    With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
+    windows, `past` readings in and the next `horizon` out. A reading without a row, or without a value, is missing. If
+    the times are dates and steps are shorter than a day, the time of day is an input too.
+
+    `edges` is a file of links between clients (see `kinfed.relations.read`; `directed` for .csv). Rows with missing
+    values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known readings, are left
+    out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
+    """
+    frame = _open(Path(path))
+    targets = [target] if isinstance(target, str) else list(target)
+    frame.need([client, *targets, *features, *([time] if time else [])])
+    owner = frame.text(client)
+    names = sorted(set(owner.tolist()), key=_natural)
+    index = {name: i for i, name in enumerate(names)}
+    held = _Clients(names, np.array([index[name] for name in owner]), None)
+    if edges:
+        held = held._replace(graph=read_graph(edges, names, directed=directed))
+    if past:
+        if not time or len(targets) != 1 or features:
+            raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
+        return _series(frame, held, targets[0], time, Windows(past, horizon, horizons=()), least)
+    inputs = list(features) or [c for c in frame.columns if c not in (client, time, *targets)]
+    if not inputs:
+        raise UsageError(f"{path}: there is no column left for the inputs; name some as features")
+    return _rows(frame, held, inputs, targets, time, drop_missing, least)
+
+
+class _Clients(NamedTuple):
+    """Whose each row is, and how they are related."""
+
+    names: list[str]
+    who: NDArray[np.int64]  # [n] -1: nobody's
+    graph: Graph | None
+
+    def keep(self, usable: NDArray[np.bool_], least: int, what: str, path: Path) -> "_Clients":
+        """Without those that have too few usable rows, which are told; raises UsageError unless that was asked for."""
+        counts = np.bincount(self.who[usable], minlength=len(self.names))
+        kept = counts >= max(least, 1)
+        if kept.all():
+            return self
+        short = [f"{name} ({n})" for name, n, stays in zip(self.names, counts, kept, strict=True) if not stays]
+        said = f"{len(short)} of {len(counts)} clients have fewer than {max(least, 1)} {what}"
+        few = f"{', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
+        if not least:
+            raise UsageError(f"{path}: {said}: {few}; leave such clients out with least")
+        if not kept.any():
+            raise UsageError(f"{path}: {said}: {few}")
+        warnings.warn(f"{path}: {said} and were left out: {few}", stacklevel=4)
+        place = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)
+        among = torch.from_numpy(kept)
+        graph = self.graph and Graph(self.graph.weights[among][:, among], self.graph.origin)
+        return _Clients([n for n, stays in zip(self.names, kept, strict=True) if stays], place[self.who], graph)
+
+
+def _rows(
+    frame: "_Frame",
+    held: _Clients,
+    inputs: list[str],
+    targets: list[str],
+    time: str,
+    drop_missing: bool,
+    least: int,
+) -> Dataset:
+    """Every row an example."""
+    columns = {name: frame.numbers(name) for name in inputs}
+    y, task, classes, missing = _target(frame, targets)
+    lacking = {name: np.isnan(values) for name, values in columns.items()} | missing
+    usable = ~np.any(list(lacking.values()), axis=0)
+    if not usable.all():
+        at, count = int(usable.argmin()), int((~usable).sum())
+        if not drop_missing:
+            where = next(name for name, holes in lacking.items() if holes[at])
+            raise UsageError(
+                f"{frame.place(at, where)}: there is no value, as in {count:,} of {len(usable):,} rows; "
+                "fill these in, or leave such rows out with drop_missing"
+            )
+        warnings.warn(f"{frame.path}: {count:,} of {len(usable):,} rows lack a value and were left out", stacklevel=3)
+    held = held.keep(usable, least, "rows", frame.path)
+    steps = frame.moments(time, held)[1] if time else None
+    x = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1))).to(torch.get_default_dtype())
+
+    def scaled(rows: Tensor) -> Dataset:
+        mean, deviation = _moments(x[rows])
+        fair = replace(dataset, x=((x - mean) / torch.where(deviation > 0, deviation, 1.0)).to(x.dtype))
+        if isinstance(task, Classification):
+            return fair
+        middle, spread = _moments(y[rows])
+        if not (spread > 0).all():
+            raise UsageError(f"{frame.path}: a target is the same in all training rows: there is nothing to learn")
+        if isinstance(task, Forecasting):
+            return replace(fair, task=replace(task, mean=float(middle), deviation=float(spread)))
+        return replace(fair, y=((y - middle) / spread).to(y.dtype))
+
+    dataset = Dataset(
+        x,
+        y,
+        task,
+        classes,
+        client=torch.from_numpy(np.where(usable, held.who, -1)),
+        graph=held.graph,
+        owners=tuple(held.names),
+        time=None if steps is None else torch.from_numpy(steps),
+        prepare=scaled,
+    )
+    return dataset
+
+
+def _target(frame: "_Frame", targets: list[str]) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
+    """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
+    labels = frame.labels(targets[0]) if len(targets) == 1 else None
+    if labels is not None:
+        classes = sorted({*labels.tolist()} - {""}, key=_natural)
+        index = {"": 0} | {name: i for i, name in enumerate(classes)}
+        y = torch.tensor([index[label] for label in labels])
+        return y, Classification(len(classes)), tuple(classes), {targets[0]: np.asarray(labels == "", bool)}
+    columns = {name: frame.numbers(name) for name in targets}
+    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1))).to(torch.get_default_dtype())
+    task: Task = Forecasting(error="squared", horizons=()) if len(targets) == 1 else Regression()
+    return y, task, (), {name: np.isnan(values) for name, values in columns.items()}
+
+
+def _series(frame: "_Frame", held: _Clients, target: str, time: str, cut: Windows, least: int) -> Dataset:
+    """Windows of one series a client, read off rows in any order."""
+    readings = frame.numbers(target)
+    held = held.keep(~np.isnan(readings), least, f"known values of '{target}'", frame.path)
+    moments, steps, dated = frame.moments(time, held)
+    mine = held.who >= 0
+    told = np.unique(steps[mine])  # steps at which anybody has a row
+    values = np.full((len(told), len(held.names)), np.nan)
+    values[np.searchsorted(told, steps[mine]), held.who[mine]] = readings[mine]
+    length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
+    clock = (moments.min() + told * length) % DAY / DAY if dated and length < DAY else None
+    try:
+        return cut(values, told, held.names, clock=clock, graph=held.graph)
+    except UsageError as problem:
+        raise UsageError(f"{frame.path}: {problem}") from None
+
+
+class _Frame:
+    """A table whose cells are known by line and column."""
+
+    def __init__(self, path: Path, cells: dict[str, Cells], lines: Sequence[int]) -> None:
+        self.path, self._cells, self._lines = path, cells, lines
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+        return list(self._cells)
+
+    def place(self, row: int, column: str) -> str:
+        """Where a cell stands."""
+        kind = "line" if self.path.suffix.lower() == ".csv" else "row"
+        return f"{self.path}, {kind} {self._lines[row]}, column '{column}'"
+
+    def need(self, names: list[str]) -> None:
+        """Raise UsageError unless there are columns of these names, all different."""
+        for name in names:
+            if name not in self._cells:
+                raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, self._cells)}")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise UsageError(f"{self.path}: column '{twice[0]}' is asked for twice")
+
+    def text(self, name: str) -> NDArray[np.object_]:
+        """[n] a column as text; raises UsageError where it is empty."""
+        labels = self._as_text(name)
+        empty = np.asarray(labels == "", bool)
+        if empty.any():
+            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value")
+        return labels
+
+    def numbers(self, name: str) -> Numbers:
+        """[n] a column as numbers, NaN where there is none; raises UsageError for anything else."""
+        cells = self._cells[name]
+        if cells.dtype.kind != "O" and cells.dtype.kind != "M":
+            values = cells.astype(np.float64)
+        else:
+            values = np.array([_number(cell) if cell != "" else np.nan for cell in cells.tolist()], np.float64)
+        bad = np.flatnonzero(np.isinf(values))
+        if len(bad):
+            more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
+            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is not a finite number{more}")
+        return values
+
+    def labels(self, name: str) -> NDArray[np.object_] | None:
+        """[n] the labels in a column, empty where there is none; None if it holds numbers that are no labels."""
+        labels = self._as_text(name)
+        values = np.array([_number(label) for label in set(labels.tolist()) - {""}])
+        if len(values) and np.isfinite(values).all() and ((values != values.round()).any() or len(values) > FEW):
+            return None
+        return labels
+
+    def moments(self, name: str, held: _Clients) -> tuple[Numbers, NDArray[np.int64], bool]:
+        """[n] times as numbers, [n] as steps from 0, and whether they are dates (then in seconds).
+
+        Times that lie no whole number of steps apart, such as months, count as a step each. Raises UsageError where one
+        cannot be read, or where a client has two rows of the same time.
+        """
+        cells = self._cells[name]
+        moments = np.array([_number(cell) for cell in cells.tolist()]) if cells.dtype.kind == "O" else cells
+        dated = cells.dtype.kind == "M" or (cells.dtype.kind == "O" and not np.isfinite(moments).any())
+        if dated:
+            dates = cells if cells.dtype.kind == "M" else np.array([_date(cell) for cell in cells.tolist()])
+            moments = np.where(np.isnat(dates), np.inf, dates.astype("datetime64[us]").astype(np.int64) / 1e6)
+        moments = moments.astype(np.float64)
+        bad = np.flatnonzero(~np.isfinite(moments))
+        if len(bad):
+            raise UsageError(
+                f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is neither a number nor a date such as 2012-03-01 00:05"
+            )
+        stamps, rank = np.unique(moments, return_inverse=True)
+        seen: dict[tuple[int, int], int] = {}
+        for row, key in enumerate(zip(held.who.tolist(), rank.tolist(), strict=True)):
+            first = seen.setdefault(key, row)
+            if first != row and key[0] >= 0:
+                raise UsageError(
+                    f"{self.place(row, name)}: client '{held.names[key[0]]}' has another row of the time {cells[row]}, "
+                    f"in {self.place(first, name).split(', ')[1]}"
+                )
+        width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
+        steps = (stamps - stamps[0]) / width
+        if np.abs(steps - steps.round()).max() > 0.01:
+            steps = np.arange(len(stamps))
+        return moments, steps.round().astype(np.int64)[rank], dated
+
+    def _as_text(self, name: str) -> NDArray[np.object_]:
+        cells = self._cells[name]
+        if cells.dtype.kind == "f":  # whole numbers with missing ones among them are floats
+            told = ["" if np.isnan(c) else str(int(c)) if c == round(c) else str(c) for c in cells.tolist()]
+            return np.array(told, dtype=object)
+        return np.array([str(cell) for cell in cells.tolist()], dtype=object)
+
+
+def _open(path: Path) -> _Frame:
+    """Read a file; raises UsageError naming the line of a CSV that does not fit its heading."""
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}")
+    readers = {".csv": _csv, ".parquet": _parquet}
+    if path.suffix.lower() not in readers:
+        raise UsageError(f"{path}: tables are read from .csv and .parquet; got '{path.suffix}'")
+    try:
+        frame = readers[path.suffix.lower()](path)
+    except UsageError:
+        raise
+    except Exception as problem:  # whatever a reader raises for a file that is not one of its kind
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
+        raise UsageError(f"{path} cannot be read: {reason}") from None
+    if not frame.columns or not len(next(iter(frame._cells.values()))):
+        raise UsageError(f"{path} has no rows")
+    return frame
+
+
+def _csv(path: Path) -> _Frame:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, strict=True)
+        heading = [name.strip() for name in next(rows, [])]
+        twice = sorted({name for name in heading if heading.count(name) > 1})
+        if twice:
+            raise UsageError(f"{path}: two columns are named '{twice[0]}'")
+        held, lines = [], []
+        for row in rows:
+            if not row:
+                continue
+            if len(row) != len(heading):
+                raise UsageError(
+                    f"{path}, line {rows.line_num}: {len(row)} entries, but the heading has {len(heading)}"
+                )
+            held.append([cell.strip() for cell in row])
+            lines.append(rows.line_num)
+    columns = zip(*held, strict=True) if held else [()] * len(heading)
+    return _Frame(path, {name: np.array(c, dtype=object) for name, c in zip(heading, columns, strict=True)}, lines)
+
+
+def _parquet(path: Path) -> _Frame:
+    try:
+        import polars
+    except ImportError:
+        raise UsageError(
+            f"{path}: reading Parquet needs polars; install it with: pip install 'kinfed[parquet]'"
+        ) from None
+    held = polars.read_parquet(path)
+    cells: dict[str, Cells] = {}
+    for name, column in zip(held.columns, held.iter_columns(), strict=True):
+        if column.dtype.is_temporal():
+            cells[name] = column.cast(polars.Datetime("us")).to_numpy()
+        elif column.dtype.is_numeric() or column.dtype == polars.Boolean:
+            cells[name] = np.asarray(column.cast(polars.Float64) if column.null_count() else column)
+        else:
+            text = column.cast(polars.String).fill_null("").to_list()
+            cells[name] = np.array([cell.strip() for cell in text], dtype=object)
+    return _Frame(path, cells, range(1, len(held) + 1))
+
+
+def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+    """[F] mean and deviation of each column of values: [n, F]."""
+    return values.double().mean(0), values.double().std(0, correction=0)
+
+
+def _number(text: Any) -> float:
+    """The number that a cell holds; infinity for anything else."""
+    try:
+        value = float(text)
+    except (TypeError, ValueError):
+        return np.inf
+    return value if np.isfinite(value) or str(text).lower() == "nan" else np.inf
+
+
+def _date(text: str) -> np.datetime64:
+    try:
+        return np.datetime64(text, "us")
+    except ValueError:
+        return np.datetime64("NaT", "us")
+
+
+def _natural(name: str) -> tuple[float, str]:
+    """Numbers in order of size, text after them."""
+    return _number(name), name

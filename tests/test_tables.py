@@ -1,0 +1,282 @@
+"""Your own tables: what becomes of rows, and what is refused with its line and column."""
+
+from datetime import datetime
+
+import numpy as np
+import polars
+import pytest
+import torch
+from torch import nn
+
+from kinfed import SGD, Federation, Split, Training, UsageError, fit
+from kinfed.cli import main
+from kinfed.methods import SFL, FedAvg, Local
+from kinfed.tables import read
+from kinfed.tasks import Classification, Forecasting, Regression
+
+HOUSES = "town,rooms,age,price\n" + "".join(
+    f"{town},{r},{a},{1000 * r - 10 * a + shift}\n"
+    for town, shift in (("Ulm", 0), ("Bonn", 500))
+    for r in range(1, 7)
+    for a in (1.5, 20, 40)
+)
+
+
+def write(folder, text, name="t.csv"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_rows_become_examples_of_their_client_scaled_on_training_rows(tmp_path):
+    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price", split=Split(0.2, 0.1))
+    assert federation.names == ("Bonn", "Ulm")
+    assert federation.x.shape == (36, 2)
+    assert isinstance(federation.task, Forecasting)
+    train = torch.cat(list(federation.rows["train"]))
+    torch.testing.assert_close(federation.x[train].mean(0), torch.zeros(2), atol=1e-6, rtol=0)
+    torch.testing.assert_close(federation.x[train].std(0, correction=0), torch.ones(2))
+    assert federation.task.mean == pytest.approx(float(federation.y[train].mean()))
+    # The first row is Ulm's and keeps its price in its own unit.
+    assert federation.y[0].tolist() == [1000 - 15]
+    assert 0 in torch.cat([federation.rows[s][1] for s in federation.rows]).tolist()
+
+
+def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
+    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price")
+    run = fit(Local(), federation, nn.Linear(2, 1), rounds=25, training=Training(2, 4, SGD(0.1)))
+    assert run.summary()["metric"] == "mae"
+    assert run.summary()["scores"]["own"]["mean"] < 30  # prices differ by 1700
+
+
+@pytest.mark.parametrize(
+    ("column", "kind", "classes"),
+    [
+        (["yes", "no", "yes", "no"], Classification, ("no", "yes")),
+        (["10", "9", "10", "2"], Classification, ("2", "9", "10")),
+        (["1.0", "2.5", "3", "4"], Forecasting, ()),
+    ],
+)
+def test_the_kind_of_target_decides_the_task(tmp_path, column, kind, classes):
+    rows = "".join(f"a,{i},{value}\n" for i, value in enumerate(column))
+    data = read(write(tmp_path, "who,x,y\n" + rows), client="who", target="y")
+    assert isinstance(data.task, kind)
+    assert data.classes == classes
+    if classes:
+        assert [classes[i] for i in data.y] == column
+
+
+def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_path):
+    rows = "".join(f"a,{i % 5},{i},{100 * i}\n" for i in range(30))
+    path = write(tmp_path, "who,x,y,z\n" + rows)
+    assert isinstance(read(path, client="who", target="y").task, Forecasting)
+    data = read(path, client="who", target=["y", "z"])
+    assert isinstance(data.task, Regression)
+    scaled = data.prepare(torch.arange(20))
+    torch.testing.assert_close(scaled.y[:, 0], scaled.y[:, 1])
+    assert scaled.y[:20].mean(0).abs().max() < 1e-6
+    assert data.x.shape == (30, 1)
+
+
+def test_rows_with_a_time_are_split_in_its_order(tmp_path):
+    rows = "".join(f"{who},2024-01-{day:02d},{day},{day % 2}\n" for day in range(10, 0, -1) for who in "ab")
+    path = write(tmp_path, "who,day,x,y\n" + rows)
+    federation = Federation.from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
+    days = read(path, client="who", target="y", time="day", features=["x"]).x[:, 0]
+    for split, told in (("train", range(1, 7)), ("validation", (7, 8)), ("test", (9, 10))):
+        for rows in federation.rows[split]:
+            assert sorted(days[rows].tolist()) == list(told)
+
+
+def readings(gap=(), lost=(), shuffle=False):
+    rows = [
+        (who, f"2024-03-01 {t // 6:02d}:{10 * (t % 6):02d}", "" if (who, t) in lost else 100 * i + t)
+        for i, who in enumerate(("north", "south"))
+        for t in range(40)
+        if t not in gap
+    ]
+    if shuffle:
+        rows = [rows[i] for i in np.random.default_rng(0).permutation(len(rows))]
+    return "sensor,when,level\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows)
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_readings_become_windows_with_gaps_missing_values_and_time_of_day(tmp_path, shuffle):
+    path = write(tmp_path, readings(gap=(20, 21), lost=[("south", 5)], shuffle=shuffle))
+    data = read(path, client="sensor", target="level", time="when", past=3, horizon=2)
+    assert data.owners == ("north", "south")
+    assert data.x.shape[1:] == (3, 2)
+    # 38 steps in two stretches of 20 and 18: 16 and 14 windows of five.
+    assert [int((data.client == i).sum()) for i in range(2)] == [30, 30]
+    first = (data.client == 1).nonzero().flatten()[0]
+    assert data.y[first].tolist() == [103, 104]
+    assert data.y[first + 1][1].isnan()
+    torch.testing.assert_close(data.x[first, :, 1] * 144, torch.tensor([0.0, 1, 2]))
+    assert data.time[(data.client == 0)].tolist() == [*range(16), *range(22, 36)]
+
+
+def test_months_count_as_a_step_each_and_have_no_time_of_day(tmp_path):
+    rows = "".join(f"a,{2000 + m // 12}-{m % 12 + 1:02d},{m % 7}.5\n" for m in range(30))
+    data = read(write(tmp_path, "s,m,v\n" + rows), client="s", target="v", time="m", past=2, horizon=1)
+    assert data.x.shape[1:] == (2, 1)
+    assert int((data.client == 0).sum()) == 28
+
+
+def test_parquet_is_read_with_its_types(tmp_path):
+    frame = polars.DataFrame(
+        {
+            "who": [7, 7, 8, 8],
+            "x": [1.0, None, 3.0, 4.0],
+            "flag": [True, False, True, True],
+            "y": ["a", "b", "a", "b"],
+        }
+    )
+    frame.write_parquet(tmp_path / "t.parquet")
+    with pytest.raises(UsageError, match=r"t\.parquet, row 2, column 'x': there is no value, as in 1 of 4 rows; fill"):
+        read(tmp_path / "t.parquet", client="who", target="y")
+    with pytest.warns(UserWarning, match="1 of 4 rows lack a value and were left out"):
+        data = read(tmp_path / "t.parquet", client="who", target="y", drop_missing=True)
+    assert data.client.tolist() == [0, -1, 1, 1]
+    assert data.owners == ("7", "8")
+    assert data.x[:, 1].tolist() == [1, 0, 1, 1]
+    times = polars.DataFrame({"who": ["a"] * 9, "t": [datetime(2024, 1, 1, h) for h in range(9)], "v": range(9)})
+    times.write_parquet(tmp_path / "s.parquet")
+    data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)
+    torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([0.0, 1]))
+    assert Federation.from_parquet(
+        tmp_path / "t.parquet", client="who", target="y", features=["flag"], split=Split(0.4, 0.0), drop_missing=True
+    ).names == ("7", "8")
+
+
+def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
+    rows = "".join(f"{who},{i},{i % 2}\n" for who, n in (("a", 5), ("b", 1), ("c", 5)) for i in range(n))
+    path = write(tmp_path, "who,x,y\n" + rows)
+    edges = write(tmp_path, "from,to\na,b\na,c\n", "edges.csv")
+    data = read(path, client="who", target="y", edges=edges)
+    assert data.graph.weights.tolist() == [[0, 1, 1], [1, 0, 0], [1, 0, 0]]
+    with pytest.warns(UserWarning, match=r"1 of 3 clients have fewer than 3 rows and were left out: b \(1\)"):
+        data = read(path, client="who", target="y", edges=edges, least=3)
+    assert data.owners == ("a", "c")
+    assert data.graph.weights.tolist() == [[0, 1], [1, 0]]
+    assert data.client.tolist() == [0] * 5 + [-1] + [1] * 5
+    with pytest.raises(UsageError, match=r"edges\.csv: line 2: there is no client 'z'"):
+        read(path, client="who", target="y", edges=write(tmp_path, "from,to\na,z\n", "edges.csv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "how", "said"),
+    [
+        ("who,x,y\na,1,2\nb,1\n", {}, r"t\.csv, line 3: 2 entries, but the heading has 3"),
+        ('who,x,y\na,1,"2\n', {}, "cannot be read: unexpected end of data"),
+        ("who,x,y\na,1,2.5\n\nb,old,2.5\n", {}, r"t\.csv, line 4, column 'x': 'old' is not a finite number"),
+        ("who,x,y\na,inf,2.5\nb,-inf,1\n", {}, r"line 2, column 'x': 'inf' is not a finite number \(and 1 more\)"),
+        ("who,x,y\na,1,2.5\nb,,2\nb,,2\n", {}, r"line 3, column 'x': there is no value, as in 2 of 3 rows; fill these"),
+        ("who,x,y\na,1,2.5\nb,2,\n", {}, r"line 3, column 'y': there is no value, as in 1 of 2 rows"),
+        ("who,x,y\na,1,2\n ,1,2\n", {}, r"line 3, column 'who': there is no value"),
+        ("who,x,y\n", {}, "has no rows"),
+        ("", {}, "has no rows"),
+        ("who,x,x\na,1,2\n", {}, "two columns are named 'x'"),
+        ("who,x,yy\na,1,2\n", {}, "has no column 'y'; did you mean 'yy'"),
+        ("who,y\na,1\n", {}, "there is no column left for the inputs"),
+        ("who,x,y\na,1,2\n", {"features": ["y"]}, "column 'y' is asked for twice"),
+        (
+            "who,x,y\na,1,2\nb,1,\n",
+            {"drop_missing": True},
+            r"1 of 2 clients have fewer than 1 rows: b \(0\); leave such",
+        ),
+        ("who,x,y\na,1,2\n", {"least": 9}, r"1 of 1 clients have fewer than 9 rows: a \(1\)"),
+        ("who,x,y\na,1,2\n", {"past": 2}, "need a time column and one target"),
+        (
+            "who,t,x,y\na,1,5,2\na,1,6,3\n",
+            {"time": "t"},
+            r"line 3, column 't': client 'a' has another row of the time 1, in line 2",
+        ),
+        (
+            "who,t,x,y\na,1,1,2\na,soon,1,3\n",
+            {"time": "t"},
+            "line 3, column 't': 'soon' is neither a number nor a date",
+        ),
+        (
+            readings(lost=[("south", t) for t in range(40)]),
+            "series",
+            r"fewer than 1 known values of 'level': south \(0\)",
+        ),
+        (readings(gap=range(4, 40)), "series", "a window covers 3 \\+ 2 steps, but the series have 4"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said):
+    path = write(tmp_path, text)
+    columns = {"client": "who", "target": "y"}
+    if how == "series":
+        columns, how = {"client": "sensor", "target": "level"}, {"time": "when", "past": 3, "horizon": 2}
+    with pytest.raises(UsageError, match=said) as found:
+        read(path, **columns, **how)
+    assert "\n" not in str(found.value)
+    assert "t.csv" in str(found.value)
+
+
+def test_files_that_are_not_tables(tmp_path):
+    with pytest.raises(UsageError, match="there is no file"):
+        read(tmp_path / "no.csv", client="a", target="b")
+    with pytest.raises(UsageError, match=r"tables are read from \.csv and \.parquet; got '\.xlsx'"):
+        read(write(tmp_path, "", "t.xlsx"), client="a", target="b")
+    with pytest.raises(UsageError, match=r"t\.parquet cannot be read: "):
+        read(write(tmp_path, "no", "t.parquet"), client="a", target="b")
+
+
+def test_a_client_left_without_a_part_is_named(tmp_path):
+    path = write(tmp_path, HOUSES + "Trier,3,4,3000\n")
+    with pytest.raises(UsageError, match=r"1 of 3 clients have too few examples for .*: Trier \(1\)"):
+        Federation.from_csv(path, client="town", target="price")
+    with pytest.warns(UserWarning, match=r"1 of 3 clients have fewer than 3 rows and were left out: Trier \(1\)"):
+        federation = Federation.from_csv(path, client="town", target="price", least=3)
+    assert federation.names == ("Bonn", "Ulm")
+
+
+def test_a_target_that_never_differs_in_training_has_no_scale(tmp_path):
+    rows = "".join(f"a,{i},{0.5 if i < 20 else i}\n" for i in range(30))
+    data = read(write(tmp_path, "who,x,y\n" + rows), client="who", target="y")
+    with pytest.raises(UsageError, match="the same in all training rows: there is nothing to learn"):
+        data.prepare(torch.arange(10))
+
+
+def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, readings(), "levels.csv")
+    write(tmp_path, "from,to\nnorth,south\n", "rivers.csv")
+    write(
+        tmp_path,
+        """
+        rounds = 2
+        model = { name = "rnn", hidden = 4 }
+        method = "sfl"
+        [federation]
+        partition = "natural"
+        split = { validation = 0.2 }
+        [federation.dataset]
+        name = "csv"
+        path = "levels.csv"
+        client = "sensor"
+        target = "level"
+        time = "when"
+        past = 3
+        horizon = 2
+        edges = "rivers.csv"
+        """,
+        "mine.toml",
+    )
+    assert main(["run", "mine.toml", "--out", "out"]) == 0
+    assert "sfl on csv: 2 clients" in capsys.readouterr().err
+    assert main(["data", "inspect", "mine.toml"]) == 0
+    assert "1 link between different clients" in " ".join(capsys.readouterr().out.split())
+    assert main(["run", "mine.toml", "federation.dataset.target=levl", "--out", "other"]) == 2
+    assert "levels.csv has no column 'levl'; did you mean 'level'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg(), SFL()])
+def test_methods_train_on_a_table_with_edges(tmp_path, method):
+    edges = write(tmp_path, "from,to\nUlm,Bonn\n", "e.csv")
+    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price", edges=edges)
+    run = fit(method, federation, nn.Linear(2, 1), rounds=2)
+    assert all(np.isfinite(score["mean"]) for score in run.summary()["scores"].values())
