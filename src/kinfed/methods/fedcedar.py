@@ -108,6 +108,12 @@ class FedCedar(Method):
         return take(nodes, label % len(nodes))  # -1 is the last row
 
     def aggregate(self, roster, server, cohort, uploads):
+        if roster.round == 0 and self.clusters > len(cohort):
+            warnings.warn(
+                f"fedcedar: a round has {len(cohort)} clients, so there cannot be clusters={self.clusters}: "
+                "every client is a cluster of its own; take fewer clusters or let more clients take part",
+                stacklevel=2,
+            )
         clusters, kept, inner = self._cluster(roster, server, cohort, uploads)
         alike = cosine(clusters.weights @ inner @ clusters.weights.T, eps=0.0)  # [C, C]
         graph = torch.linalg.matrix_power(self.connect(alike), self.steps)

@@ -226,7 +226,7 @@ class SFL(Method):
             links = roster.graph.weights.to(roster.theta)
             if self.norm == "sym" and not torch.equal(links, links.T):
                 raise UsageError(
-                    "sfl: norm='sym' needs a symmetric graph, and this one is not; use norm='row' or symmetrise the graph"
+                    "sfl: norm='sym' needs a symmetric graph, and this one is not; use 'row' or symmetrise the graph"
                 )
         elif self.structure == "given":
             raise UsageError(

@@ -1,0 +1,116 @@
+"""Wrong graphs, too many clusters, networks too large and clients without feedback: one line, from both doors."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from kinfed import SGD, Federation, Graph, Training, UsageError, fit
+from kinfed.cli import main
+from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
+from kinfed.tasks import Classification
+
+LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
+PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+ALONE = [[0, 1, 0], [1, 0, 0], [0, 0, 0]]
+
+
+def graph(*entries):
+    """The path 0 - 1 - 2 with entries (row, column, value) changed."""
+    weights = torch.tensor(PATH, dtype=torch.float32)
+    for row, column, value in entries:
+        weights[row, column] = value
+    return weights
+
+
+def federation(weights=None, train=9):
+    """Three clients of so many training examples each, related by weights."""
+    size = train + 4
+    draw = torch.Generator().manual_seed(1)
+    x, y = torch.randn(3 * size, 2, generator=draw), torch.arange(3 * size) % 2
+    owned = [torch.arange(i * size, (i + 1) * size) for i in range(3)]
+    rows = {"train": [o[4:] for o in owned], "validation": [o[:2] for o in owned], "test": [o[2:4] for o in owned]}
+    known = None if weights is None else Graph(torch.as_tensor(weights, dtype=torch.float32), "given")
+    return Federation(x, y, rows, Classification(2), graph=known)
+
+
+def run(method, weights=PATH, train=9, module=None, **settings):
+    data = federation(weights, train)
+    training = Training(1, 4, SGD(0.1))
+    return fit(method, data, module or nn.Linear(2, 2), rounds=2, training=training, executor="loop", **settings)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: federation(torch.ones(2, 2)), r"the graph must be \[3, 3\] for 3 clients; got \[2, 2\]"),
+        (lambda: federation(torch.ones(4, 3, 3)), r"the graph must be \[3, 3\] for 3 clients; got \[4, 3, 3\]"),
+        (lambda: federation(graph((1, 2, -0.5))), r"not negative; entry \[1, 2\] is -0.5"),
+        (lambda: federation(graph((2, 0, float("nan")))), r"must be finite and not negative; entry \[2, 0\] is nan"),
+        (lambda: federation(graph((0, 1, float("inf")))), r"entry \[0, 1\] is inf"),
+        (lambda: run(SFL(norm="sym"), LOPSIDED), "sfl: norm='sym' needs a symmetric graph"),
+        (lambda: run(Panacea(aggregation="sym"), LOPSIDED), "panacea: aggregation='sym' .* need a symmetric graph"),
+        (lambda: run(Panacea(initial="spectral"), LOPSIDED), "initial='spectral' need a symmetric graph"),
+        (lambda: run(SFL(), None), "sfl needs a graph of the clients and this data set has none"),
+        (lambda: run(Panacea(), None), "panacea needs a graph of the clients"),
+        (lambda: run(PFedGAT(heads=500, memory=1e-5)), "pfedgat: a network of 500 heads .* more than memory=1e-05"),
+        (lambda: run(Panacea(memory=1e-5)), "panacea: a network of .* more than memory=1e-05"),
+        (lambda: run(PFedHN(memory=1e-5)), "pfedhn: a network of .* more than memory=1e-05"),
+        (lambda: run(FedAGHN(), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
+        (lambda: run(PFedGAT(), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
+        (lambda: run(FedCedar(feature="head"), module=nn.Conv1d(1, 1, 2)), "fedcedar: feature='head'"),
+        (lambda: run(SFL(personal=["head.*"])), r"no tensor of the model matches 'head.\*'"),
+    ],
+)
+def test_one_line_from_python(wrong, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+
+
+def related(folder, weights):
+    """A data directory whose dg15 has three domains with these links."""
+    draw = np.random.default_rng(0)
+    x, y, client = draw.normal(size=(60, 2)), np.arange(60) % 2, np.repeat([0, 1, 2], 20)
+    np.savez(folder / "dg15.npz", x=x, y=y, client=client, adjacency=np.asarray(weights, dtype=np.float64))
+
+
+DG15 = ["federation.dataset=dg15", "federation.partition=natural", "federation.clients=0", "model=linear", "rounds=1"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "asked", "said"),
+    [
+        (np.ones((3, 4)), ["sfl"], "the graph must be [3, 3] for 3 clients; got [3, 4]"),
+        (graph((1, 2, -0.5)), ["sfl"], "not negative; entry [1, 2] is -0.5"),
+        (graph((1, 2, float("nan"))), ["panacea"], "entry [1, 2] is nan"),
+        (LOPSIDED, ["sfl", "method.structure=given", "method.norm=sym"], "needs a symmetric graph"),
+        (LOPSIDED, ["panacea", "method.aggregation=sym"], "need a symmetric graph"),
+        (PATH, ["pfedgat", "method.graph=attention", "method.memory=1e-6"], "more than memory=1e-06"),
+        (PATH, ["panacea", "method.memory=1e-6"], "more than memory=1e-06"),
+        (PATH, ["fedaghn", "method.feedback=val", "federation.split.examples=3"], "sets a ninth of each client's"),
+        (PATH, ["fedcedar", "method.clusters=-1"], "clusters and steps must be zero or more"),
+    ],
+)
+def test_one_line_from_the_command_line(weights, asked, said, tmp_path, capsys):
+    related(tmp_path, weights)
+    out = tmp_path / "run"
+    arguments = ["run", *asked[:1], *DG15, *asked[1:], "--data-dir", str(tmp_path), "--out", str(out), "--quiet"]
+    assert main(arguments) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+    assert not (out / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "method", [SFL(), Panacea(embedding=3, hidden=4), Panacea(embedding=3, hidden=4, aggregation="sage")]
+)
+def test_an_isolated_client_is_no_mistake(method):
+    scores = run(method, ALONE).history.scores
+    assert all(torch.isfinite(values).all() for at in scores for values in at.values())
+
+
+def test_more_clusters_than_clients_in_a_round_are_warned_of_once():
+    with pytest.warns(UserWarning, match=r"a round has 2 clients, so there cannot be clusters=5") as seen:
+        run(FedCedar(clusters=5, steps=0), participation=0.67)
+    assert sum("cannot be clusters" in str(w.message) for w in seen) == 1
