@@ -19,9 +19,11 @@ from .errors import RunError, UsageError
 from .federation import Federation, Origin
 from .fleet import Fleet, Simulation
 from .method import Method
+from .metrics.classification import count_correct, reweighted_accuracy
 from .metrics.graphs import edge_auroc, group_weights
 from .model import Model
 from .record import History
+from .tasks import Classification, Forecasting
 
 CHECKPOINT = "checkpoint.safetensors"
 
@@ -56,6 +58,36 @@ class Run:
         """The client's personalised model as a plain module in evaluation mode."""
         return self.model.export(self.theta(client))
 
+    def reweighted_accuracy(self) -> Tensor:
+        """[N] accuracy of each client's model on all clients' test examples, weighted by the client's label shares.
+
+        pFedGraph's protocol, which takes a pass of every model over everybody's test examples. Raises UsageError if the
+        task has no classes.
+        """
+        task = self.federation.task
+        if not isinstance(task, Classification):
+            raise UsageError("reweighted accuracy needs class labels; this task has none")
+        rows = torch.cat(list(self.federation.rows["test"])).unique()
+        x, y = self.federation.x[rows], self.federation.y[rows]
+        counts = self.federation.class_counts().double()
+        correct = []
+        with torch.no_grad():
+            for i in range(len(self.federation)):
+                module = self.load_model(i)
+                outputs = torch.cat([module(part) for part in x.split(512)])
+                correct.append(count_correct(outputs, y, task.classes))
+        total = torch.bincount(y, minlength=task.classes)
+        return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
+
+    def _pooled(self, model: str) -> dict[str, float]:
+        """The test metric over all clients' test examples alike, where it is a mean over examples."""
+        if isinstance(self.federation.task, Forecasting):
+            return {}
+        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
+        values = self.history.test(model).double()
+        known = ~values.isnan()
+        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
+
     def summary(self) -> dict[str, Any]:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task = self.history, self.federation.task
@@ -69,7 +101,7 @@ class Run:
             "parameters": self.model.layout.parameters,
             "metric": task.metric,
             "higher_is_better": task.higher_is_better,
-            "scores": history.summary(),
+            "scores": {name: score | self._pooled(name) for name, score in history.summary().items()},
             "chosen": history.chosen,
             "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
             "relation": None,

@@ -134,15 +134,28 @@ class History:
         return self.scores[at][model, "test", self.task.metric]
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """Per named model: the test metric over clients (see `spread`), the selected round (from 1), its validation."""
+        """Per named model: the test metric over clients (see `spread`), the means of the task's other test metrics,
+        the selected round (from 1), and its validation.
+        """
         return {
             name: {
                 **spread(self.test(name), self.task.higher_is_better),
+                **self._others(name),
                 "round": self.select(name) + 1,
                 **self._validated(name),
             }
             for name in self.named_models
         }
+
+    def _others(self, model: str) -> dict[str, float]:
+        """Means over clients of the test metrics beside the task's own and the loss, at the selected round."""
+        scores = self.scores[self.rounds.index(self.select(model))]
+        means = {
+            metric: float(values.double().nanmean())
+            for (name, split, metric), values in scores.items()
+            if name == model and split == "test" and metric not in (self.task.metric, "loss")
+        }
+        return {metric: mean for metric, mean in means.items() if math.isfinite(mean)}
 
     def under_attack(self) -> dict[str, dict[str, float]]:
         """Per named model: as in `summary`, over honest clients only; and the success of a backdoor with them."""
@@ -221,22 +234,21 @@ def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
     """Means over seeds of several summaries, and as `std_seeds` the deviation over seeds of the mean over clients."""
     scores = {}
     for name, first in found[0].items():
-        each = {key: [one[name][key] for one in found] for key in first if key != "round"}
+        shared = [key for key in first if key != "round" and all(key in one[name] for one in found)]
+        each = {key: [one[name][key] for one in found] for key in shared}
         scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
         scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(found) > 1 else 0.0
     return scores
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
-    """Mean and standard deviation over clients: [N], and the means of the worst and best twentieth (one at least).
+    """Mean and standard deviation over clients: [N], and the means of the worst and best 5 and 10 % (one at least).
 
     Clients without a score (NaN) are left out.
     """
     ordered = values[~values.isnan()].double().sort(descending=not higher_is_better).values
-    few = max(1, math.ceil(len(ordered) / 20))
-    return {
-        "mean": float(ordered.mean()),
-        "std": float(ordered.std(correction=0)),
-        "worst5": float(ordered[:few].mean()),
-        "best5": float(ordered[-few:].mean()),
-    }
+    found = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
+    for percent in (5, 10):
+        few = max(1, math.ceil(len(ordered) * percent / 100))
+        found |= {f"worst{percent}": float(ordered[:few].mean()), f"best{percent}": float(ordered[-few:].mean())}
+    return found

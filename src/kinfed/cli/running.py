@@ -13,6 +13,8 @@ from rich.table import Table
 from ..record import History
 from ..runs import Machine
 
+TOLD = frozenset(["mean", "std", "worst5", "best5", "worst10", "best10", "std_seeds", "round", "validation", "pooled"])
+
 
 def options() -> argparse.ArgumentParser:
     """Where and how to run: nothing here changes a result."""
@@ -102,6 +104,9 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     console.print(shown)
     if len(summary["scores"]) > 1:
         console.print("* chosen on validation data: the models that are saved")
+    others = {k: v for k, v in summary["scores"][summary["chosen"]].items() if k not in TOLD}
+    if others:
+        console.print(f"{summary['chosen']}: " + ", ".join(f"{key} {value:.4g}" for key, value in others.items()))
     if summary["leaking"]:
         console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
     if "attack" in summary:
