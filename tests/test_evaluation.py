@@ -96,6 +96,11 @@ def test_a_shared_model_goes_once_over_all_examples_and_is_not_copied(monkeypatc
     found = fleet.evaluate(0, torch.arange(8), sent)
     assert passes == [sum(SIZES)]
     assert found.models["shared"].theta.untyped_storage().nbytes() == fleet.model.theta.nbytes
+    asked = []
+    personalise = FedAvg.personalise
+    monkeypatch.setattr(FedAvg, "personalise", lambda *of: asked.append(1) or personalise(*of))
+    fleet.evaluate(0, torch.arange(8), sent)
+    assert len(asked) == 1  # what the first client has, all have
     passes.clear()
     found = fleet.evaluate(0, torch.arange(8), Params(sent.theta.clone()))  # the same rows, but nobody says so
     assert sorted(passes) == sorted(SIZES)

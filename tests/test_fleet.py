@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from kinfed import SGD, Federation, RunError, Training, UsageError, fit
-from kinfed.fleet import Simulation
+from kinfed.fleet import Simulation, is_finite
 from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.model import Model
 
@@ -139,3 +139,19 @@ def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_p
     (tmp_path / "checkpoint.safetensors").write_bytes(b"broken")
     with pytest.raises(RunError, match="is not a checkpoint of this run"):
         fit(FedAvg(), data, module, rounds=5, folder=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([1.0, -2.0], True),
+        ([3e38, 3e38], True),  # their sum is infinite, they are not
+        ([1.0, float("nan")], False),
+        ([float("inf"), -float("inf")], False),
+        ([float("inf"), 0.0], False),
+        ([], True),
+    ],
+)
+def test_finite_numbers_are_told_from_others(values, expected):
+    assert is_finite(torch.tensor(values)) is expected
+    assert is_finite(torch.tensor([1, 2]))

@@ -169,8 +169,9 @@ class Client:
             for counters in (range(-(-total // each)), (~t for t in range(total)))
         )
         order = self._rows["train"].at[self._shuffled(turns)]
-        parts = (part for epoch in order.unbind() for part in epoch.split(size))
-        for at, mark in zip(parts, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
+        parts = [part.unbind() for part in order.split(size, dim=1)]
+        ordered = (at for epoch in zip(*parts, strict=True) for at in epoch)
+        for at, mark in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
             if self._halt is not None and self._halt.is_set():
                 raise CancelledError
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
@@ -330,7 +331,8 @@ def _differentiate(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     """Gradients of a number; zero for leaves that it does not depend on."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    return list(torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True))
+    slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+    return [torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)]
 
 
 def towards(anchor: Tensor, pull: float) -> Penalty:

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import RunError, UsageError
-from .fleet import Fleet
+from .executors import pick
+from .fleet import Fleet, is_finite
 from .graph import put
 from .method import Method, Roster
 from .record import History
@@ -105,14 +106,14 @@ def run(
             continue
         cohort = torch.searchsorted(here, replied)
         server = method.aggregate(roster, server, cohort, uploads)
-        if not all(bool(torch.isfinite(t).all()) for t in tree_leaves(server) if t.is_floating_point()):
+        if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
         found = relation = notes = None
         if history.is_due(round, rounds):
             prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             found = fleet.evaluate(round, whole.everyone, prospect)
-            answered = torch.isin(asked, cohort)
-            notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: t[at], sent), uploads)
+            answered = torch.isin(asked, cohort).nonzero().squeeze(1)
+            notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads)
             notes = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
         history.add(round, sent, uploads, found, relation, notes)
         after(round, server)

@@ -46,9 +46,12 @@ class Evaluator:
         plain = type(self._method).predict is Method.predict
         repeated = [leaf.stride(0) == 0 for leaf in tree_leaves(sent)]
         shared: dict[str, Tree | None] = {}  # by name, headline first: where in `sent` to find it, None if personal
-        keep = True
+        keep, alike = True, False
 
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
+            nonlocal alike
+            if alike:
+                return {}, {}
             places = {id(leaf): i for i, leaf in enumerate(tree_leaves(received)) if repeated[i]}
             outputs, models = {}, {}
             for name, personal in self._method.personalise(client, mine, received).items():
@@ -56,6 +59,7 @@ class Evaluator:
                 shared[name] = tree_map(lambda leaf: places[id(leaf)], personal) if common else None
                 if not common:
                     outputs[name], models[name] = self._outputs(client, personal, widths), personal
+            alike = not outputs  # no client has a model of its own: the others need not be asked
             return outputs, models if keep else {}
 
         scores, models = Gathered(len(cohort)), Gathered(len(cohort))
@@ -95,16 +99,16 @@ class Evaluator:
     def _groups(self, cohort: Tensor) -> Iterator[Tensor]:
         """Places in the cohort, of clients with about as many examples."""
         sizes = [sum(self._clients.sizes[split][i] for split in self._splits) for i in cohort.tolist()]
-        theta = self._model.theta
-        most = max(1, min(GROUP, BYTES // theta.nbytes))
+        most = max(1, min(GROUP, BYTES // self._model.theta.nbytes))
         group: list[int] = []
+        total = 0
         for place in sorted(range(len(sizes)), key=sizes.__getitem__):
-            if len(group) == most or (
-                group and len(group) * sizes[place] > max(BLOCK, 2 * sum(sizes[p] for p in group))
-            ):
+            filled = (len(group) + 1) * sizes[place]  # examples, with those that only fill up
+            if group and (len(group) == most or filled > max(BLOCK, 2 * (total + sizes[place]))):
                 yield torch.tensor(group, device=cohort.device)
-                group = []
+                group, total = [], 0
             group.append(place)
+            total += sizes[place]
         yield torch.tensor(group, device=cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:

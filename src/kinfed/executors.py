@@ -92,11 +92,12 @@ class Loop:
         *trees: Tree,
     ) -> Tree:
         members, found = ids.tolist(), Gathered(len(ids))
+        tables, structure = tree_flatten(trees)
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
             client = clients.one(members[place], round, model, training, halt)
             try:
-                found.put(place, program(client, *(tree_map(lambda t: t[place], tree) for tree in trees)))
+                found.put(place, program(client, *tree_unflatten([table[place] for table in tables], structure)))
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:

@@ -145,10 +145,12 @@ class Method(ABC):
         """
         if not (hasattr(sent, "theta") and hasattr(uploads, "theta")):
             return {}
-        change = uploads.theta - sent.theta
-        if change.shape[1] == roster.layout.size:
-            change = change * roster.layout.trainable.to(change.device)
-        return {"update": roster.note(cohort, change.norm(dim=1))}
+        layout, width = roster.layout, uploads.theta.shape[1]
+        buffers = layout.parameters < layout.size == width
+        learned = layout.trainable.to(cohort.device) if buffers else slice(None)
+        # Row by row: a table of all changes would be as large as the models.
+        lengths = [(new - old)[learned].norm() for new, old in zip(uploads.theta, sent.theta, strict=True)]
+        return {"update": roster.note(cohort, torch.stack(lengths))}
 
     def introduce(self, client: Client) -> Tree:
         """Said once, before round 1."""
