@@ -10,7 +10,7 @@ from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from ..errors import UsageError
-from ..graph import cosine, put
+from ..graph import blank, cosine, gram, mix, put, take, weighted_mean
 from ..method import Method, Params
 
 
@@ -52,31 +52,35 @@ class CFL(Method):
         return Server(theta[:1], label, torch.zeros_like(theta), torch.zeros_like(label, dtype=torch.bool))
 
     def send(self, roster, server, cohort):
-        return Params(server.theta[server.label[cohort]])
+        return Params(take(server.theta, server.label[cohort]))
 
     def aggregate(self, roster, server, cohort, uploads):
-        change = put(server.change, cohort, uploads.theta - self.send(roster, server, cohort).theta)
+        sent = self.send(roster, server, cohort).theta
+        moved = torch.sub(uploads.theta, sent, out=blank(len(cohort), sent))
+        change = put(server.change, cohort, moved)
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        present = put(torch.zeros_like(seen), cohort, torch.ones_like(cohort, dtype=torch.bool))
-        theta, label = [], server.label.clone()
-        for cluster, model in enumerate(server.theta):
+        label, parents = server.label.clone(), []
+        for cluster in range(len(server.theta)):
             members = (server.label == cluster).nonzero().squeeze(1)
             parts = [members]
-            if roster.round >= self.begin and seen[members].all():
-                parts = self._split(members, change[members][:, roster.layout.trainable.to(members.device)])
+            if roster.round >= self.begin and len(members) > self.min_size and seen[members].all():
+                parts = self._split(members, take(change, members), roster.layout)
             for part in parts:
-                label[part] = len(theta)
-                here = part[present[part]]
-                theta.append(model + change[here].mean(0) if len(here) else model)
-        return Server(torch.stack(theta), label, change, seen)
+                label[part] = len(parents)
+                parents.append(cluster)
+        # Every cluster moves by the mean of its members in the cohort, and stays where none of them is.
+        member = torch.nn.functional.one_hot(label[cohort], len(parents)).T.to(moved.dtype)  # [C, K]
+        theta = mix(member / member.sum(1, keepdim=True).clamp(min=1), moved, roster.layout)
+        return Server(theta.add_(server.theta[parents]), label, change, seen)
 
-    def _split(self, members, change):
-        """The members as one group or two; change: [K, d'] are their updates."""
-        if len(members) < 2 or len(members) <= self.min_size:
+    def _split(self, members, change, layout):
+        """The members as one group or two; change: [K, d] are their updates."""
+        if weighted_mean(change, torch.ones_like(members))[layout.trainable.to(members.device)].norm() >= self.eps1:
             return [members]
-        if change.mean(0).norm() >= self.eps1 or change.norm(dim=1).max() <= self.eps2:
+        inner = gram(change[:, layer.trainable] for layer in layout.layers).inner
+        if inner.diagonal().max().sqrt() <= self.eps2:
             return [members]
-        alike = cosine((change @ change.T).double()).cpu().numpy()
+        alike = cosine(inner).cpu().numpy()
         apart = squareform(1 - alike, checks=False)
         first = torch.from_numpy(fcluster(linkage(apart, self.linkage), 2, "maxclust") == 1)
         across = alike[np.ix_(first.numpy(), ~first.numpy())].max() if 0 < first.sum() < len(members) else 1.0
