@@ -6,6 +6,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from .client import Client, Training
@@ -65,7 +66,7 @@ class Roster:
     def normal(self, purpose: str, size: int) -> Tensor:
         """[N, size] standard normal numbers; a client's row depends on its name alone."""
         start = key(self.seed, purpose, device=self.tags.device)
-        return torch.stack([normal(fold(start, tag), self.theta.new_empty(size)) for tag in self.tags])
+        return vmap(lambda mine: normal(mine, self.theta.new_empty(size)))(fold(start, self.tags))
 
     def note(self, cohort: Tensor, values: Tensor) -> Tensor:
         """[N] values: [K] of the cohort, NaN for everybody else."""
