@@ -140,6 +140,7 @@ def test_split_at_random_as_some_papers_do_is_told():
     assert min(rows["test"]) < max(rows["train"])
     assert sum(map(len, rows.values())) == 57
     run = fit(Local(), shuffled, nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), rounds=1)
+    assert run.summary()["leaking"]
     assert run.summary()["caution"] == shuffled.caution
 
 
@@ -208,3 +209,19 @@ def test_constant_series_and_clients_without_a_part_are_refused():
     late = Windows(2, 1)(values, np.arange(40), ["a", "b"])
     with pytest.raises(UsageError, match=r"1 of 2 clients have too few .* one after the other: b \(18\)"):
         dealt(late)
+
+
+def test_a_summary_tells_every_metric_and_the_tenths():
+    values = 50 + 20 * np.sin(np.arange(120)[:, None] / np.linspace(3, 6, 30))
+    data = Windows(4, 3, horizons=(1, 3))(values, np.arange(120), [f"s{i}" for i in range(30)])
+    run = fit(FedAvg(), dealt(data), nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), rounds=2)
+    score = run.summary()["scores"]["shared"]
+    at = run.history.rounds.index(run.history.select("shared"))
+    for metric in ("rmse", "mape", "mae@1", "rmse@3"):
+        found = run.history.scores[at]["shared", "test", metric]
+        assert score[metric] == pytest.approx(float(found.double().mean()))
+    ordered = run.history.test("shared").double().sort(descending=True).values  # large errors are the worst
+    assert score["worst5"] == pytest.approx(float(ordered[:2].mean()))
+    assert score["worst10"] == pytest.approx(float(ordered[:3].mean()))
+    assert score["best10"] == pytest.approx(float(ordered[-3:].mean()))
+    assert "pooled" not in score
