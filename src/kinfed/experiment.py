@@ -40,6 +40,7 @@ class Run:
     seed: int
     executor: str
     reason: str  # why this executor
+    precision: str  # of local training
     seconds: float
     attack: Attack | None = None
 
@@ -106,6 +107,7 @@ class Run:
             "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
             "relation": None,
             "executor": self.executor,
+            "precision": self.precision,
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
@@ -143,7 +145,8 @@ def fit(
     head: str | None = None,
     executor: str = "auto",
     workers: int | None = None,
-    chunk: int = 20,
+    chunk: int | None = None,
+    precision: str | None = None,
     device: str = "auto",
     folder: Path | None = None,
     checkpoint_seconds: float = 10.0,
@@ -154,7 +157,8 @@ def fit(
 
     `module` gives architecture and initial numbers; `head` names its classifier (default: the last nn.Linear).
     With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds`, and goes on from the one it
-    finds. `progress(history, rounds)` is called after every round. With an `attack` some clients carry it out; they
+    finds, by the same executor and in the same precision unless others are asked for (see `kinfed.fleet.Simulation`).
+    `progress(history, rounds)` is called after every round. With an `attack` some clients carry it out; they
     have no say in which round is selected, and the summary has scores of the others beside those of all. Raises
     UsageError for requests that cannot work and RunError when training diverges or a file cannot be written; the last
     good checkpoint is kept.
@@ -167,8 +171,9 @@ def fit(
         federation = attack.corrupt(federation, attackers, seed)
     path = folder / CHECKPOINT if folder else None
     resumed = path is not None and path.exists()
-    how: dict[str, Any] = {"executor": executor, "workers": workers, "chunk": chunk}
-    kept = checkpoint.how(path) if path and resumed and executor == "auto" else {}  # another choice rounds differently
+    asked = {"executor": None if executor == "auto" else executor, "workers": workers, "chunk": chunk}
+    asked |= {"precision": precision}
+    how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
     model = Model(module.to(federation.x.dtype), head)
     fleet = Simulation(
         federation,
@@ -179,9 +184,9 @@ def fit(
         device=pick_device(device),
         rounds=rounds,
         share=participation.share if isinstance(participation, engine.Participation) else participation,
-        **how | kept,
+        **how | {name: value for name, value in asked.items() if value is not None},
     )
-    if kept:
+    if how and executor == "auto":
         fleet.reason = "as before the interruption"
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, evaluate_every)
@@ -233,6 +238,7 @@ def fit(
         seed,
         fleet.executor,
         fleet.reason,
+        fleet.how["precision"],
         at.seconds,
         attack,
     )

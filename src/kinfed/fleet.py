@@ -1,7 +1,8 @@
 """Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from .federation import Federation
 from .gemm import fast_gemm
 from .method import Method, Roster
 from .model import Model
+from .precision import check as check_precision
+from .precision import tf32
 from .seeding import generator, tags
 
 Tree = Any
@@ -43,7 +46,8 @@ class Simulation:
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
     for small dense models, and for a GPU. `auto` picks one, by measurement if `rounds` with this `share` of the clients
     are work enough, and says why in `reason`. `onednn` says whether that library computes products on a CPU (default:
-    if a probe finds it faster, see `kinfed.gemm`). `how` holds all settings that decide about rounding.
+    if a probe finds it faster, see `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on GPUs
+    `tf32`. `how` holds all settings that decide about rounding.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Simulation:
         workers: int | None = None,
         chunk: int = 20,
         onednn: bool | None = None,
+        precision: str = "float32",
         device: torch.device | str = "cpu",
         rounds: int = 0,
         share: float = 1.0,
@@ -69,7 +74,11 @@ class Simulation:
         self.device = torch.device(device)
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
+        check_precision(precision, self.device, model.theta.dtype)
         self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
+        if precision == "bf16":
+            self.model = model.twin()  # whoever else uses the model is left alone
+            self.model.bf16 = True
         self.clients = Clients(
             federation.names,
             tags(federation.names).to(self.device),
@@ -80,14 +89,14 @@ class Simulation:
         )
         workers = workers or torch.get_num_threads()
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
-        self._products: Literal["on", "off"] = "on" if onednn else "off"
         known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
         if executor != "loop":
             known = candidates(self.clients, self.model, training, workers, chunk)
         cohort = max(1, round(share * len(self.clients)))
-        with fast_gemm(self._products):
+        self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
+        with self._computing():
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
-        self.how = {"executor": self._run.name, "workers": workers, "chunk": chunk, "onednn": onednn}
+        self.how["executor"] = self._run.name
         self._evaluator = Evaluator(self.clients, self.model, method, self._each)
         self.state: Tree = ()
 
@@ -132,12 +141,18 @@ class Simulation:
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
-        return self._evaluator(round, cohort, self.state, sent)
+        with self._computing():
+            return self._evaluator(round, cohort, self.state, sent)
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
-        with fast_gemm(self._products):
+        with self._computing():
             return self._run(self.clients, self.model, self.training, round, ids, program, *trees)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with fast_gemm("on" if self.how["onednn"] else "off"), tf32(self.how["precision"] == "tf32"):
+            yield
 
 
 def is_finite(tensor: Tensor) -> bool:

@@ -46,6 +46,7 @@ class _Norm(nn.Module):
         mean, var = self.running_mean, self.running_var
         if not self.training:
             return F.batch_norm(x, mean, var, self.weight, self.bias, eps=self.eps)
+        x = x.to(mean.dtype)  # sums over a batch need more digits than bfloat16 has
         weight = _PASS.weight
         if weight is None:
             if len(x) == 1:
@@ -131,6 +132,8 @@ class Model:
     `layout` says where each tensor lies in theta and `theta: [d]` is the module's own initial vector.
     """
 
+    bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
+
     def __init__(self, module: nn.Module, head: str | None = None) -> None:
         self.original = module
         self.module = _adapt(module)
@@ -183,7 +186,10 @@ class Model:
         """Outputs of a training pass with the tensors that are bound, whose buffers it moves on in place or anew."""
         _PASS.weight, _PASS.key = weight, key
         try:
-            return self.module(x)  # type: ignore[no-any-return]
+            if not self.bf16:
+                return self.module(x)  # type: ignore[no-any-return]
+            with torch.autocast(x.device.type, torch.bfloat16):
+                return self.module(x).to(x.dtype)  # type: ignore[no-any-return]
         finally:
             _PASS.weight = _PASS.key = None
 

@@ -28,12 +28,13 @@ Progress = Callable[[History, int], None]
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how to run: nothing here changes a result."""
+    """Where and how to run: nothing here changes a result, but for rounding."""
 
     data_dir: Path | None = None
     device: str = "auto"
     executor: str = "auto"
     workers: int | None = None  # of executor loop; None: as many as there are cores
+    precision: str | None = None  # of local training: float32, tf32 or bf16; None: as before, or float32
     checkpoint_seconds: float = 10.0
     progress: Progress = lambda history, rounds: None
 
@@ -160,6 +161,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         evaluate_every=table["evaluate_every"],
         executor=machine.executor,
         workers=machine.workers,
+        precision=machine.precision,
         device=machine.device,
         folder=out,
         checkpoint_seconds=machine.checkpoint_seconds,

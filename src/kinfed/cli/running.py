@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from ..precision import PRECISIONS
 from ..record import History
 from ..runs import Machine
 
@@ -17,7 +18,7 @@ TOLD = frozenset(["mean", "std", "worst5", "best5", "worst10", "best10", "std_se
 
 
 def options() -> argparse.ArgumentParser:
-    """Where and how to run: nothing here changes a result."""
+    """Where and how to run: nothing here changes a result, but for rounding."""
     running = argparse.ArgumentParser(add_help=False)
     running.add_argument(
         "--data-dir",
@@ -32,6 +33,9 @@ def options() -> argparse.ArgumentParser:
         "--workers", type=int, metavar="N", help="threads of executor loop, a client each (default: all cores)"
     )
     running.add_argument(
+        "--precision", choices=PRECISIONS, help="of products in local training (default: float32; tf32 needs a GPU)"
+    )
+    running.add_argument(
         "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
     )
     running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
@@ -41,7 +45,8 @@ def options() -> argparse.ArgumentParser:
 def machine(asked: argparse.Namespace, bar: "Bar") -> Machine:
     """The options as a Machine that reports to the bar."""
     data_dir = Path(asked.data_dir) if asked.data_dir else None
-    return Machine(data_dir, asked.device, asked.executor, asked.workers, asked.checkpoint, bar.update)
+    how = (asked.executor, asked.workers, asked.precision)
+    return Machine(data_dir, asked.device, *how, asked.checkpoint, bar.update)
 
 
 class Bar:
@@ -117,9 +122,10 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
             f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
             f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
         )
+    precision = f" in {p}" if (p := summary.get("precision", "float32")) != "float32" else ""
     reason = f" ({summary['reason']})" if "reason" in summary else ""
     console.print(
-        f"{summary['seconds']:.1f} s with executor {summary['executor']}{reason}, "
+        f"{summary['seconds']:.1f} s with executor {summary['executor']}{precision}{reason}, "
         f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
     console.print(f"everything is in {summary['out']}", soft_wrap=True)
