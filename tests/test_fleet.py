@@ -35,15 +35,19 @@ class Branching(nn.Module):
         return self.linear(x) if x.sum() > 0 else self.linear(-x)
 
 
-def simulation(module, clients=5, **how):
-    return Simulation(federation(clients), Model(module), FedAvg(), Training(), **how)
+def simulation(module, clients=5, training=None, **how):
+    return Simulation(federation(clients), Model(module), FedAvg(), training or Training(), **how)
 
 
 def test_auto_picks_by_model_and_says_why():
-    assert simulation(dense()).executor == "vmap"
+    assert simulation(dense()).executor == "fused"
     assert simulation(convolutional()).executor == "loop"
     assert "convolutions" in simulation(convolutional()).reason
-    assert simulation(dense(), clients=2).executor == "loop"
+    assert simulation(dense(), clients=2).executor == "fused"
+    momentum = Training(optimiser=SGD(0.1, momentum=0.5))
+    assert simulation(dense(), training=momentum).executor == "vmap"
+    assert simulation(dense(), clients=2, training=momentum).executor == "loop"
+    assert simulation(dense(), clients=2, training=momentum).reason.startswith("with fewer than 4 clients")
     assert simulation(Branching()).executor == "loop"
     assert simulation(Branching()).reason.startswith("vmap cannot take this model: ")
     assert simulation(convolutional(), executor="vmap").executor == "vmap"
@@ -52,7 +56,11 @@ def test_auto_picks_by_model_and_says_why():
 def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
     with pytest.raises(UsageError, match=r"cannot run under executor 'vmap'.*use executor 'loop'"):
         simulation(Branching(), executor="vmap")
-    with pytest.raises(UsageError, match=r"executor must be one of auto, vmap, loop; got 'ray'"):
+    with pytest.raises(UsageError, match=r"under executor 'fused' \(Conv2d has no fused form\); use executor 'loop'"):
+        simulation(convolutional(), executor="fused")
+    with pytest.raises(UsageError, match=r"under executor 'fused' \(only plain SGD.* has a fused form\)"):
+        simulation(dense(), executor="fused", training=Training(optimiser=SGD(0.1, momentum=0.5)))
+    with pytest.raises(UsageError, match=r"executor must be one of auto, fused, vmap, loop; got 'ray'"):
         simulation(dense(), executor="ray")
     with pytest.raises(UsageError, match="chunk counts clients"):
         simulation(dense(), chunk=0)

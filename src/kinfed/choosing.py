@@ -11,8 +11,10 @@ from torch.func import grad, vmap
 from .client import Training
 from .errors import UsageError
 from .executors import Batched, Clients, Executor, Loop, threads
+from .fused import Fused, Unfused
 from .gemm import probe
 from .model import Model
+from .optimiser import SGD
 
 SHARE = 0.05  # of the planned work that may be spent on measuring
 SECONDS = 1.0  # that measuring may take
@@ -31,13 +33,21 @@ class Candidate(NamedTuple):
 
 def candidates(clients: Clients, model: Model, training: Training, workers: int, chunk: int) -> list[Candidate]:
     """All executors, the most special first: the rule for short jobs takes the first that nothing speaks against."""
-    slow = ""
-    if model.theta.device.type == "cpu" and any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
+    form, unfused = None, "only plain SGD has a fused form"
+    if isinstance(training.optimiser, SGD) and not training.optimiser.momentum:
+        try:
+            form = Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:])
+        except Unfused as problem:
+            unfused = str(problem)
+    unbatched, slow = _problem_with_vmap(clients, model), ""
+    on_cpu = model.theta.device.type == "cpu"
+    if on_cpu and any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
         slow = "convolutions on a CPU run faster client by client"
     elif len(clients) < 4:
         slow = "with fewer than 4 clients there is little to batch"
     return [
-        Candidate(Batched(chunk), _problem_with_vmap(clients, model), slow),
+        Candidate(Batched(chunk, "fused", workers if on_cpu else 1, form), unbatched if form else unfused),
+        Candidate(Batched(chunk), unbatched, slow),
         Candidate(Loop(workers)),
     ]
 
@@ -62,7 +72,7 @@ def choose(
     able = [candidate for candidate in known if not (candidate.problem or candidate.slow)]
     if len(able) == 1:
         against = [c.slow or f"{c.run.name} cannot take this model: {c.problem}" for c in known if c.slow or c.problem]
-        return able[0].run, min(against, key=lambda reason: "cannot take" in reason)
+        return able[0].run, min(reversed(against), key=lambda reason: "cannot take" in reason)  # the least special's
     handful = min(cohort, HANDFUL)
     planned = rounds * cohort * float(training.count_steps(torch.tensor(clients.sizes["train"])).double().mean())
     allowed = SHARE * planned / (len(able) * handful)

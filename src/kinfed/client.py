@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import grad
 
 from .errors import UsageError
+from .fused import Batches, Descent, Fused
 from .model import Model
 from .optimiser import SGD, Optimiser
 from .seeding import fold, fold_numbers, key, normal, number
@@ -105,12 +106,14 @@ class Client:
         sizes: tuple[int, ...],
         together: bool,
         halt: threading.Event | None = None,
+        fused: Fused | None = None,
     ) -> None:
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self._seed, self._pool, self._rows, self._draws = seed, pool, rows, 0
         self._sizes = sizes  # training sizes of all clients this program is run for at once: known to Python
         self._together = together
         self._halt = halt  # set when the run ends early: the program ends with its next batch
+        self._fused = fused  # how `descend` trains where it can
 
     @property
     def size(self) -> Tensor:
@@ -152,14 +155,18 @@ class Client:
 
         `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew.
         """
-        size = batch or self.training.batch
+        yield from (self._batches_together if self._together else self._batches_alone)(
+            *self._turns(epochs, steps), batch or self.training.batch
+        )
+
+    def _turns(self, epochs: int | None, steps: int | None) -> tuple[int, int, int | None]:
+        """The number of this draw of batches, and how long they last."""
+        draw, self._draws = self._draws, self._draws + 1
         if epochs is None and steps is None:
             steps = self.training.steps
-        epochs = self.training.epochs if epochs is None else epochs
-        draw, self._draws = self._draws, self._draws + 1
-        yield from (self._batches_together if self._together else self._batches_alone)(draw, size, epochs, steps)
+        return draw, self.training.epochs if epochs is None else epochs, steps
 
-    def _batches_alone(self, draw: int, size: int, epochs: int, steps: int | None) -> Iterator[Batch]:
+    def _batches_alone(self, draw: int, epochs: int, steps: int | None, size: int) -> Iterator[Batch]:
         x, y = self._pool
         start = fold_numbers(number(self._seed, "batches", self.round, draw), int(self.tag))
         each = -(-self._sizes[0] // size)  # steps in one epoch
@@ -176,9 +183,9 @@ class Client:
                 raise CancelledError
             yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
 
-    def _batches_together(self, draw: int, size: int, epochs: int, steps: int | None) -> Iterator[Batch]:
+    def _batches_together(self, draw: int, epochs: int, steps: int | None, size: int) -> Iterator[Batch]:
         start = self.key("batches", draw)
-        plan = self._plan(start, size, epochs, steps)
+        plan = self._plan(start, epochs, steps, size)
         keys = fold(start, ~torch.arange(len(plan.valid), device=start.device))
         for t, (most, least) in enumerate(plan.real):
             now = self._rows["train"].at[plan.place[t, :most]]
@@ -190,7 +197,7 @@ class Client:
                 keys[t],
             )
 
-    def _plan(self, start: Tensor, size: int, epochs: int, steps: int | None) -> Plan:
+    def _plan(self, start: Tensor, epochs: int, steps: int | None, size: int) -> Plan:
         passes = [-(-n // size) for n in self._sizes]
         length = [steps if steps is not None else epochs * p for p in passes]
         turns = max(-(-total // p) for total, p in zip(length, passes, strict=True))
@@ -249,10 +256,18 @@ class Client:
         running statistics always do); `epochs` (or exactly so many `steps`) and `optimiser` replace the training
         settings.
         """
-        entries = self.model.layout.entries
+        optimiser, entries = optimiser or self.training.optimiser, self.model.layout.entries
+        readable = penalty is None or isinstance(penalty, Quadratic)
+        if self._fused and readable and isinstance(optimiser, SGD) and not optimiser.momentum:
+            draw, epochs, steps = self._turns(epochs, steps)
+            plan = self._plan(self.key("batches", draw), epochs, steps, self.training.batch)
+            batches = Batches(self._rows["train"].at, plan.place, plan.weight, plan.valid)
+            pull, slope = (penalty.pull, penalty.slope) if isinstance(penalty, Quadratic) else (0.0, None)
+            descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope)
+            return self._fused.descend_alone(theta, *self._pool, batches, descent, only)
         moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
         descend = self._descend_together if self._together else self._descend_alone
-        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser or self.training.optimiser)
+        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser)
 
     def _descend_alone(
         self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser
@@ -335,6 +350,20 @@ def _differentiate(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)]
 
 
-def towards(anchor: Tensor, pull: float) -> Penalty:
-    r"""The penalty $\frac{pull}{2}\|\theta - anchor\|^2$; anchor: [d]. Entries that cannot move add a constant."""
-    return lambda theta: 0.5 * pull * (theta - anchor).square().sum()
+@dataclass(frozen=True)
+class Quadratic:
+    r"""The penalty $\frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$, told so that fused training can take it in."""
+
+    pull: float
+    slope: Tensor  # [d]
+
+    def __call__(self, theta: Tensor) -> Tensor:
+        return (0.5 * self.pull * theta + self.slope) @ theta
+
+    def __add__(self, other: "Quadratic") -> "Quadratic":
+        return Quadratic(self.pull + other.pull, self.slope + other.slope)
+
+
+def towards(anchor: Tensor, pull: float) -> Quadratic:
+    r"""The penalty $\frac{pull}{2}\|\theta - anchor\|^2$, up to a constant; anchor: [d]."""
+    return Quadratic(pull, -pull * anchor)

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .client import Client, Pool, Rows, Training
 from .errors import RunError, UsageError
+from .fused import Fused
+from .graph import blank
 from .model import Model
 from .tasks import Task
 
@@ -107,48 +109,20 @@ class Loop:
 
         # Those with most to do come first, so that no worker is left with a large client at the end.
         places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
-        self._spread(model, places, run)
+        _spread(self.workers, model, places, run)
         return found.tree()
-
-    def _spread(self, model: Model, places: list[int], run: Callable[[Model, int, threading.Event], None]) -> None:
-        count, halt = min(self.workers, len(places)), threading.Event()
-        each = max(1, self.workers // count)
-        with threads(each):
-            if count == 1:
-                for place in places:
-                    run(model, place, halt)
-                return
-            queue = deque(places)
-
-            def work(model: Model) -> None:
-                torch.set_num_threads(each)  # OpenMP counts for each thread
-                while queue and not halt.is_set():
-                    try:
-                        place = queue.popleft()
-                    except IndexError:  # another worker was faster
-                        return
-                    run(model, place, halt)
-
-            with ThreadPoolExecutor(count) as pool:
-                try:
-                    done = [pool.submit(work, model.twin()) for _ in range(count)]
-                    wait(done, return_when=FIRST_EXCEPTION)
-                finally:
-                    halt.set()  # on an exception in one of them, or Ctrl-C, the others end at their next batch
-            problems = [problem for future in done if (problem := future.exception())]
-            for problem in sorted(problems, key=lambda problem: isinstance(problem, CancelledError)):
-                raise problem
 
 
 class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
+
+    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on as many one-thread workers as
+    there are cores to use.
     """
 
-    name = "vmap"
-
-    def __init__(self, chunk: int) -> None:
-        self.chunk = chunk
+    def __init__(self, chunk: int, name: str = "vmap", workers: int = 1, fused: Fused | None = None) -> None:
+        self.chunk, self.name, self.workers, self.fused = chunk, name, workers, fused
 
     def __call__(
         self,
@@ -160,20 +134,28 @@ class Batched:
         program: Program,
         *trees: Tree,
     ) -> Tree:
-        # Clients with equally many steps run together, so that few steps are spent on those who are done.
-        order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
-        todo, found = deque(order.to(ids.device).split(self.chunk)), Gathered(len(ids))
-        while todo:
-            places = todo.popleft()
+        found = Gathered(len(ids))
+
+        def run(model: Model, places: Tensor, halt: threading.Event | None = None) -> None:
             tag, rows, sizes = clients.several(ids[places])
 
-            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree, sizes: tuple[int, ...] = sizes) -> Tree:
+            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
                 client = Client(
-                    tag, round, clients.seed, model, clients.task, training, clients.pool, rows, sizes, True
+                    tag,
+                    round,
+                    clients.seed,
+                    model,
+                    clients.task,
+                    training,
+                    clients.pool,
+                    rows,
+                    sizes,
+                    True,
+                    fused=self.fused,
                 )
                 return program(client, *mine)
 
-            parts = [tree_map(lambda t, at=places: pick(t, at), tree) for tree in trees]
+            parts = [tree_map(lambda t: pick(t, places), tree) for tree in trees]
             try:
                 found.put(places, vmap(together)(tag, rows, *parts))
             except torch.cuda.OutOfMemoryError as problem:
@@ -183,8 +165,54 @@ class Batched:
                         f"{clients.names[int(ids[places])]}; use a smaller batch or --device cpu"
                     ) from problem
                 self.chunk = len(places) // 2
-                todo.extendleft(reversed(places.split(self.chunk)))
+                for part in places.split(self.chunk):
+                    run(model, part)
+
+        order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
+        order = order.to(ids.device)
+        if self.fused:  # about as much work in every chunk
+            count = -(-len(ids) // (self.chunk * self.workers)) * self.workers
+            _spread(self.workers, model, [order[i::count] for i in range(min(count, len(ids)))], run)
+        else:  # clients with equally many steps run together, so that few steps are spent on those who are done
+            for places in order.split(self.chunk):
+                run(model, places)
         return found.tree()
+
+
+Item = TypeVar("Item")
+
+
+def _spread(
+    workers: int, model: Model, items: Sequence[Item], run: Callable[[Model, Item, threading.Event], None]
+) -> None:
+    """Run all items, in this order, on one-thread workers each of which has a model of its own."""
+    count, halt = min(workers, len(items)), threading.Event()
+    each = max(1, workers // count)
+    with threads(each):
+        if count == 1:
+            for item in items:
+                run(model, item, halt)
+            return
+        queue = deque(items)
+
+        def work(model: Model) -> None:
+            torch.set_num_threads(each)  # OpenMP counts for each thread
+            while queue and not halt.is_set():
+                try:
+                    item = queue.popleft()
+                except IndexError:  # another worker was faster
+                    return
+                run(model, item, halt)
+
+        with ThreadPoolExecutor(count) as pool:
+            try:
+                done = [pool.submit(work, model.twin()) for _ in range(count)]
+                wait(done, return_when=FIRST_EXCEPTION)
+            finally:
+                halt.set()  # on an exception in one of them, or Ctrl-C, the others end at their next batch
+        problems = [problem for future in done if (problem := future.exception())]
+        for problem in sorted(problems, key=lambda problem: isinstance(problem, CancelledError)):
+            raise problem
 
 
 class Gathered:
@@ -201,7 +229,7 @@ class Gathered:
             if self._tables is None:
                 skip = 0 if isinstance(place, int) else 1
                 self._structure = structure
-                self._tables = [leaf.new_empty(self._count, *leaf.shape[skip:]) for leaf in leaves]
+                self._tables = [blank(self._count, leaf if skip else leaf.unsqueeze(0)) for leaf in leaves]
         for table, leaf in zip(self._tables, leaves, strict=True):
             table[place] = leaf
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from .graph import blank
 from .layout import Layout
 from .tasks import Classification, Forecasting, Regression, Task
 
@@ -524,13 +525,26 @@ class Fused:
         if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
             theta, batches = theta[order], Batches(*(t[order] for t in batches))
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
-        found = torch.empty_like(theta, memory_format=torch.contiguous_format)
+        found = blank(len(theta), theta)
         with torch.no_grad():
             for at, span in self._blocks(batches, moving, lowest, theta.element_size()):
                 slope = None if descent.slope is None else descent.slope[at]
                 block = _Block(self, theta[at], Batches(*(t[at] for t in batches)), descent._replace(slope=slope))
                 block.train(x, y, moving, lowest, span, found[at])
         return found[order.argsort()] if sort else found
+
+    def descend_alone(
+        self,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batches: Batches,
+        descent: Descent,
+        only: frozenset[str] | None = None,
+    ) -> Tensor:
+        """`descend` for one client, no axis counting clients; under `torch.func.vmap` all are trained at once."""
+        found: Tensor = _Alone.apply(self, theta, *batches, descent.slope, x, y, descent.lr, descent.pull, only)
+        return found
 
     def _blocks(
         self, batches: Batches, moving: frozenset[str], lowest: int, bytes: int
@@ -616,3 +630,28 @@ class _Block:
             spanned.settle(steps.tolist(), new)
         for name in new.keys() - (parts[lowest].names if span else ()):
             new[name].copy_(moved.get(name, self._tensors[name]))
+
+
+class _Alone(torch.autograd.Function):
+    """Tells vmap what training many clients means."""
+
+    @staticmethod
+    def forward(form: Fused, *given: Any) -> Tensor:
+        return _descend(form, [t if t is None else t.unsqueeze(0) for t in given[:6]], *given[6:]).squeeze(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, form: Fused, *given: Any) -> tuple[Tensor, int]:
+        tensors = [
+            t if t is None else t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
+            for t, dim in zip(given[:6], in_dims[1:], strict=False)
+        ]
+        return _descend(form, tensors, *given[6:]), 0
+
+
+def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, lr: float, pull: float, only: Any) -> Tensor:
+    theta, *batches, slope = tensors
+    return form.descend(theta, x, y, Batches(*batches), Descent(lr, pull, slope), only)

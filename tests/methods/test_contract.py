@@ -94,13 +94,16 @@ def name(request):
     return request.param
 
 
-@pytest.mark.parametrize(("kind", "participation"), [("plain", 0.5), ("norm", 0.5), ("norm", LATE)])
-def test_executors_agree(name, kind, participation):
-    loop, vmap = (outcome(name, participation, executor=e, kind=kind) for e in ("loop", "vmap"))
-    same(loop[0], vmap[0])
-    same(loop[1].state, vmap[1].state)
-    same(loop[2].models, vmap[2].models)
-    for a, b in zip(loop[2].scores, vmap[2].scores, strict=True):
+@pytest.mark.parametrize(
+    ("kind", "participation", "executor"),
+    [("plain", 0.5, "vmap"), ("plain", 0.5, "fused"), ("norm", 0.5, "vmap"), ("norm", LATE, "vmap")],
+)
+def test_executors_agree(name, kind, participation, executor):
+    loop, other = (outcome(name, participation, executor=e, kind=kind) for e in ("loop", executor))
+    same(loop[0], other[0])
+    same(loop[1].state, other[1].state)
+    same(loop[2].models, other[2].models)
+    for a, b in zip(loop[2].scores, other[2].scores, strict=True):
         same({"/".join(k): v for k, v in a.items()}, {"/".join(k): v for k, v in b.items()})
 
 
