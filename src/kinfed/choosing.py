@@ -33,8 +33,8 @@ class Candidate(NamedTuple):
 
 def candidates(clients: Clients, model: Model, training: Training, workers: int, chunk: int) -> list[Candidate]:
     """All executors, the most special first: the rule for short jobs takes the first that nothing speaks against."""
-    form, unfused = None, "only plain SGD has a fused form"
-    if isinstance(training.optimiser, SGD) and not training.optimiser.momentum:
+    form, unfused = None, "only plain SGD in full precision has a fused form"
+    if isinstance(training.optimiser, SGD) and not (training.optimiser.momentum or model.bf16):
         try:
             form = Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:])
         except Unfused as problem:
