@@ -53,9 +53,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "inspect",
         parents=[where, common],
         help="what is in a data set, or in the federation of an experiment",
-        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect my-experiment.toml",
+        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/metr-la",
     )
-    looked.add_argument("source", metavar="NAME|FILE.toml")
+    looked.add_argument("subject", metavar="NAME|FILE.toml|papers/...")
     looked.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the data set or experiment")
     looked.add_argument("--picture", type=Path, metavar="FILE.png", help="default: NAME.png in the working directory")
     looked.set_defaults(command=_inspect)
@@ -122,13 +122,13 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 
 def _inspect(asked: argparse.Namespace, console: Console) -> None:
     folder = Path(asked.data_dir) if asked.data_dir else None
-    if asked.source.endswith(".toml"):
-        experiment = config.resolve(config.read(asked.source, asked.overrides))
+    if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
+        experiment = config.resolve(config.read(asked.subject, asked.overrides))
         dataset = experiment.dataset(folder)
         name = experiment.table["federation"]["dataset"]["name"]
         found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.table["seed"]))
     else:
-        name = asked.source
+        name = asked.subject
         if name not in DATASETS:
             raise UsageError(f"there is no data set '{name}'; {nearest(name, DATASETS)}")
         settings = config.override({"name": name}, asked.overrides)
