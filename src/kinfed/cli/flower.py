@@ -120,6 +120,7 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     else:
         raw = config.read(asked.source, asked.overrides)
     planned = plan.resolve(raw)
+    processes.require(Path(asked.home))
     if planned.deployment.graph:
         planned.table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
     if asked.resume is None:

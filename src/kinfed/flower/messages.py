@@ -5,7 +5,6 @@ import importlib
 import json
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,8 +117,3 @@ def forms(arrays: dict[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
 def size(message: Message) -> int:
     """Bytes of a message's arrays and words."""
     return wire.size(message.arrays) + len(json.dumps(message.words))
-
-
-def to_numpy(arrays: dict[str, Tensor]) -> dict[str, np.ndarray]:
-    """The arrays as NumPy's."""
-    return {name: array.detach().cpu().contiguous().numpy() for name, array in arrays.items()}

@@ -131,11 +131,15 @@ def node(client: str, data: Path, state: Path, link: Link, key: Path | None, dev
         _watch(command, home, client, link, say)
 
 
-def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, Any]:
-    """Start a run, follow it to its end, and return its summary; raises RunError if it fails."""
+def require(home: Path) -> None:
+    """Raise UsageError unless a SuperLink runs."""
     running = _read(home)
     if not running or not _is_alive(running):
         raise UsageError(f"no SuperLink of {home} runs; start it: kinfed flower up")
+
+
+def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, Any]:
+    """Start a run, follow it to its end, and return its summary; raises RunError if it fails."""
     app = home / "app"
     make_folder(app)
     _write_app(app, {"config": json.dumps(config), "out": str(out)})
@@ -233,23 +237,25 @@ def _wait(link: Link, say: Say) -> None:
 
 def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) -> None:
     """Run a node; its log goes to a file, and what a person needs to know to the screen."""
-    log = home / "node.log"
-    process = subprocess.Popen(
-        command,
-        env=_environment(home),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-        text=True,
-    )
-    assert process.stdout is not None
-    failed, round = "", ""
+    log, failed, round = home / "node.log", "", ""
     before = signal.signal(signal.SIGTERM, _interrupt)
-    try:
-        with log.open("a") as file:
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
+    with log.open("a") as written, log.open() as file:
+        file.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            command, env=_environment(home), stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            while True:
+                over = process.poll() is not None
+                line = file.readline()
+                if not line:
+                    if over:
+                        break
+                    time.sleep(0.2)
+                    continue
+                while not line.endswith("\n") and process.poll() is None:  # it is still being written
+                    time.sleep(0.05)
+                    line += file.readline()
                 line = _plain(line).strip()
                 if "SuperNode ID:" in line:
                     say(f"client {client} is connected to {link.address}; its log is {log}")
@@ -264,12 +270,12 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
                         f"the SuperLink at {link.address} does not know the key of {client}: put its key.pub into "
                         f"sites/{client} of the server's keys, and run kinfed flower up there again"
                     )
+                    break
                 elif "Exit Code:" in line or "rror:" in line:
                     failed = failed or line
-        process.wait()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        _end(process.pid)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            _end(process.pid)
     raise RunError(f"the node of {client} ended: {failed or f'exit code {process.returncode}'}; see {log}")
 
 

@@ -1,0 +1,202 @@
+"""Clients that come, go, hide and pretend: on a carrier that does as it is told, with time that does too."""
+
+import pytest
+
+from kinfed import RunError, __version__
+from kinfed.flower import courier as module
+from kinfed.flower.courier import Courier, Failure
+from kinfed.flower.messages import Message
+
+
+class Clock:
+    """Time that passes when somebody sleeps."""
+
+    def __init__(self):
+        self.now, self.plans = 0.0, []
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for when, what in [p for p in self.plans if p[0] <= self.now]:
+            self.plans.remove((when, what))
+            what()
+
+
+class Carrier:
+    """Nodes answer after `delay` seconds, with what `answers[client]` makes of the message."""
+
+    def __init__(self, clock, clients):
+        self.clock, self.clients = clock, dict(enumerate(clients, 1))
+        self.online = {node: "first" for node in self.clients}
+        self.delay, self.answers, self.sent, self._due = 1.0, {}, [], {}
+        self.versions = {}
+
+    def nodes(self):
+        return dict(self.online)
+
+    def push(self, node, kind, message, seconds):
+        id = f"{len(self.sent)}"
+        client = self.clients[node]
+        self.sent.append((client, kind, self.clock.now))
+        if kind == "hello":
+            answer = Message({"client": client, "kinfed": self.versions.get(client, __version__)}, {})
+        else:
+            answer = self.answers.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
+        if answer is not None:
+            self._due[id] = (self.clock.now + self.delay, answer)
+        return id
+
+    def pull(self, ids):
+        ready = [id for id in ids if id in self._due and self._due[id][0] <= self.clock.now]
+        return {id: self._due.pop(id)[1] for id in ready}
+
+
+@pytest.fixture
+def world(monkeypatch):
+    def make(clients, deadline=100.0, patience=1000.0):
+        clock, said = Clock(), []
+        carrier = Carrier(clock, clients)
+        monkeypatch.setattr(module, "time", clock)
+        return clock, carrier, Courier(carrier, deadline, patience, said.append), said
+
+    return make
+
+
+def order(clients):
+    return {client: Message({"do": f"{client}'s"}, {}) for client in clients}
+
+
+def found(courier, clients):
+    courier.discover(lambda: set(clients) <= set(courier.found), f"{len(clients)} sites")
+
+
+def test_everyone_is_asked_once_and_answers_go_to_whom_they_belong(world):
+    _, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    answers = courier.ask("round", order("abc"))
+    assert {client: answer.words["did"] for client, answer in answers.items()} == {c: f"{c}'s" for c in "abc"}
+    assert [kind for _, kind, _ in carrier.sent] == ["hello"] * 3 + ["round"] * 3
+    assert all(down > 0 and up > 0 for down, up in courier.travelled.values())
+
+
+def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):
+    clock, carrier, courier, said = world("abc")
+    found(courier, "abc")
+    carrier.answers["b"] = lambda message: None
+    begin = clock.now
+    answers = courier.ask("round", order("abc"), needed=2)
+    assert set(answers) == {"a", "c"}
+    assert 100 < clock.now - begin < 103
+    assert said[-1] == "went on without b: no answer"
+
+
+def test_below_the_quorum_it_waits_on_and_then_gives_up(world):
+    clock, carrier, courier, said = world("abc")
+    found(courier, "abc")
+    carrier.answers["b"] = carrier.answers["c"] = lambda message: None
+    begin = clock.now
+    with pytest.raises(RunError, match=r"only 1 of 3 clients .* and 2 must; look after b, c and go on with --resume"):
+        courier.ask("round", order("abc"), needed=2)
+    assert 1000 < clock.now - begin < 1003
+    assert "waiting for 1 more of clients b, c" in said
+
+
+def test_a_client_that_is_offline_costs_no_time_unless_it_is_needed(world):
+    clock, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    del carrier.online[2]
+    clock.sleep(5)
+    begin = clock.now
+    assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    assert clock.now - begin < 5
+    clock.plans.append((clock.now + 50, lambda: carrier.online.update({2: "second"})))
+    begin = clock.now
+    assert set(courier.ask("round", order("abc"), needed=3)) == {"a", "b", "c"}
+    assert 50 < clock.now - begin < 60
+
+
+def test_a_node_that_was_away_is_asked_again(world):
+    """Its process died with the message; it comes back under the same number, but later."""
+    clock, carrier, courier, _ = world("ab")
+    found(courier, "ab")
+    carrier.answers["b"] = lambda message: None
+
+    def back():
+        carrier.online[2] = "second"
+        del carrier.answers["b"]
+
+    clock.plans.append((clock.now + 20, back))
+    begin = clock.now
+    assert set(courier.ask("round", order("ab"))) == {"a", "b"}
+    assert 20 < clock.now - begin < 30
+    assert [kind for client, kind, _ in carrier.sent if client == "b"] == ["hello", "round", "round"]
+
+
+def test_a_node_with_a_new_number_is_the_client_that_it_says(world):
+    clock, carrier, courier, _ = world("ab")
+    found(courier, "ab")
+    carrier.clients[7] = "b"
+    carrier.online = {1: "first", 7: "first"}
+    clock.sleep(5)
+    assert set(courier.ask("round", order("ab"), needed=2)) == {"a", "b"}
+
+
+def test_two_nodes_cannot_be_the_same_client(world):
+    clock, carrier, courier, said = world("ab")
+    found(courier, "ab")
+    carrier.clients[7] = "b"
+    carrier.online[7] = "first"
+    clock.sleep(5)
+    courier.ask("round", order("ab"))
+    clock.sleep(5)
+    courier.ask("round", order("ab"))
+    assert [line for line in said if "node 7" in line] == [
+        "cannot use node 7: client b is at another node already; give every site a name of its own"
+    ]
+    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 2
+
+
+def test_another_version_of_kinfed_is_told_apart(world):
+    _, carrier, courier, said = world("ab")
+    carrier.versions["b"] = "0.0.9"
+    found(courier, "a")
+    assert set(courier.found) == {"a"}
+    assert any(f"cannot use node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in said)
+
+
+def test_a_node_that_breaks_down_is_asked_three_times_and_then_left_out(world):
+    _, carrier, courier, said = world("ab")
+    found(courier, "ab")
+    carrier.answers["b"] = lambda message: Failure("ClientApp stopped responding.", True)
+    assert set(courier.ask("round", order("ab"), needed=1)) == {"a"}
+    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 3
+    assert said[-1] == "left client b out: ClientApp stopped responding."
+
+
+def test_a_refusal_is_final_for_the_round(world):
+    _, carrier, courier, said = world("ab")
+    found(courier, "ab")
+    carrier.answers["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    assert set(courier.ask("round", order("ab"))) == {"a"}
+    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 1
+    assert said[-1] == "left client b out: client b: no"
+
+
+def test_a_quorum_that_cannot_be_reached_any_more_ends_the_wait_at_once(world):
+    clock, carrier, courier, _ = world("ab")
+    found(courier, "ab")
+    carrier.answers["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    begin = clock.now
+    with pytest.raises(RunError, match="only 1 of 2"):
+        courier.ask("round", order("ab"), needed=2)
+    assert clock.now - begin < 5
+
+
+def test_too_few_sites_end_the_wait_for_them(world):
+    clock, _, courier, said = world("a", patience=60)
+    with pytest.raises(RunError, match=r"waited 6\d s for 2 sites; there are a"):
+        courier.discover(lambda: len(courier.found) >= 2, "2 sites")
+    assert said[0] == "waiting for 2 sites; none is there"
+    assert clock.now < 62

@@ -1,0 +1,62 @@
+"""What a hostile or broken peer can put into a message."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from kinfed import UsageError
+from kinfed.flower import grid
+from kinfed.flower.messages import Message
+
+
+def test_a_message_comes_back():
+    arrays = {
+        "train/theta": torch.randn(3, 4),
+        "key": torch.tensor(-7),
+        "none": torch.zeros(0, 5),
+        "seen": torch.tensor([True, False]),
+        "turned": torch.randn(4, 3).T,
+    }
+    words = {"round": 3, "name": "Bern \u00e9", "selected": {"own": 2}, "evaluate": ["tuple", None]}
+    back = grid.unpack(grid.pack(Message(words, arrays)))
+    assert back.words == words
+    assert back.arrays.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert back.arrays[name].dtype == array.dtype
+        assert torch.equal(back.arrays[name], array)
+
+
+def content(data=None, words='{"client": "a"}'):
+    arrays = {} if data is None else {"x": Array("float32", (1,), "numpy.ndarray", data)}
+    return RecordDict({"words": ConfigRecord({"json": words}), "arrays": ArrayRecord(array_dict=arrays)})
+
+
+def npy(array, **how):
+    stream = io.BytesIO()
+    np.save(stream, array, **how)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (RecordDict(), "words"),
+        (content(words="not json"), "Expecting value"),
+        (content(words="[1]"), "its words are list, not a table"),
+        (content(words="[" * 100_000), "recursion|Expecting value"),
+        (content(b""), "magic"),
+        (content(b"\x93NUMPY\x01\x00"), "EOF|header"),
+        (content(npy(np.ones(4, np.float32))[:-1]), r"shape \[4\] comes with 15 bytes"),
+        (content(npy(np.ones(4, np.float32)) + b"!"), r"shape \[4\] comes with 17 bytes"),
+        (content(npy(np.ones(4, np.float32)).replace(b"(4,)", b"(9,)")), r"shape \[9\] comes with 16 bytes"),
+        (content(npy(np.array([{}]), allow_pickle=True)), "type object"),
+        (content(npy(np.array(["text"]))), "type <U4"),
+        (content(npy(np.asfortranarray(np.ones((2, 2))))), "not in C order"),
+    ],
+)
+def test_what_is_no_message_is_refused(broken, why):
+    with pytest.raises(UsageError, match=rf"the message cannot be read: .*({why})"):
+        grid.unpack(broken)
