@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..client import Quadratic
 from ..errors import UsageError
 from ..graph import weighted_mean
 from ..method import Averaging, Params
@@ -67,7 +68,7 @@ class Scaffold(Averaging):
 
     def train(self, client, state, received):
         drift = received.control - state.control
-        theta = client.descend(received.theta, penalty=lambda t: drift @ t)
+        theta = client.descend(received.theta, penalty=Quadratic(0.0, drift))
         if self.option == 1:
             control = client.gradient(received.theta, client.data)
         else:

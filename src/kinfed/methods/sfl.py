@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
+from ..client import towards
 from ..errors import UsageError
 from ..graph import blank, gram, mix, project_simplex, put, take
 from ..method import Method, Params
@@ -165,7 +166,10 @@ class SFL(Method):
     def train(self, client, state, received):
         mixed, shared = (self._with_personal(client, state, theta) for theta in received)
         penalty = None
-        if self.reg != "off" and self.pull and client.round > 0:
+        pulled = self.reg != "off" and self.pull and client.round > 0
+        if pulled and self.reg == "squared" and not self.personal:
+            penalty = towards(mixed, self.pull) + towards(shared, self.pull)
+        elif pulled:
             moving = self._index(client.model.layout, trainable_only=True).to(mixed.device)
             anchors = torch.stack([mixed, shared])[:, moving]
 
