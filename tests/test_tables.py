@@ -139,6 +139,9 @@ def test_parquet_is_read_with_its_types(tmp_path):
     assert data.client.tolist() == [0, -1, 1, 1]
     assert data.owners == ("7", "8")
     assert data.x[:, 1].tolist() == [1, 0, 1, 1]
+    polars.DataFrame({"who": [1, 2], "x": [1.0, -np.inf], "y": [0.5, 1.5]}).write_parquet(tmp_path / "i.parquet")
+    with pytest.raises(UsageError, match="row 2, column 'x': '-inf' is not a finite number"):
+        read(tmp_path / "i.parquet", client="who", target="y")
     times = polars.DataFrame({"who": ["a"] * 9, "t": [datetime(2024, 1, 1, h) for h in range(9)], "v": range(9)})
     times.write_parquet(tmp_path / "s.parquet")
     data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)
