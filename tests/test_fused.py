@@ -8,8 +8,13 @@ from torch import nn
 from torch.func import functional_call
 
 import kinfed.fused
+from kinfed import SGD, Federation, Training, towards
+from kinfed.client import Quadratic
+from kinfed.fleet import Simulation
 from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused, _Span
 from kinfed.layout import Layout
+from kinfed.methods import Local
+from kinfed.model import Model
 from kinfed.models import MODELS
 from kinfed.tasks import Classification, Forecasting, Regression
 
@@ -283,3 +288,81 @@ def test_in_float32_it_is_as_near_to_float64_as_autograd_is(name):
     ]
     assert far[0] < 4 * far[1] + 1e-6
     assert far[0] > 0
+
+
+class Programmed(Local):
+    """A method whose clients run this program."""
+
+    def __init__(self, program):
+        self.program = program
+
+    def train(self, client, state, received):
+        return state, self.program(client)
+
+
+def uploads(program, executor, name="relu", **how):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        module, x, task, y = CASES[name]()
+    owned = torch.arange(N).split(SIZES)
+    rows = {"train": list(owned), "validation": [o[:0] for o in owned], "test": [o[:1] for o in owned]}
+    fleet = Simulation(
+        Federation(x, y, rows, task),
+        Model(module.double()),
+        Programmed(program),
+        Training(2, 8, SGD(0.1, weight_decay=0.01)),
+        executor=executor,
+        **how,
+    )
+    fleet.introduce()
+    return fleet.train(0, torch.arange(len(SIZES)), ())[1]
+
+
+def anchor(client):
+    return client.noise(client.model.theta)
+
+
+PROGRAMS = {  # a client's program, and how many times it trains in fused form
+    "plain": (lambda c: c.descend(c.model.theta), 1),
+    "from its own": (lambda c: c.descend(anchor(c)), 1),
+    "towards": (lambda c: c.descend(c.model.theta, penalty=towards(anchor(c), 0.5)), 1),
+    "towards two": (
+        lambda c: c.descend(c.model.theta, penalty=towards(anchor(c), 0.5) + towards(c.model.theta, 0.2)),
+        1,
+    ),
+    "along": (lambda c: c.descend(c.model.theta, penalty=Quadratic(0.0, anchor(c))), 1),
+    "twice": (lambda c: c.descend(c.descend(c.model.theta, only=c.model.layout.head), only=c.model.layout.base), 2),
+    "steps": (lambda c: c.descend(c.model.theta, steps=3), 1),
+    "epochs": (lambda c: c.descend(c.model.theta, epochs=1, optimiser=SGD(0.3)), 1),
+    "own penalty": (lambda c: c.descend(c.model.theta, penalty=lambda theta: (theta**4).sum()), 0),
+    "momentum": (lambda c: c.descend(c.model.theta, optimiser=SGD(0.1, momentum=0.5)), 0),
+    "both": (lambda c: c.descend(c.descend(c.model.theta, optimiser=SGD(0.1, momentum=0.5))), 1),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch):
+    run, times = PROGRAMS[program]
+    loop, vmap = (uploads(run, executor) for executor in ("loop", "vmap"))
+    calls, real = [], Fused.descend
+    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
+    for how in ({"workers": 1}, {"workers": 2}, {"workers": 3}, {"workers": 1, "chunk": 3}):
+        del calls[:]
+        found = uploads(run, "fused", **how)
+        agree(found, loop)
+        agree(found, vmap)
+        assert sum(calls) == times * len(SIZES)
+    assert len(calls) == 2 * times  # four clients, at most three at a time
+
+
+@pytest.mark.parametrize("name", ["rnn", "gru"])
+def test_recurrent_models_train_alike_under_every_executor(name):
+    program, _ = PROGRAMS["towards"]
+    agree(uploads(program, "fused", name, workers=2), uploads(program, "loop", name))
+
+
+def test_one_client_can_be_trained_without_vmap():
+    *_, theta, x, y, _, form = fused("relu")
+    mine = Batches(*(t[0] for t in batches(SIZES, 8, 2)))
+    alone = form.descend_alone(theta[0], x, y, mine, Descent(0.1, 0.2, theta[1]))
+    agree(alone, form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2, theta[1].expand_as(theta)))[0])

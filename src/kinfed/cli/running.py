@@ -28,7 +28,7 @@ def options() -> argparse.ArgumentParser:
         help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
     )
     running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
-    running.add_argument("--executor", default="auto", choices=["auto", "loop", "vmap"], help="default: auto")
+    running.add_argument("--executor", default="auto", choices=["auto", "fused", "loop", "vmap"], help="default: auto")
     running.add_argument(
         "--workers", type=int, metavar="N", help="threads of executor loop, a client each (default: all cores)"
     )
