@@ -135,10 +135,11 @@ class Attentive(Method):
         return ids, place, tree_map(select, server.inner, self._axes(roster))
 
     def _axes(self, roster: Roster) -> Tree:
-        """For each tensor of the state, the axes in which the first state would differ with one client more."""
-        more = torch.cat((roster.everyone, roster.everyone[:1]))
+        """For each tensor of the state, the axes that would be one longer in the first state with one client more."""
+        more, count = torch.cat((roster.everyone, roster.everyone[:1])), len(roster)
 
         def differing(a: Tensor, b: Tensor) -> Axes:
-            return Axes(i for i, (m, n) in enumerate(zip(a.shape, b.shape, strict=True)) if m != n)
+            sizes = zip(a.shape, b.shape, strict=True)
+            return Axes(i for i, (m, n) in enumerate(sizes) if (m, n) == (count, count + 1))
 
         return tree_map(differing, self.method.start(roster), self.method.start(roster.part(more)))

@@ -1,0 +1,293 @@
+"""One site: what it refuses, what it remembers, and which model it ends with."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kinfed import RunError, Split, UsageError, __version__
+from kinfed.federation import Federation
+from kinfed.flower import messages, plan
+from kinfed.flower import site as module
+from kinfed.flower.messages import Message
+from kinfed.flower.site import Models, Site
+from kinfed.method import Params
+from kinfed.tasks import Classification, Regression
+
+TABLE = {
+    "rounds": 9,
+    "seed": 4,
+    "model": {"name": "mlp", "hidden": [5]},
+    "training": {"epochs": 1, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
+    "method": "fedamp",
+}
+
+
+@pytest.fixture
+def site(tmp_path, examples):
+    np.savez(tmp_path / "d.npz", **examples["d"])
+    return Site("d", tmp_path / "d.npz", tmp_path / "state", "cpu")
+
+
+@pytest.fixture
+def model():
+    return plan.resolve(TABLE).model((6,), 3)
+
+
+@pytest.fixture
+def invitation(model):
+    table = {key: value for key, value in plan.resolve(TABLE).table.items() if key != "flower"}
+    words = {
+        "experiment": "e1",
+        "kinfed": __version__,
+        "table": table,
+        "shape": [6],
+        "task": {"name": "Classification", "classes": 3},
+        "outputs": 3,
+        "layout": messages.layout_digest(model.layout),
+        "accepted": -1,
+    }
+    return Message(words, {"theta": model.theta})
+
+
+@pytest.fixture
+def joined(site, invitation):
+    assert "refused" not in site.answer("join", invitation).words
+    return site
+
+
+def order(invitation, round=0, accepted=-1, scale=1.0, evaluate=None, **words):
+    layout = invitation.words["layout"]
+    message = Message({"experiment": "e1", "layout": layout, "accepted": accepted, **words}, {})
+    tree = Params(invitation.arrays["theta"] * scale)
+    if round is not None:
+        message.words["round"] = round
+        messages.put(tree, message, "train")
+    if evaluate is not None:
+        message.words["evaluated"] = evaluate
+        messages.put(tree, message, "evaluate")
+    return message
+
+
+def theta(site, part="state"):
+    return load_file(Path(site._folder) / "e1" / "state.safetensors")[f"{part}/theta"]
+
+
+def test_hello_says_what_the_server_must_know_and_no_more(site):
+    said = site.answer("hello", Message({}, {}))
+    assert said.arrays == {}
+    assert said.words == {
+        "client": "d",
+        "kinfed": __version__,
+        "shape": [6],
+        "outputs": 3,
+        "task": {"name": "Classification", "classes": 3},
+    }
+
+
+def test_a_message_answered_before_is_answered_again_from_memory(joined, invitation, monkeypatch):
+    first = joined.answer("round", order(invitation))
+    monkeypatch.setattr(module.Simulation, "train", lambda *_: pytest.fail("trained twice"))
+    again = joined.answer("round", order(invitation))
+    assert again.words == first.words
+    assert torch.equal(again.arrays["upload/theta"], first.arrays["upload/theta"])
+
+
+def test_training_that_the_server_did_not_count_is_undone(joined, invitation):
+    start = theta(joined)
+    first = joined.answer("round", order(invitation, 0))
+    assert not torch.equal(theta(joined), start)
+    assert torch.equal(theta(joined, "base"), start)
+    lost = joined.answer("round", order(invitation, 1, accepted=-1))  # round 1's answer never arrived
+    assert torch.equal(theta(joined, "base"), start)
+    counted = joined.answer("round", order(invitation, 2, accepted=1))
+    assert torch.equal(theta(joined, "base"), lost.arrays["upload/theta"])
+    assert not torch.equal(counted.arrays["upload/theta"], first.arrays["upload/theta"])
+
+
+def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
+    joined.answer("round", order(invitation, 0))
+    joined.answer("round", order(invitation, 1, accepted=0))
+    said = joined.answer("round", order(invitation, 2, accepted=-1)).words["refused"]
+    assert "the server last counted this client in round 0, but this site remembers rounds 1 and 2 only" in said
+    assert "delete" in said
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"] * torch.nan}), "holds NaN or infinity"),
+        (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"][:-1]}), r"is torch.float32 \[52\], not"),
+        (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"].double()}), "is torch.float64"),
+        (lambda m: m.arrays.update({"train/more": torch.ones(1)}), "has train/more besides"),
+        (lambda m: m.arrays.clear(), "lacks train/theta"),
+        (lambda m: m.words.update(layout="other"), "other layers than this site's"),
+        (lambda m: m.words.update(train=["os:system", None]), "structure that this version of kinfed does not know"),
+        (lambda m: m.words.update(experiment="../../etc"), "an experiment is named by letters"),
+    ],
+)
+def test_what_cannot_be_checked_is_refused_and_changes_nothing(joined, invitation, spoil, why):
+    joined.answer("round", order(invitation, 0))
+    before = (Path(joined._folder) / "e1" / "state.safetensors").read_bytes()
+    message = order(invitation, 1, accepted=0)
+    spoil(message)
+    said = joined.answer("round", message).words["refused"]
+    assert said.startswith("client d: ")
+    assert re.search(why, said), said
+    assert (Path(joined._folder) / "e1" / "state.safetensors").read_bytes() == before
+
+
+def test_a_wrong_first_message_is_refused_by_the_model(joined, invitation):
+    message = order(invitation)
+    message.arrays["train/theta"] = torch.ones(7)
+    assert "refused" in joined.answer("round", message).words
+
+
+def test_it_joins_only_what_it_runs_itself(site, invitation):
+    other = Message(invitation.words | {"kinfed": "0.0.9"}, invitation.arrays)
+    assert f"runs kinfed {__version__}, the server 0.0.9" in site.answer("join", other).words["refused"]
+    other = Message(invitation.words | {"shape": [7]}, invitation.arrays)
+    assert "an example is [6] here but [7] at other sites" in site.answer("join", other).words["refused"]
+    other = invitation._replace(arrays={"theta": torch.zeros(9)})
+    assert "the server's model has 9 numbers, this site's 53" in site.answer("join", other).words["refused"]
+    assert site.answer("round", order(invitation)).words == {"client": "d", "join": True}
+
+
+def test_joining_twice_forgets_nothing(joined, invitation):
+    first = joined.answer("round", order(invitation, 0))
+    joined.answer("join", invitation)
+    assert torch.equal(theta(joined), first.arrays["upload/theta"])
+
+
+def test_another_experiment_is_another_folder(joined, invitation):
+    joined.answer("round", order(invitation, 0))
+    before = theta(joined)
+    joined.answer("join", Message(invitation.words | {"experiment": "e2"}, invitation.arrays))
+    assert torch.equal(theta(joined), before)
+    assert (Path(joined._folder) / "e2" / "state.safetensors").exists()
+
+
+def test_damaged_files_are_told_with_what_to_do(joined, invitation):
+    (Path(joined._folder) / "e1" / "state.safetensors").write_bytes(b"broken")
+    said = joined.answer("round", order(invitation)).words["refused"]
+    assert "cannot be read" in said
+    assert "delete its folder to join anew" in said
+
+
+def test_scores_leave_the_site_and_models_do_not(joined, invitation):
+    reply = joined.answer("round", order(invitation, None, evaluate=0))
+    assert reply.arrays == {}
+    assert {tuple(key) for *key, _ in reply.words["scores"]} == {
+        (name, split, metric)
+        for name in ("own", "mixed")
+        for split in ("validation", "test")
+        for metric in ("accuracy", "loss")
+    }
+
+
+def test_the_model_is_the_one_of_the_chosen_kind_and_round(tmp_path, model):
+    kept = Models(tmp_path, model.layout)
+
+    def named(round):
+        return {"own": Params(torch.full((53,), float(round))), "mixed": Params(torch.full((53,), 10.0 + round))}
+
+    def value():
+        return float(load_file(tmp_path / "model.safetensors")["head.bias"][0])
+
+    kept.choose({"judged": -1, "selected": {}, "chosen": ""})
+    assert not (tmp_path / "model.safetensors").exists()
+    kept.keep(0, named(0))
+    kept.choose({"judged": -1, "selected": {}, "chosen": ""})
+    assert value() == 0.0  # the headline, as nothing is known yet
+    kept.keep(1, named(1))
+    kept.choose({"judged": 0, "selected": {"own": 0, "mixed": 0}, "chosen": "mixed"})
+    assert value() == 10.0
+    kept.keep(2, named(2))
+    kept.choose({"judged": 1, "selected": {"own": 0, "mixed": 1}, "chosen": "mixed"})
+    assert value() == 11.0
+    assert json.loads((tmp_path / "model.json").read_text()) == {"round": 2, "model": "mixed"}
+    kept.choose({"judged": 2, "selected": {"own": 0, "mixed": 1}, "chosen": "own"})
+    assert value() == 0.0
+    assert {p.stem for p in (tmp_path / "models").iterdir()} == {"0", "1", "2"}
+    kept.keep(3, named(3))
+    kept.choose({"judged": 3, "selected": {"own": 3, "mixed": 3}, "chosen": "own"})
+    assert {p.stem for p in (tmp_path / "models").iterdir()} == {"3"}
+    assert value() == 3.0
+
+
+def test_a_client_that_was_away_in_the_best_round_has_its_latest(tmp_path, model):
+    kept = Models(tmp_path, model.layout)
+    kept.keep(5, {"own": Params(torch.full((53,), 5.0))})
+    kept.choose({"judged": 5, "selected": {"own": 2}, "chosen": "own"})
+    assert load_file(tmp_path / "model.safetensors")["head.bias"].tolist() == [5.0] * 3
+
+
+def test_one_file_is_divided_as_in_a_simulation(tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(60, 6, generator=draw), torch.randint(0, 3, (60,), generator=draw)
+    owner = np.array(["ann"] * 25 + ["bob"] * 35)
+    whole = Federation.from_arrays(x, y, owner, split=Split(0.3, 0.2), seed=4)
+    planned = plan.resolve({**TABLE, "federation": {"split": {"test": 0.3, "validation": 0.2}}})
+    for i, name in enumerate(("ann", "bob")):
+        mine = owner == name
+        np.savez(tmp_path / f"{name}.npz", x=x[mine].numpy(), y=y[mine].numpy())
+        alone = module.federate(tmp_path / f"{name}.npz", name, Classification(3), planned)
+        for split in ("train", "validation", "test"):
+            assert torch.equal(alone.x[alone.rows[split][0]], whole.x[whole.rows[split][i]])
+            assert torch.equal(alone.y[alone.rows[split][0]], whole.y[whole.rows[split][i]])
+
+
+def test_given_parts_stay_and_validation_comes_off_the_training_examples(tmp_path):
+    x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 3
+    np.savez(tmp_path / "a.npz", x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
+    planned = plan.resolve({**TABLE, "federation": {"split": {"validation": 0.2}}})
+    made = module.federate(tmp_path / "a.npz", "a", Classification(3), planned)
+    assert torch.equal(made.x[made.rows["test"][0]], torch.from_numpy(x[15:]))
+    train, validation = (made.x[made.rows[split][0]] for split in ("train", "validation"))
+    assert (len(train), len(validation)) == (12, 3)
+    assert sorted(torch.cat((train, validation))[:, 0].tolist()) == x[:15, 0].tolist()
+
+
+def test_images_and_targets(tmp_path):
+    planned = plan.resolve(TABLE)
+    images = np.array([0, 255] * 8, np.uint8).reshape(8, 1, 1, 2)
+    np.savez(tmp_path / "i.npz", x=images, y=np.arange(8) % 2)
+    made = module.federate(tmp_path / "i.npz", "i", Classification(2), planned)
+    assert made.x.dtype == torch.float32
+    assert made.x.unique().tolist() == [-1.0, 1.0]
+    np.savez(tmp_path / "t.npz", x=np.ones((8, 2)), y=np.linspace(0, 1, 16).reshape(8, 2))
+    made = module.federate(tmp_path / "t.npz", "t", Regression(), planned)
+    assert (made.x.dtype, made.y.dtype, made.outputs) == (torch.float32, torch.float32, 2)
+    with pytest.raises(UsageError, match="y must be labels, as elsewhere"):
+        module.federate(tmp_path / "t.npz", "t", Classification(2), planned)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "why"),
+    [
+        ({"x": np.ones((3, 2))}, r"as many x as y, and at least one; got 3 of x"),
+        ({"x": np.ones((3, 2)), "y": np.ones(4, int)}, "got 3 of x and 4 of y"),
+        ({"x": np.ones((0, 2)), "y": np.ones(0, int)}, "got 0 of x and 0 of y"),
+        ({"z": np.ones(3)}, "must hold x and y, or x_train, y_train, x_test and y_test; it has none"),
+        ({"x_train": np.ones((3, 2)), "y_train": np.ones(3, int)}, "must hold x and y, or"),
+        ({"x": np.ones(3), "y": np.ones(3, int)}, r"x must be numbers \[n, ...\]"),
+        ({"x": np.ones((3, 2)), "y": np.array(list("abc"))}, "got float64 .* and <U1"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told(tmp_path, arrays, why):
+    np.savez(tmp_path / "bad.npz", **arrays)
+    with pytest.raises(UsageError, match=why) as caught:
+        module.read(tmp_path / "bad.npz")
+    assert "bad.npz" in str(caught.value)
+
+
+def test_other_kinds_of_files_are_refused_by_name(tmp_path):
+    with pytest.raises(UsageError, match=r"in a file of one of these kinds: .npz"):
+        module.read(tmp_path / "data.xyz")
+    (tmp_path / "cut.npz").write_bytes(b"PK")
+    with pytest.raises(RunError, match=r"cut.npz cannot be read"):
+        module.read(tmp_path / "cut.npz")
