@@ -65,7 +65,7 @@ def test_before_and_after_by_hand(dated, figures):
             "late, from the start": 80,
         }
     )
-    assert row["rounds to catch up"] == 10
+    assert (row["rounds to the others"], row["rounds to from the start"]) == (10, None)
     (axes,) = figures[-1].axes
     assert axes.get_lines()[0].get_xdata()[0] == 10.5
     lines = {line.get_label(): line for line in axes.get_lines() if line.get_label() in LINES}
@@ -83,7 +83,8 @@ def test_an_error_comes_down_and_some_never_catch_up(dated):
         "b-from-the-start": curve([4, 3, 2, 2], [1, 1, 1, 1]),
     }
     found = late(dated(tests, metric="mae", higher_is_better=False), ["a", "b"], share=0.4, joins=9)
-    assert [row["rounds to catch up"] for row in found.rows] == [6, None]
+    assert [row["rounds to the others"] for row in found.rows] == [6, None]
+    assert [row["rounds to from the start"] for row in found.rows] == [11, None]
     assert [row["early, round 5"] for row in found.rows] == pytest.approx([4, 4])
     assert [row["late, round 10"] for row in found.rows] == pytest.approx([9, 9])
 

@@ -24,8 +24,8 @@ def late(
 
     This is pFedGAT's Figure 4. By default they join at half time. Until then the server does not know of them, and they
     are scored with what they would be sent. They have caught up in the first round in which their mean is no worse than
-    that of the others. What is different about their data shows in a second run of each method, in which they are there
-    from the start.
+    that of the others; or than their own in a second run of each method, in which they are there from the start, as
+    their data may be harder.
     """
     rounds = study.experiment().table["rounds"]
     joins = rounds // 2 if joins is None else joins
@@ -82,8 +82,12 @@ def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_b
     """What is told of the lines of early and late clients and those from the start, [S, T] each."""
     early, late, control = (scaled(line.mean(0), metric) for line in lines)
     before, after = np.flatnonzero(at <= joins)[-1], np.flatnonzero(at > joins)
-    there = late[after] >= early[after] if higher_is_better else late[after] <= early[after]
     last = scaled(lines[1][:, -1], metric)
+
+    def rounds_to(level: Array) -> int | None:
+        there = (late >= level if higher_is_better else late <= level)[after]
+        return int(at[after][there.argmax()]) - joins if there.any() else None
+
     return {
         f"early, round {at[before]}": float(early[before]),
         f"late, round {at[before]}": float(late[before]),
@@ -92,5 +96,6 @@ def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_b
         "over seeds": float(last.std(ddof=1)) if len(last) > 1 else None,
         f"early, round {at[-1]}": float(early[-1]),
         "late, from the start": float(control[-1]),
-        "rounds to catch up": int(at[after][there.argmax()]) - joins if there.any() else None,
+        "rounds to the others": rounds_to(early),
+        "rounds to from the start": rounds_to(control),
     }
