@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed import feedback
-from kinfed.attention import count_sketch
 from kinfed.feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint, draw_signs
 from kinfed.seeding import key, tags
+from kinfed.sketch import count_sketch
 
 float64 = torch.float64
 NAMES = tags([str(i) for i in range(64)])

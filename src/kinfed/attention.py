@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .seeding import fold
-
 
 class Attention(NamedTuple):
     """Heads that add what speaks for the listener and for the speaker: all listeners of a head rank speakers alike."""
@@ -60,15 +58,3 @@ def attend(network: Attention | DynamicAttention, described: Tensor, slope: floa
         together = F.leaky_relu(listener[:, :, None] + speaker[:, None, :], slope)  # [H, K, K, f]
         scores = torch.einsum("hijf,hf->hij", together, network.score)
     return scores.softmax(-1).mean(0)
-
-
-def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
-    """[..., size] numbers whose inner products estimate those of theta: [..., d] without bias (Charikar et al., 2002).
-
-    Each entry goes, with a random sign, to a random place; places and signs depend on (key, entry) alone.
-    """
-    entry = torch.arange(theta.shape[-1], device=theta.device)
-    place = fold(fold(key, 1), entry) % size
-    sign = 1 - 2 * (fold(fold(key, 2), entry) & 1)
-    none = theta.new_zeros(*theta.shape[:-1], size)
-    return none.scatter_add(-1, place.expand_as(theta), theta * sign)

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .attention import count_sketch
 from .client import Client
 from .graph import inner, take
 from .seeding import fold
+from .sketch import count_sketch
 
 Tree = Any
 

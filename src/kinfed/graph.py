@@ -5,7 +5,7 @@ new comes in large pages.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -60,10 +60,20 @@ def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
     return weights / weights.sum() @ theta
 
 
-def mix(weights: Tensor, theta: Tensor, layout: Layout) -> Tensor:
-    """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer."""
+def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
+    """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer.
+
+    With lists near: [K, M] of clients the weights are theirs, [K, M] or [L, K, M]; no table [K, N] is made.
+    """
     weights = weights.to(theta.dtype)
     pieces = [(slice(None), weights)] if weights.ndim == 2 else zip((x.at for x in layout.layers), weights, strict=True)
+    if near is not None:
+        mixed = blank(len(near), theta)
+        for at, part in pieces:
+            into = mixed[:, at]
+            for rows, columns, listed in _panels(theta[:, at], near):
+                into[rows, columns] = (part[rows, None] @ listed)[:, 0]
+        return mixed
     if weights.requires_grad or theta.requires_grad:
         return torch.cat([part @ theta[:, at] for at, part in pieces], 1)
     mixed = blank(weights.shape[-2], theta)
@@ -84,6 +94,36 @@ def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     with _fast(a, len(a), a.shape[1], len(b)):
         parts = [(a[:, layer.trainable], b[:, layer.trainable]) for layer in layout.layers]
         return torch.stack([_inner(x, x if a is b else y) for x, y in parts])
+
+
+def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+    """[L, K, M] inner products of a: [K, d] with the rows of b: [N, d] that near: [K, M] lists, layer by layer.
+
+    And, [L, K, M], of each such row with itself. Over trainable entries.
+    """
+    found = a.new_zeros(2, len(layout.layers), *near.shape)
+    for layer, inner, square in zip(layout.layers, *found, strict=True):
+        mine = a[:, layer.trainable]
+        for rows, columns, listed in _panels(b[:, layer.trainable], near):
+            inner[rows] += (listed @ mine[rows, columns, None])[..., 0]
+            square[rows] += listed.square_().sum(-1)
+    return found[0], found[1]
+
+
+def distances_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> Tensor:
+    """[K, M] squared distances of a: [K, d] from the rows of b: [N, d] that near: [K, M] lists, trainable entries."""
+    found = a.new_zeros(near.shape)
+    for layer in layout.layers:
+        mine = a[:, layer.trainable]
+        for rows, columns, listed in _panels(b[:, layer.trainable], near):
+            found[rows] += listed.sub_(mine[rows, None, columns]).square_().sum(-1)
+    return found
+
+
+def spread_lists(weights: Tensor, near: Tensor, count: int) -> Tensor:
+    """[..., K, N] the relation whose rows hold weights: [..., K, M] at near: [K, M] and are 0 elsewhere."""
+    none = weights.new_zeros(*weights.shape[:-1], count)
+    return none.scatter(-1, near.expand_as(weights), weights)
 
 
 def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
@@ -146,6 +186,25 @@ def project_simplex(rows: Tensor) -> Tensor:
     rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
     active = (ordered - excess / rank > 0).sum(-1, keepdim=True)
     return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
+
+
+def _panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows of table: [N, m] by lists near: [K, M], as much at a time as stays in the cache.
+
+    Yields which of the K lists, which of the m columns, and [k, M, w]; these numbers may be overwritten.
+    """
+    count, size = near.shape[1], table.shape[1]
+    if not count:  # a client alone has nobody to list
+        return
+    width = min(size, max(2 * PANEL // count, 256))
+    lists = max(1, 2 * PANEL // (count * width))
+    for left in range(0, size, width):
+        part = table[:, left : left + width]
+        memory = table.new_empty(lists * count, part.shape[1])
+        for top in range(0, len(near), lists):
+            some = near[top : top + lists].reshape(-1)
+            listed = torch.index_select(part, 0, some, out=memory[: len(some)])
+            yield slice(top, top + lists), slice(left, left + width), listed.view(-1, count, part.shape[1])
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:

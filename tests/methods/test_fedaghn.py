@@ -1,8 +1,12 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
@@ -10,6 +14,7 @@ from kinfed.graph import cosine
 from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.methods.fedaghn import Server, Upload
 from kinfed.optimiser import SGD
+from kinfed.sketch import SIZE
 
 float64 = torch.float64
 SIGNS = {"descent": 1, "paper": -1}
@@ -32,7 +37,8 @@ def two_layers():
 def state(theta, change, home=0.03, sharpness=1.0, layers=1):
     """A server whose clients have all taken part."""
     ones = torch.ones(len(theta), layers, dtype=float64)
-    return Server(theta, change, torch.ones(len(theta), dtype=torch.bool), home * ones, sharpness * ones)
+    seen, nothing = torch.ones(len(theta), dtype=torch.bool), theta[:, :0]
+    return Server(theta, change, seen, home * ones, sharpness * ones, nothing)
 
 
 def anything(known, seed=0):
@@ -416,6 +422,7 @@ def test_every_variant_against_autograd(roster, granularity, ablation):
         seen=torch.tensor([True, True, True, False, True]),
         home=server.home + spread.abs() * free[0],
         sharpness=server.sharpness + spread * free[1],
+        sketch=server.sketch,
     )
     leaves = [t.clone().requires_grad_() for t in (server.home, server.sharpness)]
     graphs, mixed = slowly(server, cohort, granularity, ablation, *leaves)
@@ -563,3 +570,94 @@ def test_uniform_softmax_over_all_is_fedavg(bowls, executor):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match=f"fedaghn: .*{next(iter(wrong))}"):
         FedAGHN(**wrong)
+
+
+@pytest.mark.parametrize("granularity", PARTS)
+@pytest.mark.parametrize("feedback", ["val", "train"])
+def test_looking_at_all_others_is_looking_at_everyone(roster, granularity, feedback):
+    known, cohorts = roster(6, NORMED), [[0, 2, 3], [1, 2, 5], [0, 1, 2, 3, 4, 5]]  # client 4 comes late
+    found = []
+    for neighbours in (0, 5, 50):
+        method = FedAGHN(neighbours=neighbours, granularity=granularity, feedback=feedback, lr=0.1, sharpness=3.0)
+        server, sent = method.start(known)._replace(theta=random(6, 25, seed=1)), []
+        for r, cohort in enumerate(map(torch.tensor, cohorts)):
+            now = replace(known, round=r)
+            sent.append(method.send(now, server, cohort).theta)
+            upload = Upload(random(len(cohort), 25, seed=2 + r), random(len(cohort), 25, seed=12 + r))
+            server = method.aggregate(now, server, cohort, upload)
+            sent.append(method.relation(now, server, cohort))
+        found.append((*sent, *server[:5]))
+    for dense, *listed in zip(*found, strict=True):
+        for other in listed:
+            torch.testing.assert_close(other, dense, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 4), st.sampled_from(ABLATIONS), st.integers(0, 10_000))
+def test_few_neighbours_are_still_a_mean(roster, count, neighbours, ablation, seed):
+    known, method = roster(count, NORMED), FedAGHN(neighbours=neighbours, ablation=ablation)
+    cohort = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: max(1, count // 2)].sort().values
+    server = method.start(known)
+    for r in range(2):
+        upload = Upload(random(len(cohort), 25, seed=seed + r), random(len(cohort), 25, seed=seed + 9))
+        server = method.aggregate(replace(known, round=r), server, cohort, upload)
+        graph = method.graph(known, server, known.everyone)
+        assert (graph >= 0).all()
+        close(graph.sum(-1), torch.ones(graph.shape[:-1], dtype=float64), atol=1e-13)
+        assert (graph > 0).sum(-1).max() <= neighbours + 1
+        assert (graph[:, :, ~server.seen] * ~torch.eye(count, dtype=torch.bool)[:, ~server.seen] == 0).all()
+        sent = method.send(known, server, known.everyone).theta
+        for layer, rows in zip(known.layout.layers, graph, strict=True):
+            close(sent[:, layer.at], rows @ server.theta[:, layer.at], atol=1e-12)
+
+
+def test_neighbours_are_those_whose_updates_are_most_alike(roster):
+    # Two groups whose updates point the same way, up to noise: a sketch of 512 numbers tells them apart.
+    known, method = roster(12, nn.Linear(400, 5).double()), FedAGHN(neighbours=5)
+    group = torch.arange(12) % 2
+    change = random(2, 2005)[group] + 0.5 * random(12, 2005, seed=1)
+    server = method.aggregate(known, method.start(known), known.everyone, Upload(known.theta + change, change))
+    graph = method.graph(known, server, known.everyone)[0]
+    assert torch.equal(graph > 0, group[:, None] == group)
+
+
+def test_a_client_without_an_update_looks_at_anyone_the_same_on_every_call(roster):
+    known, method = roster(40, size=3), FedAGHN(neighbours=4)
+    cohort = torch.arange(30)
+    server = method.aggregate(known, method.start(known), cohort, Upload(random(30, 3), random(30, 3, seed=1)))
+    late = torch.arange(30, 40)
+    graph = method.graph(known, server, late)[0]
+    assert torch.equal(graph, method.graph(known, server, late)[0])
+    assert ((graph > 0).sum(1) == 4).all()  # all alike, and not itself: its model says nothing
+    close(graph[graph > 0], torch.full((40,), 0.25, dtype=float64), atol=1e-14)
+    assert len((graph > 0).any(0).nonzero()) > 10  # not the same few for all
+    assert not (graph[:, 30:] > 0).any()
+
+
+def test_no_table_of_all_pairs(roster):
+    # Sketches, 512 numbers a client, are the largest table here.
+    known, method, cohort = roster(3000, size=8), FedAGHN(neighbours=6), torch.arange(0, 3000, 300)
+    server = method.aggregate(known, method.start(known), cohort, Upload(random(10, 8), random(10, 8, seed=1)))
+    made = Sizes()
+    with made:
+        sent = method.send(known, server, cohort)
+        method.aggregate(known, server, cohort, Upload(sent.theta + 1, sent.theta))
+    assert 3000 * SIZE * 8 <= made.largest < 1.01 * 3000 * SIZE * 8
+
+
+class Sizes(TorchDispatchMode):
+    """Remembers how many bytes the largest tensor has that any operation returns."""
+
+    largest = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.nbytes)
+        return found
+
+
+def test_neighbours_are_counted():
+    with pytest.raises(UsageError, match="neighbours"):
+        FedAGHN(neighbours=-1)

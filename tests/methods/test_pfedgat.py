@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed.attention import Attention, DynamicAttention, Pairs, attend, count_sketch
+from kinfed.attention import Attention, DynamicAttention, Pairs, attend
 from kinfed.client import Training
 from kinfed.errors import UsageError
 from kinfed.feedback import draw_signs
@@ -16,6 +16,7 @@ from kinfed.methods import FedAvg, PFedGAT
 from kinfed.methods.pfedgat import CHOICES, Upload
 from kinfed.optimiser import SGD
 from kinfed.seeding import key
+from kinfed.sketch import count_sketch
 
 float64 = torch.float64
 

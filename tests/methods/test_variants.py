@@ -105,6 +105,7 @@ VARIANTS = {
         {"ablation": "without-q"},
         {"ablation": "without-p-q"},
         {"ablation": "selfless", "clamp_sharpness": True},
+        {"neighbours": 2},
     ],
     "pfedgat": [
         {"heads": 3, "width": 2, "slope": 0.1, "lr": 0.1},

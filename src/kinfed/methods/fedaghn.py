@@ -4,12 +4,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
 from ..errors import UsageError
 from ..granularity import GRANULARITIES, Groups
-from ..graph import cosine, inner_by_layer, mix, put, take
+from ..graph import cosine, inner_by_layer, inner_listed, mix, put, spread_lists, take
 from ..method import GraphMethod, Params
+from ..seeding import fold, key, normal
+from ..sketch import SIZE, candidates, sketch_models
 
 CHOICES = {
     "feedback": ("val", "train", "test"),
@@ -27,6 +31,7 @@ class Server(NamedTuple):
     seen: Tensor  # [N] bool, has taken part
     home: Tensor  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
     sharpness: Tensor  # [N, G] how choosy it is among the others: the paper's q
+    sketch: Tensor  # [N, s] of the direction of each update, to find candidates by; [N, 0] if everyone is looked at
 
 
 class Upload(NamedTuple):
@@ -37,10 +42,12 @@ class Upload(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """Whom a cohort listens to, before a client and the others are brought to one scale."""
+    """Whom a cohort listens to, before a client and the others are brought to one scale: M of the N clients each."""
 
-    alike: Tensor  # [G, K, N] cosines of updates
-    others: Tensor  # [G, K, N] the softmax; a row of zeros where there is nobody to listen to
+    near: Tensor | None  # [K, M] int64 whom each looks at, itself first; None: everyone in order
+    itself: Tensor  # [K, M] bool
+    alike: Tensor  # [G, K, M] cosines of updates
+    others: Tensor  # [G, K, M] the softmax; a row of zeros where there is nobody to listen to
     keeps: Tensor  # [G, K] the weight of the client's own model beside it
 
 
@@ -62,12 +69,15 @@ class FedAGHN(GraphMethod):
     granularity: str = "module"  # what has a graph of its own: module, tensor, block (child of the model) or model
     ablation: str = "full"
     clamp_sharpness: bool = False  # keep q at zero or more: nobody prefers who is unlike
+    neighbours: int = 0  # others that a client looks at, with updates most like its own by their sketches; 0: all
 
     def __post_init__(self):
         if self.home < 0 or self.lr < 0:
             raise UsageError(f"fedaghn: home and lr must be zero or more; got {self.home} and {self.lr}")
         if self.clamp_sharpness and self.sharpness < 0:
             raise UsageError(f"fedaghn: clamp_sharpness needs a sharpness of zero or more; got {self.sharpness}")
+        if self.neighbours < 0:
+            raise UsageError(f"fedaghn: neighbours counts clients, 0 means all; got {self.neighbours}")
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"fedaghn: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
@@ -87,14 +97,17 @@ class FedAGHN(GraphMethod):
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
         home = 0.0 if self.ablation in ("without-p", "without-p-q", "selfless") else self.home
         sharpness = 1.0 if self.ablation in ("without-q", "without-p-q") else self.sharpness
-        return Server(theta, torch.ones_like(theta), nobody, home * ones, sharpness * ones)
+        sketch = theta.new_zeros(len(roster), SIZE if self.neighbours else 0)
+        return Server(theta, torch.ones_like(theta), nobody, home * ones, sharpness * ones, sketch)
 
     def graph(self, roster, server, cohort):
         """[P, K, N], a graph a piece of the model, or [K, N] if the model is one."""
-        return self._rows(roster, cohort, self._attend(roster, server, cohort))
+        attention = self._attend(roster, server, cohort)
+        rows = self._rows(roster, attention)
+        return rows if attention.near is None else spread_lists(rows, attention.near, len(roster))
 
     def send(self, roster, server, cohort):
-        return Params(mix(self.graph(roster, server, cohort), server.theta, self._groups(roster).layout))
+        return Params(self._mix(roster, server, self._attend(roster, server, cohort)))
 
     def relation(self, roster, server, cohort):
         graph = self.graph(roster, server, roster.everyone)
@@ -102,14 +115,18 @@ class FedAGHN(GraphMethod):
 
     def aggregate(self, roster, server, cohort, uploads):
         groups, attention = self._groups(roster), self._attend(roster, server, cohort)
-        change = mix(self._rows(roster, cohort, attention), server.theta, groups.layout)
+        change = self._mix(roster, server, attention)
         change = torch.sub(uploads.theta, change, out=change)
         home, sharpness = server.home[cohort], server.sharpness[cohort]
         if any(self._rates):
             way, sign = (change, -1) if self.feedback == "train" else (uploads.uphill, 1)
             # d loss / d w_ij is the inner product of client i's slope with client j's model, group by group.
-            slope = sign * groups.sum(inner_by_layer(way, server.theta, groups.layout))  # [G, K, N]
-            slopes = [s * _heard(server)[cohort] for s in _slopes(attention, slope, cohort)]
+            if attention.near is None:
+                slope = inner_by_layer(way, server.theta, groups.layout)
+            else:
+                slope, _ = inner_listed(way, server.theta, attention.near, groups.layout)
+            slope = sign * groups.sum(slope)  # [G, K, M]
+            slopes = [s * _heard(server)[cohort] for s in _slopes(attention, slope)]
             if self.ablation == "shared":
                 slopes = [s.sum(0, keepdim=True) for s in slopes]
             home, sharpness = (
@@ -121,6 +138,7 @@ class FedAGHN(GraphMethod):
             seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
             home=put(server.home, cohort, home.clamp(min=0)),
             sharpness=put(server.sharpness, cohort, sharpness.clamp(min=0) if self.clamp_sharpness else sharpness),
+            sketch=put(server.sketch, cohort, self._sketch(roster, change)),
         )
 
     def notes(self, roster, server, cohort, sent, uploads):
@@ -149,30 +167,56 @@ class FedAGHN(GraphMethod):
 
     def _attend(self, roster, server, cohort):
         """Who has not taken part yet is not listened to and listens to all others alike."""
-        groups, change = self._groups(roster), server.change
-        mine = take(change, cohort)
-        inner = groups.sum(inner_by_layer(mine, change, groups.layout))
-        if mine is change:
-            alike = cosine(inner)
+        groups, change, heard = self._groups(roster), server.change, _heard(server)
+        mine, near = take(change, cohort), self._look(roster, server, cohort)
+        if near is not None:
+            inner, square = map(groups.sum, inner_listed(mine, change, near, groups.layout))
+            length = square.sqrt()  # each list begins with the client itself
+            alike = cosine(inner[..., None, :], length[..., :1], length)[..., 0, :]
         else:
-            pieces = [change[:, piece.trainable].norm(dim=1).square() for piece in groups.layout.layers]
-            length = groups.sum(torch.stack(pieces)).sqrt()
-            alike = cosine(inner, length[:, cohort], length)
-        heard = _heard(server)
-        deaf = (~heard).expand(len(cohort), -1)  # [K, N]
+            inner = groups.sum(inner_by_layer(mine, change, groups.layout))
+            if mine is change:
+                alike = cosine(inner)
+            else:
+                pieces = [change[:, piece.trainable].norm(dim=1).square() for piece in groups.layout.layers]
+                length = groups.sum(torch.stack(pieces)).sqrt()
+                alike = cosine(inner, length[:, cohort], length)
+        itself = cohort[:, None] == (roster.everyone if near is None else near)  # [K, M]
+        deaf = (~heard).expand(len(cohort), -1) if near is None else ~heard[near]
         if self.ablation not in ("without-p", "without-p-q"):
-            deaf = deaf | (cohort[:, None] == roster.everyone)
+            deaf = deaf | itself
         alone = deaf.all(1)
         scores = server.sharpness[cohort].T[..., None] * alike * heard[cohort, None]
         others = scores.masked_fill(deaf, -torch.inf).softmax(-1).masked_fill(alone[:, None], 0)
         keeps = (server.home[cohort].T * heard[cohort]).masked_fill(alone, 1).expand(len(groups), -1)
-        return Attention(alike, others, keeps)
+        return Attention(near, itself, alike, others, keeps)
 
-    def _rows(self, roster, cohort, attention):
-        itself = (cohort[:, None] == roster.everyone).to(attention.others.dtype)
-        rows = attention.others + attention.keeps[..., None] * itself
+    def _rows(self, roster, attention):
+        """[P, K, M] weights of those who are looked at, or [K, M] if the model is one piece."""
+        rows = attention.others + attention.keeps[..., None] * attention.itself
         rows = rows / rows.sum(-1, keepdim=True)
         return rows[0] if self.granularity == "model" else rows[self._groups(roster).member.to(rows.device)]
+
+    def _mix(self, roster, server, attention):
+        """[K, d] what the clients are sent."""
+        return mix(self._rows(roster, attention), server.theta, self._groups(roster).layout, attention.near)
+
+    def _look(self, roster, server, cohort):
+        """[K, M] int64 whom each looks at, itself first; None for everyone. Without an update of its own: anyone."""
+        if not self.neighbours:
+            return None
+        draw = fold(key(roster.seed, "fedaghn.look", roster.round, device=roster.tags.device), roster.tags[cohort])
+        anyone = vmap(lambda mine: normal(mine, server.sketch[0]))(draw)
+        like = torch.where(server.seen[cohort, None], server.sketch[cohort], anyone)
+        near = candidates(like, server.sketch, cohort, self.neighbours, _heard(server))
+        return torch.cat([cohort[:, None], near], 1)
+
+    def _sketch(self, roster, change):
+        """[K, s] of the directions of updates: [K, d]."""
+        if not self.neighbours:
+            return change[:, :0]
+        draw = key(roster.seed, "fedaghn.sketch", device=change.device)  # one for all rounds: old ones are compared
+        return F.normalize(sketch_models(change, draw, roster.layout))
 
 
 def _heard(server):
@@ -180,11 +224,11 @@ def _heard(server):
     return server.seen | ~server.seen.any()
 
 
-def _slopes(attention, slope, cohort):
-    """[G, K] derivatives of the loss by p and by q, from those by the weights, slope: [G, K, N]."""
-    alike, others, keeps = attention
+def _slopes(attention, slope):
+    """[G, K] derivatives of the loss by p and by q, from those by the weights, slope: [G, K, M]."""
+    alike, others, keeps = attention.alike, attention.others, attention.keeps
     listened, total = (others * slope).sum(-1), others.sum(-1) + keeps
-    own = slope[:, torch.arange(len(cohort), device=cohort.device), cohort]
+    own = (slope * attention.itself).sum(-1)
     by_home = (others.sum(-1) * own - listened) / total.square()
     by_sharpness = ((others * alike * slope).sum(-1) - (others * alike).sum(-1) * listened) / total
     return by_home, by_sharpness

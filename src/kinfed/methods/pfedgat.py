@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ..attention import Network, Pairs, attend, count_sketch, draw_attention
+from ..attention import Network, Pairs, attend, draw_attention
 from ..errors import UsageError
 from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
 from ..graph import mix, project_simplex, put, take, weighted_mean
 from ..method import Method, Params, Tree
 from ..optimiser import SGD, Memory
 from ..seeding import key
+from ..sketch import count_sketch
 
 CHOICES = {
     "graph": ("attention", "projected", "raw", "logits"),

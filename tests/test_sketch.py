@@ -1,0 +1,131 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from kinfed import graph, sketch
+from kinfed.graph import distances_listed, inner_by_layer, inner_listed, mix, spread_lists
+from kinfed.layout import Layout
+from kinfed.seeding import key
+from kinfed.sketch import candidates, count_sketch, nearest, sketch_models
+
+float64 = torch.float64
+
+
+def close(found, expected, atol=1e-12):
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
+
+
+def lists(rows, count, length, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(count, generator=draw)[:length] for _ in range(rows)])
+
+
+@pytest.fixture(scope="module")
+def layout():
+    """Layers of 30 + 6 + 12 learned + 12 running and 14 entries."""
+    return Layout.of(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)))
+
+
+@pytest.mark.parametrize("panel", [1, 40, 1 << 19])  # one list and 256 columns at a time, some, all
+@pytest.mark.parametrize("layers", [0, 3])
+def test_listed_mixtures_are_those_of_the_spread_relation(layout, monkeypatch, panel, layers):
+    monkeypatch.setattr(graph, "PANEL", panel)
+    near, theta = lists(4, 7, 3), random(7, layout.size)
+    weights = random(*([layers] if layers else []), 4, 3, seed=1)
+    dense = spread_lists(weights, near, 7)
+    assert dense.shape == (*weights.shape[:-1], 7)
+    close(mix(weights, theta, layout, near), mix(dense, theta, layout))
+
+
+@pytest.mark.parametrize("panel", [1, 40, 1 << 19])
+def test_listed_products_and_distances_are_the_dense_ones(layout, monkeypatch, panel):
+    monkeypatch.setattr(graph, "PANEL", panel)
+    near, a, b = lists(4, 7, 3), random(4, layout.size, seed=1), random(7, layout.size)
+    before = b.clone()
+    inner, square = inner_listed(a, b, near, layout)
+    close(inner, inner_by_layer(a, b, layout).gather(2, near.expand(3, -1, -1)))
+    close(square, inner_by_layer(b, b, layout).diagonal(dim1=1, dim2=2)[:, near])
+    learned = layout.trainable
+    apart = torch.cdist(a[:, learned], b[:, learned], compute_mode="donot_use_mm_for_euclid_dist").square()
+    close(distances_listed(a, b, near, layout), apart.gather(1, near))
+    assert torch.equal(b, before)
+
+
+def test_columns_of_a_long_model_are_taken_in_turn(monkeypatch):
+    monkeypatch.setattr(graph, "PANEL", 300)
+    layout = Layout.of(nn.Linear(999, 1))
+    near, a, b = lists(2, 4, 2), random(2, 1000, seed=1), random(4, 1000)
+    close(mix(random(2, 2), b, layout, near), mix(spread_lists(random(2, 2), near, 4), b, layout))
+    close(inner_listed(a, b, near, layout)[0][0], (a @ b.T).gather(1, near), atol=1e-11)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 14), st.integers(1, 5), st.integers(0, 10_000))
+def test_candidates_are_the_best_others(count, most, size, seed):
+    keys, cohort = random(count, size, seed=seed), torch.randperm(count)[: 1 + count // 2]
+    known = torch.rand(count, generator=torch.Generator().manual_seed(seed)) < 0.7
+    found = candidates(keys[cohort], keys, cohort, most, known)
+    assert found.shape == (len(cohort), min(most, count - 1))
+    for own, row in zip(cohort.tolist(), found.tolist(), strict=True):
+        others = [j for j in range(count) if j != own]
+        best = sorted(others, key=lambda j, own=own: (bool(known[j]), float(keys[own] @ keys[j])), reverse=True)
+        heard = [j for j in best[: len(row)] if known[j]]
+        assert row[: len(heard)] == heard
+        assert own not in row
+        assert len(set(row)) == len(row)
+
+
+def test_candidates_block_by_block(monkeypatch):
+    keys, cohort = random(30, 4), torch.arange(30)
+    whole = candidates(keys, keys, cohort, 5)
+    monkeypatch.setattr(sketch, "BLOCK", 60)  # two clients at a time
+    assert torch.equal(candidates(keys, keys, cohort, 5), whole)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 12), st.integers(0, 10_000))
+def test_the_nearest_of_all_are_exact(count, most, seed):
+    layout = Layout.of(nn.Linear(4, 2))
+    theta, cohort = 1e3 + random(count, layout.size, seed=seed), torch.arange(count).flip(0)[: 1 + count // 2]
+    # Where sketches name everyone, it does not matter what they are.
+    near, apart = nearest(theta, random(count, 3, seed=seed + 1), cohort, max(most, count), layout)
+    assert near.shape == (len(cohort), count)
+    assert torch.equal(near[:, 0], cohort)
+    expected = torch.cdist(theta[cohort], theta, compute_mode="donot_use_mm_for_euclid_dist").square()
+    close(apart, expected.gather(1, near), atol=1e-9)
+    assert (apart.diff(dim=1) >= 0).all()
+    assert torch.equal(near.sort(1).values, torch.arange(count).expand(len(cohort), -1))
+    few, close_by = nearest(theta, random(count, 3, seed=seed + 1), cohort, most, layout)
+    assert few.shape == close_by.shape == (len(cohort), min(most, count - 1) + 1)
+    assert (close_by >= apart[:, : close_by.shape[1]] - 1e-9).all()
+
+
+def test_sketches_look_at_learned_entries_alone(layout):
+    theta, draw = random(3, layout.size), key(1, "test")
+    masked = theta * layout.trainable
+    assert torch.equal(sketch_models(theta, draw, layout), count_sketch(masked, draw, sketch.SIZE))
+    moved = torch.where(layout.trainable, theta, theta + 1)
+    assert torch.equal(sketch_models(moved, draw, layout), sketch_models(theta, draw, layout))
+
+
+def test_recall_of_true_neighbours():
+    """500 models in 50 families of 10, whose members differ by half as much as families do, far from the origin."""
+    layout, k = Layout.of(nn.Linear(2999, 1)), 9
+    theta = 10 + random(1, 3000) + random(50, 3000, seed=1).repeat(10, 1) + 0.5 * random(500, 3000, seed=2)
+    cohort = torch.arange(500)
+    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout), cohort, k, layout)
+    true = torch.cdist(theta, theta).fill_diagonal_(torch.inf).topk(k, largest=False).indices
+    recall = (near[:, 1:, None] == true[:, None]).any(2).double().mean()
+    assert recall > 0.99
+    # With families no nearer than anyone else there is nothing to find, and a sketch of 512 numbers finds little.
+    theta = random(500, 3000, seed=3)
+    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout), cohort, k, layout)
+    true = torch.cdist(theta, theta).fill_diagonal_(torch.inf).topk(k, largest=False).indices
+    chance = sketch.SPARE * k / 499
+    assert (near[:, 1:, None] == true[:, None]).any(2).double().mean() > 2 * chance
