@@ -302,3 +302,67 @@ def test_the_summary_counts_what_travelled(trial):
         assert counted["down"] > 4 * d * (1 + 3 + 1)
         assert 4 * d * 3 < counted["up"] < 4 * d * 3 + 4000
     assert summary["bytes_up"] == sum(c["up"] for c in summary["bytes_by_client"].values())
+
+
+def gone_from(trial, name, round, back=None):
+    """A fault that takes a client's node away in a round, and perhaps brings it back in another."""
+    (node,) = (node for node, site in trial.grid.sites.items() if site["client-id"] == name)
+    config = trial.grid.sites[node]
+
+    def leave(answer):
+        trial.grid.sites.pop(node, None)
+        return answer
+
+    def come(answer):
+        trial.grid.sites[node] = config
+        return answer
+
+    trial.grid.faults["a", round] = leave  # asked before the others are
+    if back:
+        trial.grid.faults["a", back] = come
+
+
+@pytest.mark.parametrize(("stale", "heard"), [("keep", True), ("drop", False)])
+def test_what_others_hear_of_a_client_that_is_gone(trial, stale, heard):
+    trial = trial("fedamp", rounds=6, stale=stale)
+    gone_from(trial, "f", 3, back=5)
+    summary = trial.serve()
+    with np.load(trial.folder / "out" / "relations.npz") as file:
+        relation = file["relation"]
+    assert (relation[1, :5, 5] > 0).all()  # it was there
+    assert (relation[3, :5, 5] > 0).all() == heard  # it has missed two rounds
+    np.testing.assert_allclose(relation.sum(-1), 1, rtol=1e-5)
+    assert (relation[5, :5, 5] > 0).all()  # it is back
+    assert summary["rounds"] == 6
+
+
+def test_decay_ends_well_whoever_is_drawn(trial):
+    trial = trial("fedaghn", rounds=6, stale="decay", decay=0.5)
+    gone_from(trial, "f", 2, back=4)
+    assert trial.serve()["rounds"] == 6
+    with np.load(trial.folder / "out" / "relations.npz") as file:
+        np.testing.assert_allclose(file["relation"].sum(-1), 1, rtol=1e-5)
+
+
+def test_a_round_for_which_nobody_is_there_passes(trial):
+    trial = trial("fedavg", rounds=3, share=0.1, deadline=0.05)
+    drawn = [client for (client, kind, group) in _asked(trial)]
+    (node,) = (node for node, site in trial.grid.sites.items() if site["client-id"] == drawn[1])
+    assert drawn[0] != drawn[1]
+    trial.grid.faults[drawn[0], 1] = lambda answer: trial.grid.sites.pop(node) and answer
+    summary = trial.serve()
+    assert "round 2 passes: none of the clients drawn for it is there" in trial.said
+    assert summary["rounds"] == 3
+
+
+def _asked(trial):
+    """Who is drawn in which round: one client each."""
+    from kinfed.engine import sample
+    from kinfed.method import Roster
+    from kinfed.seeding import tags
+
+    names = list(trial.examples)
+    ones = torch.ones(len(names), dtype=torch.int64)
+    for round in range(3):
+        roster = Roster(torch.zeros(1), None, ones, None, 11, tags(names), round=round)
+        yield names[int(sample(roster, 0.1))], "round", round

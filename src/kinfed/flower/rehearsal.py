@@ -34,7 +34,7 @@ class Rehearsal:
             Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
         )
         self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.introduce())
-        self._state = self._simulation.state
+        self._state = tree_map(torch.clone, self._simulation.state)
         self._uploads: dict[Any, Tree] = {}
 
     def upload(self, round: int, received: Tree) -> Tree:

@@ -86,7 +86,7 @@ class Site:
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         messages.put(tree_map(lambda t: t[0], simulation.introduce()), reply, "introduction")
         if self._recall(order) is None:
-            state = tree_map(lambda t: t[0], simulation.state)
+            state = tree_map(lambda t: t[0].clone(), simulation.state)
             done = order.words["accepted"]
             self._remember(order, Memory(state, state, done, done, "", Message({}, {}), {}))
         return reply
@@ -111,7 +111,7 @@ class Site:
         if "evaluate" in order.words:
             same = {f"evaluate/{n[6:]}": t for n, t in order.arrays.items() if n.startswith("train/")}
             received = self._receive(order._replace(arrays=same | order.arrays), "evaluate", forms)
-            simulation.state = tree_map(lambda t: t[None], base)
+            simulation.state = tree_map(lambda t: t[None].clone(), base)
             found = simulation.evaluate(order.words["evaluated"], ALONE, received)
             assert isinstance(found, Evaluation)
             models.keep(order.words["evaluated"], tree_map(lambda t: t[0], found.models))
@@ -120,11 +120,11 @@ class Site:
             models.choose(order.words)
         if "train" in order.words:
             received = self._receive(order, "train", forms)
-            simulation.state = tree_map(lambda t: t[None], base)
+            simulation.state = tree_map(lambda t: t[None].clone(), base)
             _, upload = simulation.train(order.words["round"], ALONE, received)
             messages.put(tree_map(lambda t: t[0], upload), reply, "upload")
             reply.words["round"] = order.words["round"]
-            state = tree_map(lambda t: t[0], simulation.state)
+            state = tree_map(lambda t: t[0].clone(), simulation.state)
             memory = memory._replace(state=state, trained=order.words["round"])
         self._remember(joined, memory._replace(digest=digest, reply=reply, forms=forms))
         return reply

@@ -1,0 +1,97 @@
+"""kinfed flower: what is wrong is said in one line, before anything is started."""
+
+import importlib.util
+import json
+
+import pytest
+
+from kinfed.cli import main
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+PLAN = 'method = "fedavg"\nmodel = "mlp"\n'
+
+
+@pytest.fixture
+def refused(capsys, tmp_path, monkeypatch):
+    """Runs a command that must be refused; returns the one line that it says."""
+    monkeypatch.setenv("KINFED_FLOWER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+    def ask(*arguments):
+        assert main(["flower", *map(str, arguments)]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        (line,) = said.err.strip().splitlines()
+        assert line.startswith("kinfed: ")
+        return line
+
+    return ask
+
+
+def test_without_flower_it_is_said_how_to_get_it(refused, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "flwr" else real(name, *rest))
+    for action in (["keys", "k"], ["up", "--insecure"], ["node", "a", "--data", "x.npz"], ["run", "f.toml"], ["down"]):
+        assert refused(*action) == "kinfed: kinfed flower needs Flower; install it: pip install 'kinfed[flower]'"
+
+
+def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
+    assert "give --keys DIR" in refused("up")
+    assert "give --keys DIR" in refused("node", "a", "--data", "x.npz")
+    assert "exclude each other" in refused("up", "--keys", "k", "--insecure")
+    assert "for this machine alone, so the host must be 127.0.0.1; got 0.0.0.0" in refused(
+        "up", "--insecure", "--host", "0.0.0.0"
+    )
+    assert "lacks ca.crt, server.crt, server.key; make them: kinfed flower keys" in refused("up", "--keys", "k")
+    assert "lacks ca.crt; it is the folder of this site" in refused("node", "a", "--data", "x.npz", "--keys", "k")
+    assert "there is no file x.npz" in refused("node", "a", "--data", "x.npz", "--insecure")
+    (tmp_path / "x.npz").touch()
+    assert "for this machine alone; got hub:8000" in refused(
+        "node", "a", "--data", "x.npz", "--insecure", "--server", "hub:8000"
+    )
+    assert "--server must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", "hub")
+    assert "a site is named by letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
+    assert "no SuperLink of" in refused("down")
+
+
+def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
+    (tmp_path / "f.toml").write_text(PLAN)
+    assert "start it: kinfed flower up" in refused("run", "f.toml")
+    assert not (tmp_path / "runs").exists()
+    assert "name a FILE.toml to start a run" in refused("run")
+    assert "is not a federation's folder" in refused("run", "--resume", tmp_path)
+    wrong = {
+        "flower.clients=0": "flower.clients counts sites",
+        "flower.quorum=0.0": "flower.quorum is a share",
+        "flower.deadline=-1.0": "flower.deadline is a time in seconds, so it must be positive",
+        "flower.norm_bound=0.5": "flower.norm_bound must be above 1",
+        "flower.stale=forget": "flower.stale must be one of keep, decay, drop; got 'forget'",
+        "flower.decay=1.0": "flower.decay must lie in (0, 1)",
+        "flower.client=3": "unknown key 'flower.client'; did you mean 'clients'?",
+        "federation.dataset=digits": "only federation.split may be set",
+        "seeds=3": "a federation runs one seed at a time",
+        "participation={late=0.5, joins=2}": "participation.late and by_group are for simulations",
+        "method={name='fedaghn', feedback='test'}": "reads the sites' test examples",
+    }
+    for override, message in wrong.items():
+        assert message in refused("run", "f.toml", override)
+
+
+def test_keys_says_what_to_hand_to_whom(capsys, tmp_path):
+    assert main(["flower", "keys", str(tmp_path), "ann", "bob", "--host", "hub.example.org"]) == 0
+    said = capsys.readouterr().err
+    assert f"give {tmp_path}/sites/ann to ann, and to nobody else" in said
+    assert (tmp_path / "sites" / "bob" / "key").exists()
+
+
+def test_the_written_plan_is_the_same_plan(tmp_path):
+    from kinfed import config
+    from kinfed.flower import plan
+
+    (tmp_path / "f.toml").write_text(PLAN + "[flower]\nclients = 4\nquorum = 0.75\n")
+    first = plan.resolve(config.read(str(tmp_path / "f.toml"), []))
+    config.write(first.table, tmp_path / "config.toml")
+    again = plan.resolve(config.read(str(tmp_path / "config.toml"), []))
+    assert again.table == first.table == json.loads(json.dumps(first.table))
+    assert (again.deployment.clients, again.deployment.quorum) == (4, 0.75)

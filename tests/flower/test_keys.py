@@ -1,0 +1,92 @@
+"""Certificates that TLS accepts, keys that are nobody else's."""
+
+import ssl
+import stat
+
+import pytest
+
+pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from kinfed import UsageError
+from kinfed.flower import keys
+
+
+def shake_hands(server_cert, server_key, ca, host):
+    """A TLS handshake in memory."""
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(server_cert, server_key)
+    client = ssl.create_default_context(cafile=ca)
+    pipes = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(*pipes, server_hostname=host),
+        server.wrap_bio(*reversed(pipes), server_side=True),
+    ]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+    return ends[0].getpeercert()
+
+
+def test_the_server_is_known_by_the_names_given_and_as_this_machine(tmp_path):
+    keys.make(tmp_path, ["hub.example.org", "10.1.2.3"], [])
+    files = tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "ca.crt"
+    for host in ("hub.example.org", "10.1.2.3", "localhost", "127.0.0.1"):
+        assert shake_hands(*files, host)
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(*files, "other.example.org")
+    keys.make(tmp_path / "other", [], [])
+    with pytest.raises(ssl.SSLCertVerificationError, match="verify failed"):
+        shake_hands(files[0], files[1], tmp_path / "other" / "ca.crt", "localhost")
+
+
+def test_each_site_has_a_key_of_its_own_that_only_it_can_read(tmp_path):
+    made = keys.make(tmp_path, [], ["a", "b"])
+    assert made == [tmp_path / "sites" / "a", tmp_path / "sites" / "b"]
+    publics = set()
+    for folder in made:
+        private = load_ssh_private_key((folder / "key").read_bytes(), None)
+        public = load_ssh_public_key((folder / "key.pub").read_bytes())
+        assert private.public_key().public_numbers() == public.public_numbers()
+        publics.add(public.public_numbers())
+        assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
+        assert (folder / "ca.crt").read_bytes() == (tmp_path / "ca.crt").read_bytes()
+    assert len(publics) == 2
+    for name in ("ca.key", "server.key"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_what_is_there_stays(tmp_path):
+    keys.make(tmp_path, ["one.example.org"], ["a"])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert keys.make(tmp_path, [], ["a", "c"]) == [tmp_path / "sites" / "c"]
+    assert all(path.read_bytes() == content for path, content in before.items())
+    keys.make(tmp_path, ["two.example.org"], [])
+    assert (tmp_path / "ca.crt").read_bytes() == before[tmp_path / "ca.crt"]
+    names = x509.load_pem_x509_certificate((tmp_path / "server.crt").read_bytes()).extensions
+    names = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    assert names == ["localhost", "two.example.org"]
+
+
+def test_a_site_may_make_its_own_key_and_send_the_public_half(tmp_path):
+    (tmp_path / "sites" / "a").mkdir(parents=True)
+    (tmp_path / "sites" / "a" / "key.pub").write_text("its own\n")
+    assert keys.make(tmp_path, [], ["a"]) == []
+    assert (tmp_path / "sites" / "a" / "key.pub").read_text() == "its own\n"
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "", ".hidden", "a/b"])
+def test_names_that_could_be_something_else_are_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="a site is named by letters"):
+        keys.make(tmp_path, [], [name])
+
+
+@pytest.mark.parametrize("host", ["https://hub", "hub:8000", "a b", "-x"])
+def test_hosts_are_names_or_addresses(tmp_path, host):
+    with pytest.raises(UsageError, match="leave out http:// and the port"):
+        keys.make(tmp_path, [host], [])
