@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -9,11 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from . import config, runs
 from .config import Experiment, Table
 from .errors import UsageError
 from .federation import Federation
+from .metrics import graphs
 from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
 
@@ -118,6 +122,23 @@ def score(folder: Path) -> Score:
     test = np.array([runs.read_summary(one)["scores"][model]["mean"] for one in repeats(folder)])
     better = summary["higher_is_better"]
     return Score(model, summary["metric"], better, test, found["std"], found.get("validation"))
+
+
+def clusters(folder: Path) -> Tensor:
+    """[T, N] int64 the clusters of a finished run with one seed, by evaluated round; -1 where a client was absent.
+
+    As the method noted them, or else as its relation tells them; raises UsageError if there is neither.
+    """
+    noted: dict[int, dict[str, int]] = defaultdict(dict)
+    if (folder / "notes.csv").exists():
+        with (folder / "notes.csv").open(newline="") as file:
+            for line in csv.DictReader(file):
+                if line["note"] == "cluster":
+                    noted[int(line["round"])][line["client"]] = int(float(line["value"]))
+    if not noted:
+        return torch.stack([graphs.clusters(torch.from_numpy(one)) for one in relations(folder).weights])
+    names = runs.read_summary(folder)["names"]
+    return torch.tensor([[label.get(name, -1) for name in names] for label in noted.values()])
 
 
 def relations(folder: Path) -> Relations:

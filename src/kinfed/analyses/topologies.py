@@ -10,7 +10,7 @@ from ..metrics.graphs import rand_by_round
 from ..partitions.topologies import NODES
 from ..report import rand
 from ..report.drawing import Array
-from ..study import Finding, Row, Study, relations, repeats, setting
+from ..study import Finding, Row, Study, clusters, relations, repeats, setting
 
 
 def topologies(
@@ -42,9 +42,8 @@ def topologies(
     rows: list[Row] = []
     notes: list[str] = []
     for count, folder in zip(nodes, folders.values(), strict=True):
-        runs = [relations(one) for one in repeats(folder)]
-        rounds, truth = runs[0].rounds, torch.arange(count * per_node) // per_node
-        index = np.stack([rand_by_round(torch.from_numpy(run.weights), truth).numpy() for run in runs])  # [S, T, 2]
+        rounds, truth = relations(repeats(folder)[0]).rounds, torch.arange(count * per_node) // per_node
+        index = np.stack([rand_by_round(clusters(one), truth).numpy() for one in repeats(folder)])  # [S, T, 2]
         found[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)
         mean = index[..., 0].mean(0)

@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from ..clustering import Clusters, count_distinct, distances, follow, kmeans
 from ..errors import RunError, UsageError
-from ..graph import cosine, gram, mix, put, take
+from ..graph import cosine, gram, mix, prune, put, take
 from ..method import Method, Params
 from ..seeding import fold, key, uniform
 
@@ -46,6 +46,7 @@ class FedCedar(Method):
     #                          the "delta" to what was sent, or the "head"
     similarity: str = "relu"  # how rows of cosines become weights: clipped at zero, "shift", "softmax", "abs" or "raw"
     tau: float = 1.0  # temperature of the softmax
+    neighbours: int = 0  # others that a centre is mixed with, those most like it; 0: all
     floor: float = 0.0  # share that a centre keeps of itself at each step before the graph has its say
     centre: str = "mean"  # or "geometric_median", which minimises the paper's J
     init: str = "fresh"  # "warm": from the last round's centres, whose numbers the clusters keep
@@ -55,10 +56,11 @@ class FedCedar(Method):
     origin = "learned"
 
     def __post_init__(self):
-        if self.clusters < 0 or self.steps < 0 or self.restarts < 1:
+        if min(self.clusters, self.steps, self.neighbours) < 0 or self.restarts < 1:
             raise UsageError(
-                "fedcedar: clusters and steps must be zero or more, restarts at least 1; "
-                f"got clusters={self.clusters}, steps={self.steps}, restarts={self.restarts}"
+                "fedcedar: clusters, steps and neighbours must be zero or more, restarts at least 1; "
+                f"got clusters={self.clusters}, steps={self.steps}, neighbours={self.neighbours}, "
+                f"restarts={self.restarts}"
             )
         if self.tau <= 0 or not 0 <= self.floor <= 1:
             raise UsageError(
@@ -97,7 +99,12 @@ class FedCedar(Method):
         return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
     def notes(self, roster, server, cohort, sent, uploads):
-        said = {"clusters": torch.tensor(len(server.theta)), "objective": server.objective, "spread": server.spread}
+        said = {
+            "clusters": torch.tensor(len(server.theta)),
+            "cluster": roster.note(cohort, server.label[cohort].to(server.share.dtype)),
+            "objective": server.objective,
+            "spread": server.spread,
+        }
         return super().notes(roster, server, cohort, sent, uploads) | said
 
     def _deal(self, server, nodes, cohort):
@@ -152,6 +159,7 @@ class FedCedar(Method):
             "abs": lambda: alike.abs(),
             "raw": lambda: alike,
         }[self.similarity]()
+        weights = prune(weights, self.neighbours, alike)
         weights = weights / weights.sum(1, keepdim=True)
         if not torch.isfinite(weights).all():
             raise RunError(

@@ -90,21 +90,21 @@ def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
 def clusters(relation: Tensor) -> Tensor:
     """[N] int64: clients who receive the same mixture share a label; -1 for those of whom nobody receives anything.
 
-    With a method that clusters its cohort (FedCedar, CFL) these are its clusters, and -1 stands for absent clients.
+    With a method that clusters its cohort (FedCedar, CFL) these are its clusters, and -1 stands for absent clients, as
+    long as the mixtures of two clusters differ by more than a relation's rounding.
     """
     weights = _mean_over_layers(relation)
     label: Tensor = weights.unique(dim=0, return_inverse=True)[1]
     return label.masked_fill((weights == 0).all(0), -1)
 
 
-def rand_by_round(relations: Tensor, groups: Tensor) -> Tensor:
-    """[T, 2] the Rand and the adjusted Rand index of the clusters in relations: [T, N, N] against groups: [N].
+def rand_by_round(labels: Tensor, groups: Tensor) -> Tensor:
+    """[T, 2] the Rand and the adjusted Rand index of clusters, labels: [T, N], against groups: [N].
 
-    Each round is judged on the clients that its clusters hold. `relations` is what a run's relations.npz keeps.
+    Each round is judged on the clients that are there: those whose label is not -1.
     """
     found = []
-    for relation in relations:
-        label = clusters(relation)
+    for label in labels:
         here = label >= 0
         pair = label[here], _labels(groups)[here]
         found.append([rand_index(*pair), adjusted_rand_index(*pair)])
