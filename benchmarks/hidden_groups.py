@@ -82,10 +82,9 @@ def rows(name, found):
         relation = found[0]["relation"]
         auroc = f"{statistics.mean(f['relation']['auroc'] for f in found):.3f}" if relation else ""
         origin = relation["origin"] if relation else "none"
-        seconds = statistics.mean(f["seconds"] for f in found)
         yield (
             f"| {name} | {model} | {statistics.mean(means):.1f} ± {statistics.stdev(means):.1f} | {over_clients:.1f} "
-            f"| {worst:.1f} | {origin} | {auroc} | {seconds:.1f} |"
+            f"| {worst:.1f} | {origin} | {auroc} |"
         )
 
 
@@ -134,8 +133,8 @@ def main():
     source = str(config.EMBEDDED / f"{name}.toml")
     digits = name == "rotated-digits"
     found = {method: measure(source, method) for method in ("oracle", *(METHODS if digits else MAIN))}
-    head = "| method | model | accuracy, % | over clients | worst 5 % | relation | AUROC | seconds |"
-    rule = "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    head = "| method | model | accuracy, % | over clients | worst 5 % | relation | AUROC |"
+    rule = "| --- | --- | --- | --- | --- | --- | --- |"
     experiment = config.resolve(config.read(source, ["method.name=local"]))
     federation = experiment.federation(DATA, 0)
     table = experiment.table

@@ -39,7 +39,7 @@ class _Residual(nn.Sequential):
         super().__init__(_convolution(width, width), _convolution(width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + super().forward(x)
+        return x + super().forward(x)  # type: ignore[no-any-return]
 
 
 class _GlobalMax(nn.Module):
