@@ -41,8 +41,8 @@ class Evaluator:
         self._clients, self._model, self._method, self._each = clients, model, method, each
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
 
-    def __call__(self, round: int, cohort: Tensor, state: Tree, sent: Tree) -> Evaluation:
-        """Evaluate cohort: [K], given everyone's private states, [N, ...], and what the cohort was sent, [K, ...]."""
+    def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
+        """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is what it received, [K, ...]."""
         plain = type(self._method).predict is Method.predict
         repeated = [leaf.stride(0) == 0 for leaf in tree_leaves(sent)]
         shared: dict[str, Tree | None] = {}  # by name, headline first: where in `sent` to find it, None if personal
@@ -66,8 +66,7 @@ class Evaluator:
         for places in self._groups(cohort):
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
-            trees = _rows(state, ids), _rows(sent, places)
-            outputs, personal = self._each(round, ids, program, *trees)
+            outputs, personal = self._each(round, ids, program, states(ids), _rows(sent, places))
             common = {name: _find(sent, where) for name, where in shared.items() if where is not None}
             outputs |= {name: self._pooled(tree.theta[0], ids) for name, tree in common.items()}
             scores.put(places, {name: self._score(ids, outputs[name]) for name in shared})
@@ -82,9 +81,9 @@ class Evaluator:
         }
         if keep:
             return Evaluation(keyed, {name: (models.tree() | common)[name] for name in shared})
-        return Evaluation(keyed, _Again(shared, lambda name: self._again(name, round, cohort, state, sent)))
+        return Evaluation(keyed, _Again(shared, lambda name: self._again(name, round, cohort, states, sent)))
 
-    def _again(self, name: str, round: int, cohort: Tensor, state: Tree, sent: Tree) -> Tree:
+    def _again(self, name: str, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Tree:
         """[K, ...] one of the named models of the cohort."""
 
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
@@ -93,7 +92,7 @@ class Evaluator:
         models = Gathered(len(cohort))
         for places in self._groups(cohort):
             ids = cohort[places]
-            models.put(places, self._each(round, ids, program, _rows(state, ids), _rows(sent, places)))
+            models.put(places, self._each(round, ids, program, states(ids), _rows(sent, places)))
         return models.tree()
 
     def _groups(self, cohort: Tensor) -> Iterator[Tensor]:

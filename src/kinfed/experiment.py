@@ -184,6 +184,7 @@ def fit(
         device=pick_device(device),
         rounds=rounds,
         share=participation.share if isinstance(participation, engine.Participation) else participation,
+        folder=folder,
         **how | {name: value for name, value in asked.items() if value is not None},
     )
     if how and executor == "auto":
@@ -194,21 +195,20 @@ def fit(
     if attack is not None and attackers.any():
         history.honest = ~attackers
         whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), model.layout, seed)
-    at = Progress(0, None, fleet.state, 0.0)
+    at = Progress(0, None, (), 0.0)
     if path and resumed:
-        at = checkpoint.load(path, method.start(roster), fleet.state, history)
-        at = at._replace(
-            **{part: tree_map(lambda t: t.to(fleet.device), getattr(at, part)) for part in ("server", "state")}
-        )
-        fleet.state = at.state
+        at = checkpoint.load(path, method.start(roster), fleet.states.keep(), history)
+        fleet.states.restore(at.state)
+        at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
     saved, before = time.perf_counter(), at.seconds
 
     def after(round: int, server: Any) -> None:
         nonlocal at, saved
         now = time.perf_counter()
-        at = Progress(round + 1, server, fleet.state, before + now - started, fleet.how)
+        at = Progress(round + 1, server, (), before + now - started, fleet.how)
+        fleet.states.settle()
         if path and now - saved >= checkpoint_seconds and round + 1 < rounds:
-            checkpoint.save(path, at, history)
+            checkpoint.save(path, at._replace(state=fleet.states.keep()), history)
             saved = time.perf_counter()
         progress(history, rounds)
 
@@ -227,7 +227,8 @@ def fit(
         )
     except (RunError, KeyboardInterrupt):
         if path and at.done and history.done == at.done:
-            checkpoint.save(path, at, history)
+            fleet.states.undo()  # what the broken round has changed
+            checkpoint.save(path, at._replace(state=fleet.states.keep()), history)
         raise
     return Run(
         method,

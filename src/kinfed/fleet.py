@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from .choosing import Candidate, candidates, choose, suits_onednn
 from .client import Pool, Training
@@ -22,6 +24,7 @@ from .model import Model
 from .precision import check as check_precision
 from .precision import tf32
 from .seeding import generator, tags
+from .states import States
 
 Tree = Any
 
@@ -44,10 +47,13 @@ class Simulation:
 
     `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
-    for small dense models, and for a GPU. `auto` picks one, by measurement if `rounds` with this `share` of the clients
-    are work enough, and says why in `reason`. `onednn` says whether that library computes products on a CPU (default:
-    if a probe finds it faster, see `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on GPUs
-    `tf32`. `how` holds all settings that decide about rounding.
+    for small dense models, and for a GPU. `fused` does so on `workers` threads and trains with plain SGD without
+    autograd, if the model has such a form (`kinfed.fused`): fastest for dense and recurrent models. `auto` picks one, by
+    measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`.
+
+    `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
+    `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all
+    settings that decide about rounding. Large tables of private states are files in `folder`, see `kinfed.states`.
     """
 
     def __init__(
@@ -66,6 +72,7 @@ class Simulation:
         device: torch.device | str = "cpu",
         rounds: int = 0,
         share: float = 1.0,
+        folder: Path | None = None,
     ) -> None:
         if workers is not None and workers < 1:
             raise UsageError(f"workers counts threads, so it must be at least 1; got {workers}")
@@ -98,7 +105,25 @@ class Simulation:
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
         self.how["executor"] = self._run.name
         self._evaluator = Evaluator(self.clients, self.model, method, self._each)
-        self.state: Tree = ()
+        self._folder = folder
+
+    @cached_property
+    def states(self) -> States:
+        """The clients' private states; a client's first one is what its method's `join` gives."""
+
+        def join(ids: Tensor) -> Tree:
+            return self._each(0, ids, self.method.join)
+
+        return States(len(self.clients), join, self.device, self._folder)
+
+    @property
+    def state(self) -> Tree:
+        """[N, ...] all private states; where they are in files, zeros for clients that have none yet."""
+        return self.states.tables
+
+    @state.setter
+    def state(self, state: Tree) -> None:
+        self.states.restore((torch.arange(len(self.clients), device=self.device), state))
 
     @property
     def executor(self) -> str:
@@ -111,12 +136,10 @@ class Simulation:
         return torch.tensor(self.clients.sizes["train"], device=self.device)
 
     def introduce(self) -> Tree:
-        """What every client says before round 1, [N, ...]; gives every client its first private state."""
-        everyone = torch.arange(len(self.clients), device=self.device)
-        said, self.state = self._each(
-            0, everyone, lambda client: (self.method.introduce(client), self.method.join(client))
-        )
-        return said
+        """What every client says before round 1, [N, ...]."""
+        if type(self.method).introduce is Method.introduce:
+            return ()
+        return self._each(0, torch.arange(len(self.clients), device=self.device), self.method.introduce)
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -133,16 +156,16 @@ class Simulation:
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; private states are kept here."""
-        state = tree_map(lambda table: table[cohort], self.state)
-        state, uploads = self._each(round, cohort, self.method.train, state, sent)
-        raise_if_diverged(self.names, round, cohort, (state, uploads))  # before the states are replaced
-        self.state = tree_map(lambda table, rows: table.index_copy(0, cohort, rows), self.state, state)
+        before = self.states.take(cohort)
+        after, uploads = self._each(round, cohort, self.method.train, before, sent)
+        raise_if_diverged(self.names, round, cohort, (after, uploads))  # before the states are replaced
+        self.states.put(cohort, after, before)
         return cohort, uploads
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
         with self._computing():
-            return self._evaluator(round, cohort, self.state, sent)
+            return self._evaluator(round, cohort, self.states.take, sent)
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""

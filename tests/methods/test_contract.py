@@ -153,7 +153,7 @@ def test_send_only_reads(name):
 def test_an_absent_client_keeps_its_state(name):
     method, fleet, roster, history = start(name)
     server = run(method, roster, fleet, history, rounds=2)
-    before = wire.pack(fleet.state)
+    before = {key: table.clone() for key, table in wire.pack(fleet.state).items()}
     cohort = torch.tensor([1, 2])
     fleet.train(2, cohort, method.send(replace(roster, round=2), server, cohort))
     for key, table in wire.pack(fleet.state).items():

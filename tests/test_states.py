@@ -1,0 +1,120 @@
+"""Private states in memory and in files: the same rows, made when needed, and put back after a broken round."""
+
+import pytest
+import torch
+
+from kinfed import SGD, Federation, RunError, Training, fit, states
+from kinfed.fleet import Simulation
+from kinfed.method import Params
+from kinfed.methods import FedAvg, FedRep, Local, Scaffold
+from kinfed.model import Model
+from kinfed.states import States
+
+CPU = torch.device("cpu")
+TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
+
+
+def federation(clients=12):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(clients * 10, 5, generator=draw)
+    return Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(clients).repeat_interleave(10))
+
+
+def module():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
+
+
+def table(asked, count=6):
+    """States of [2] numbers and a flag; which clients were asked for their first is noted."""
+
+    def join(ids):
+        asked.extend(ids.tolist())
+        return Params(torch.stack([ids, 10 * ids], 1).float()), ids == 3
+
+    return States(count, join, CPU, None)
+
+
+@pytest.mark.parametrize("large", [0, 1 << 30])
+def test_rows_are_taken_put_and_put_back(large, monkeypatch):
+    monkeypatch.setattr(states, "LARGE", large)
+    asked = []
+    kept = table(asked)
+    assert asked == ([0] if not large else [0, 0, 1, 2, 3, 4, 5])
+    ids = torch.tensor([4, 3])
+    before = kept.take(ids)
+    assert before[0].theta.tolist() == [[4, 40], [3, 30]]
+    assert before[1].tolist() == [False, True]
+    kept.put(ids, (Params(torch.tensor([[1.5, 2.5], [-1.0, 7.0]])), torch.tensor([True, True])), before)
+    assert kept.take(torch.tensor([3, 5, 4]))[0].theta.tolist() == [[-1, 7], [5, 50], [1.5, 2.5]]
+    assert before[0].theta.tolist() == [[4, 40], [3, 30]]  # what was taken is a copy
+    kept.undo()
+    assert kept.take(ids)[0].theta.tolist() == [[4, 40], [3, 30]]
+    kept.put(ids, (Params(torch.zeros(2, 2)), torch.tensor([True, True])), before)
+    kept.settle()
+    kept.undo()  # that round is over
+    assert kept.take(ids)[0].theta.tolist() == [[0, 0], [0, 0]]
+    if not large:
+        assert asked == [0, 4, 3, 5]  # each when it was needed, once
+    other = table([])
+    other.restore(kept.keep())
+    assert other.take(torch.arange(6))[0].theta.tolist() == kept.take(torch.arange(6))[0].theta.tolist()
+
+
+def test_nobody_is_asked_where_a_method_keeps_nothing(monkeypatch):
+    joined = []
+    monkeypatch.setattr(FedAvg, "join", lambda self, client: joined.append(1) or ())
+    fleet = Simulation(federation(), Model(module()), FedAvg(), TRAINING, executor="loop")
+    assert fleet.state == ()
+    assert len(joined) == 1
+
+
+@pytest.mark.parametrize("method", [Local(), FedRep(), Scaffold()])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, monkeypatch, tmp_path):
+    def run(**how):
+        how = {"executor": executor, "chunk": 2} | how
+        return fit(method, federation(), module(), rounds=5, training=TRAINING, participation=0.2, **how)
+
+    whole = run()
+    monkeypatch.setattr(states, "LARGE", 0)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    filed = run(folder=tmp_path / "a")
+    real = Simulation.evaluate
+
+    def failing(self, round, cohort, sent):
+        if round == 3:
+            raise RunError("round 4: after the states of its cohort were replaced")
+        return real(self, round, cohort, sent)
+
+    monkeypatch.setattr(Simulation, "evaluate", failing)
+    with pytest.raises(RunError, match="round 4"):
+        run(folder=tmp_path / "b")
+    monkeypatch.setattr(Simulation, "evaluate", real)
+    resumed = run(folder=tmp_path / "b")
+    for other in (filed, resumed):
+        assert torch.equal(other.history.models["theta"], whole.history.models["theta"])
+        for a, b in zip(other.history.scores, whole.history.scores, strict=True):
+            assert all(torch.equal(a[key], b[key]) for key in b)
+
+
+def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_path):
+    monkeypatch.setattr(states, "LARGE", 0)
+    fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)
+    fleet.train(0, torch.tensor([2, 7]), ())
+    ids, kept = fleet.states.keep()
+    assert ids.tolist() == [2, 7]
+    assert kept.theta.shape == (2, fleet.model.layout.size)
+    assert fleet.state.theta.shape == (12, fleet.model.layout.size)
+    assert list(tmp_path.iterdir()) == []  # files without a name leave nothing behind
+
+
+def test_a_file_that_cannot_be_made_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(states, "LARGE", 0)
+    fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path / "none")
+    with pytest.raises(
+        RunError, match=r"cannot make a file of 0\.0 GB for the clients' states in .*none: No such file"
+    ):
+        fleet.train(0, torch.tensor([2, 7]), ())
