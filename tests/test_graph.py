@@ -13,8 +13,10 @@ from kinfed.graph import (
     gram,
     inner,
     inner_by_layer,
+    largest,
     mix,
     project_simplex,
+    prune,
     put,
     take,
     weighted_mean,
@@ -236,3 +238,20 @@ def test_simplex_is_reached_by_one_common_shift(row):
 def test_simplex_of_huge_numbers(dtype):
     rows = torch.tensor([[1e20, 0.0, -1e20], [1e9, 1e9, 0.0]], dtype=dtype)
     assert project_simplex(rows).tolist() == [[1, 0, 0], [0.5, 0.5, 0]]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4), st.integers(1, 7))
+def test_the_largest_of_a_row_and_of_equals_the_first(rows, count):
+    found = largest(torch.tensor(rows, dtype=float64), count)
+    for row, kept in zip(rows, found, strict=True):
+        best = sorted(range(5), key=lambda j, row=row: (-row[j], j))[:count]
+        assert kept.nonzero().flatten().tolist() == sorted(best)
+
+
+def test_pruned_rows_by_hand():
+    rows = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4], [0.5, 0.4, 0.1]])
+    assert prune(rows, 0) is rows
+    assert torch.equal(prune(rows, 2), rows)
+    assert torch.equal(prune(rows, 1), torch.tensor([[0.1, 0.0, 0.7], [0.0, 0.3, 0.4], [0.5, 0.0, 0.1]]))
+    assert torch.equal(prune(rows, 1, -rows), torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.3, 0.0], [0.0, 0.4, 0.1]]))

@@ -1,6 +1,7 @@
 """Who is like whom where a table [N, N] would be too large: sketches name candidates, exact numbers decide."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .graph import distances_listed, take
@@ -57,4 +58,4 @@ def nearest(theta: Tensor, sketch: Tensor, cohort: Tensor, count: int, layout: L
     near = candidates(queries, keys, cohort, SPARE * count)  # 2 a b - b^2 is largest where (a - b)^2 is least
     apart = distances_listed(take(theta, cohort), theta, near, layout)
     apart, kept = apart.topk(min(count, near.shape[1]), dim=1, largest=False)
-    return torch.cat([cohort[:, None], near.gather(1, kept)], 1), torch.cat([torch.zeros_like(apart[:, :1]), apart], 1)
+    return torch.cat([cohort[:, None], near.gather(1, kept)], 1), F.pad(apart, (1, 0))

@@ -1,3 +1,4 @@
+import math
 import warnings
 
 import pytest
@@ -138,3 +139,33 @@ def test_warns_of_negative_self_weights(roster):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="fedamp"):
         FedAMP(**wrong)
+
+
+@pytest.mark.filterwarnings("ignore:fedamp")
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 10_000))
+def test_few_neighbours_are_still_a_mean_and_all_are_everyone(roster, count, neighbours, seed):
+    known, method = roster(count, size=6), FedAMP(alpha=0.3, sigma=3.0, neighbours=neighbours)
+    theta = torch.randn(count, 6, generator=torch.Generator().manual_seed(seed), dtype=float64)
+    server, whole = Params(theta), FedAMP(alpha=0.3, sigma=3.0)
+    for cohort in (known.everyone, torch.arange(0, count, 2)):
+        graph, sent = method.graph(known, server, cohort), method.send(known, server, cohort).theta
+        torch.testing.assert_close(graph.sum(1), torch.ones(len(cohort), dtype=float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(sent, graph @ theta, rtol=0, atol=1e-12)
+        others = graph.scatter(1, cohort[:, None], 0.0)
+        assert ((others > 0).sum(1) <= neighbours).all()
+        dense = whole.graph(known, server, cohort).scatter(1, cohort[:, None], 0.0)
+        torch.testing.assert_close(others, dense * (others > 0), rtol=0, atol=1e-12)  # a pair's attention is its own
+        if neighbours >= len(cohort) - 1:
+            torch.testing.assert_close(graph, whole.graph(known, server, cohort), rtol=0, atol=1e-12)
+
+
+def test_neighbours_are_the_nearest(roster):
+    # Pairs of models a step of 0.1 apart, the pairs far from each other.
+    known, method = roster(8, size=300), FedAMP(neighbours=1)
+    places = torch.randn(4, 300, generator=torch.Generator().manual_seed(0), dtype=float64)
+    theta = places.repeat(2, 1)
+    theta[4:, 0] += 0.1
+    graph = method.graph(known, Params(theta), known.everyone)
+    assert (graph > 0).nonzero()[:, 1].view(8, 2).tolist() == [[i, i + 4] for i in range(4)] * 2
+    assert graph[0, 4] == pytest.approx(0.1 * math.exp(-0.01))

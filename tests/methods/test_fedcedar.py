@@ -454,8 +454,9 @@ def test_the_server_keeps_clusters_and_not_clients(roster):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"clusters": -1}, "clusters and steps must be zero or more, restarts at least 1; got clusters=-1"),
+        ({"clusters": -1}, "clusters, steps and neighbours must be zero or more, restarts at least 1; got clusters=-1"),
         ({"steps": -1}, "steps=-1"),
+        ({"neighbours": -1}, "neighbours=-1"),
         ({"restarts": 0}, "restarts=0"),
         ({"tau": 0.0}, "tau must be positive"),
         ({"floor": 1.5}, r"floor lie in \[0, 1\]; got tau=1.0, floor=1.5"),
@@ -477,3 +478,14 @@ def test_refuses(wrong, said):
 def test_refuses_a_head_that_is_not_there(roster):
     with pytest.raises(UsageError, match="no linear layer"):
         FedCedar(feature="head").start(roster(2, nn.Sequential(nn.Conv2d(1, 1, 1))))
+
+
+@pytest.mark.parametrize("similarity", ["relu", "shift", "softmax", "abs", "raw"])
+def test_neighbours_are_those_most_alike(similarity):
+    alike = torch.tensor([[1.0, 0.5, -0.2, 0.9], [0.5, 1, 0.3, 0.1], [-0.2, 0.3, 1, 0.4], [0.9, 0.1, 0.4, 1]])
+    whole = FedCedar(similarity=similarity).connect(alike)
+    assert torch.equal(FedCedar(similarity=similarity, neighbours=3).connect(alike), whole)
+    kept = torch.eye(4, dtype=torch.bool)
+    kept[[0, 1, 2, 3], [3, 0, 3, 0]] = True
+    expected = whole * kept
+    close(FedCedar(similarity=similarity, neighbours=1).connect(alike), expected / expected.sum(1, keepdim=True))

@@ -582,3 +582,42 @@ def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph)
     close(joined[others[:, None], others], 0.6 * learned, atol=1e-15)
     close(joined[:, [0, 3]], torch.full((5, 2), 0.2, dtype=float64), atol=1e-15)
     close(joined.sum(1), torch.ones(5, dtype=float64), atol=1e-15)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10_000))
+def test_few_neighbours_are_still_a_mean(roster, count, neighbours, seed):
+    known, attention, uploads = roster(count, size=5), network(seed=seed), random(count, 5, seed=seed + 3)
+    whole = slowly(attention, uploads)
+    server = ready(PFedGAT(neighbours=neighbours, heads=2, width=3), known, attention, uploads)
+    found = PFedGAT(neighbours=neighbours, heads=2, width=3).relation(known, server, known.everyone)
+    for i in range(count):
+        others = sorted((j for j in range(count) if j != i), key=lambda j, i=i: -float(whole[i, j]))[:neighbours]
+        kept = torch.zeros(count, dtype=float64)
+        kept[[i, *others]] = whole[i, [i, *others]]
+        close(found[i], kept / kept.sum())
+    close(server.theta, found @ uploads, atol=1e-12)
+    if neighbours >= count - 1:
+        close(found, whole, atol=1e-12)
+
+
+def test_a_pruned_graph_learns_through_what_it_keeps(roster):
+    known, attention, uploads = roster(4, size=5), network(), random(4, 5, seed=3)
+    method = PFedGAT(neighbours=2, heads=2, width=3, lr=0.1)
+    server = ready(method, known, attention, uploads)
+    uphill = random(4, 5, seed=7)
+    after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=8), uphill))
+    leaves = Attention(*(t.clone().requires_grad_() for t in attention))
+    rows = attend(leaves, uploads, 0.2)
+    kept = method.relation(known, server, known.everyone) > 0
+    assert (kept.sum(1) == 3).all()
+    rows = rows * kept / (rows * kept).sum(1, keepdim=True)
+    (rows * (uphill @ uploads.T)).sum().backward()
+    for before, leaf, now in zip(attention, leaves, after.network, strict=True):
+        close(now, before - 0.1 * leaf.grad, atol=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [{"neighbours": -1}, {"neighbours": 2, "graph": "logits"}])
+def test_neighbours_are_counted_and_of_attention(wrong):
+    with pytest.raises(UsageError, match="pfedgat: neighbours"):
+        PFedGAT(**wrong)

@@ -93,8 +93,9 @@ VARIANTS = {
         {"similarity": "raw", "centre": "geometric_median"},
         {"init": "warm", "memory": "last_seen"},
         {"distribution": "mean", "restarts": 2},
+        {"clusters": 0, "neighbours": 1},
     ],
-    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}],
+    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 1}],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
         {"feedback": "train", "sign": "paper"},
@@ -119,6 +120,7 @@ VARIANTS = {
         {"channel": "sketch", "sketch": 8},
         {"channel": "spsa", "probes": 2, "radius": 0.1},
         {"channel": "one-point", "balanced": False},
+        {"neighbours": 1},
     ],
 }
 CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]

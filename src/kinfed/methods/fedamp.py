@@ -7,8 +7,10 @@ import torch
 
 from ..client import towards
 from ..errors import UsageError
-from ..graph import gram, mix, put, take
+from ..graph import gram, mix, put, spread_lists, take
 from ..method import GraphMethod, Params
+from ..seeding import key
+from ..sketch import nearest, sketch_models
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class FedAMP(GraphMethod):
     sigma: float = 1.0  # squared distance over which attention fades
     pull: float = 1.0  # lambda in the paper
     begin: str = "own"  # local training starts from the client's "own" model or from the "mixed" one
+    neighbours: int = 0  # others that a client is drawn to, those nearest by sketch and then by distance; 0: all
 
     def __post_init__(self):
         if self.sigma <= 0 or self.alpha < 0 or self.pull < 0:
@@ -30,6 +33,8 @@ class FedAMP(GraphMethod):
                 "fedamp: sigma must be positive, alpha and pull zero or more; "
                 f"got sigma={self.sigma}, alpha={self.alpha}, pull={self.pull}"
             )
+        if self.neighbours < 0:
+            raise UsageError(f"fedamp: neighbours counts clients, 0 means all; got {self.neighbours}")
         if self.begin not in ("own", "mixed"):
             raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")
 
@@ -37,12 +42,15 @@ class FedAMP(GraphMethod):
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
-        rows = self._attend(roster, take(server.theta, cohort))
+        rows, near = self._attend(roster, take(server.theta, cohort))
+        if near is not None:
+            return spread_lists(rows, cohort[near], len(roster))
         return rows.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, rows)
 
     def send(self, roster, server, cohort):
         theta = take(server.theta, cohort)
-        return Params(mix(self._attend(roster, theta), theta, roster.layout))
+        rows, near = self._attend(roster, theta)
+        return Params(mix(rows, theta, roster.layout, near))
 
     def aggregate(self, roster, server, cohort, uploads):
         return Params(put(server.theta, cohort, uploads.theta))
@@ -54,14 +62,23 @@ class FedAMP(GraphMethod):
         return Params(theta), Params(theta)
 
     def _attend(self, roster, theta):
-        """[K, K] whom each of a cohort is drawn towards; theta: [K, d]."""
-        apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)
-        near = self.alpha / self.sigma * torch.exp(-apart / self.sigma)
-        keeps = 1 - near.fill_diagonal_(0).sum(1)  # a client keeps what it gives to no one
+        """[K, M] whom each of a cohort is drawn towards, and their places in it, [K, M]; None: all K in order.
+
+        theta: [K, d].
+        """
+        near, everyone = None, torch.arange(len(theta), device=theta.device)
+        if self.neighbours:
+            sketch = sketch_models(theta, key(roster.seed, "fedamp.sketch", device=theta.device), roster.layout)
+            near, apart = nearest(theta, sketch, everyone, self.neighbours, roster.layout)
+        else:
+            apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)
+        itself = everyone[:, None] == (everyone if near is None else near)
+        rows = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).masked_fill(itself, 0)
+        keeps = 1 - rows.sum(1)  # a client keeps what it gives to no one
         if (keeps < 0).any():
             warnings.warn(
                 f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "
                 f"alpha up to sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} keeps weights positive",
                 stacklevel=2,
             )
-        return near + torch.diag(keeps)
+        return torch.where(itself, keeps[:, None], rows), near

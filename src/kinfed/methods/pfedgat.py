@@ -10,7 +10,7 @@ from torch.func import vjp
 from ..attention import Network, Pairs, attend, draw_attention
 from ..errors import UsageError
 from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
-from ..graph import mix, project_simplex, put, take, weighted_mean
+from ..graph import mix, project_simplex, prune, put, take, weighted_mean
 from ..method import Method, Params, Tree
 from ..optimiser import SGD, Memory
 from ..seeding import key
@@ -80,6 +80,7 @@ class PFedGAT(Method):
     balanced: bool = True  # signs of a probe sum to zero, so that its weights still sum to one
     feedback: str = "val"  # which examples L_i is measured on; "test", as in the paper, leaks
     newcomer: str = "mean"  # where a client starts: the "mean" of the models of all who took part, or the "initial" one
+    neighbours: int = 0  # others that a client's mix keeps, those with most attention; 0: all
     memory: float = 1.0  # GiB that the network may take; a larger one is refused
     origin = "learned"
 
@@ -93,6 +94,11 @@ class PFedGAT(Method):
         for name in ("lr", "radius", "memory"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"pfedgat: {name} must be positive; got {getattr(self, name)}")
+        if self.neighbours < 0 or (self.neighbours and self.graph != "attention"):
+            raise UsageError(
+                "pfedgat: neighbours counts clients, 0 means all, and it needs graph='attention'; "
+                f"got {self.neighbours} and '{self.graph}'"
+            )
         if self.channel == "delta" and self.feedback != "train":
             raise UsageError(
                 "pfedgat: channel 'delta' reads the training loss off local training, so it needs feedback='train'; "
@@ -206,7 +212,11 @@ class PFedGAT(Method):
     def _weights(self, network, roster, server, cohort):
         """[K, K] the graph of the cohort."""
         if self.graph == "attention":
-            return attend(network, self._describe(roster, server, cohort), self.slope)
+            rows = attend(network, self._describe(roster, server, cohort), self.slope)
+            if not self.neighbours:
+                return rows
+            rows = prune(rows, self.neighbours)
+            return rows / rows.sum(1, keepdim=True)
         part = network.weights[cohort][:, cohort]
         if self.graph == "logits":
             return part.softmax(1)

@@ -11,7 +11,7 @@ from torch.func import grad
 
 from ..client import towards
 from ..errors import UsageError
-from ..graph import blank, gram, mix, project_simplex, put, take
+from ..graph import blank, gram, largest, mix, project_simplex, put, take
 from ..method import Method, Params
 from ..optimiser import SGD
 
@@ -274,7 +274,7 @@ class SFL(Method):
         scale = apart.median() if len(apart) else square.new_ones(())
         square = square / torch.where(scale > 0, scale, 1.0)  # 0: more than half of the models are equal
         alike = torch.exp(-square / 2)
-        linked = _largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
+        linked = largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
         linked &= seen | itself
         alike = _share(alike * linked)
         if self.structure == "similarity":
@@ -310,18 +310,10 @@ class SFL(Method):
             slopes = grad(lambda now: F.mse_loss(F.normalize(links(now)), goal))(values)
             values, memory = optimiser.step(values, slopes, memory)
         found = links(values) * seen
-        return found * _largest(found, self.neighbours)
+        return found * largest(found, self.neighbours)
 
 
 def _share(rows):
     """[N, N] the rows, each divided by its sum; a row of zeros stays."""
     total = rows.sum(1, keepdim=True)
     return rows / torch.where(total > 0, total, 1.0)
-
-
-def _largest(rows, count):
-    """[N, N] bool: the `count` largest of each row; of equals the first."""
-    count = min(count, rows.shape[1])
-    least = rows.topk(count, dim=1).values[:, -1:]
-    more, equal = rows > least, rows == least
-    return more | (equal & (equal.cumsum(1) <= count - more.sum(1, keepdim=True)))
