@@ -46,7 +46,7 @@ def test_a_reference_learns_what_only_neighbours_know(name):
 
 
 def test_training_and_tests_use_the_very_windows_of_the_clients():
-    federation = relay(holes=0.3, horizon=2)
+    federation = relay(holes=0.4, past=2, horizon=2)  # some windows know nothing before their middle
     series = _Series(federation, torch.device("cpu"))
     for split, clients in federation.rows.items():
         x, y = series.at(split, series.steps(split))

@@ -131,6 +131,17 @@ def test_the_scale_is_learned_from_training_windows_alone():
     assert federation.task.deviation == pytest.approx(np.arange(34).std())
 
 
+def test_a_stride_changes_neither_cuts_nor_what_a_share_must_hold():
+    every, few = (dealt(counting(200, 2, past=6, horizon=6, stride=s), Split(0.2, 0.1)) for s in (1, 8))
+    # Windows begin at 0, 8, ..., 184: tests at 152 or later, validation at 136 or later, training ends before 136.
+    assert [len(few.rows[s][0]) for s in few.rows] == [16, 1, 5]
+    assert max(few.rows["train"][0].tolist()) + 12 <= min(few.rows["validation"][0].tolist())
+    assert max(few.rows["validation"][0].tolist()) + 12 <= min(few.rows["test"][0].tolist())
+    with pytest.raises(UsageError, match="the validation share covers 9 steps, but a window needs 12"):
+        dealt(counting(200, 2, past=6, horizon=6), Split(0.2, 0.05))
+    assert len(every) == len(few)
+
+
 def test_split_at_random_as_some_papers_do_is_told():
     data = counting(60, 2, past=2, horizon=2)
     assert dealt(data).caution == ""

@@ -104,13 +104,13 @@ class Split:
         steps = dataset.time[torch.cat(list(owned))].unique()
         test = len(steps) - max(1, round(self.test * len(steps)))
         validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
-        for share, count in (("training", max(validation, 0)), ("validation", test - validation)):
-            if count < dataset.span and (share == "training" or self.validation):
+        first, second = steps[max(validation, 0)], steps[test]
+        for share, length in (("training", int(first - steps[0])), ("validation", int(second - first))):
+            if length < dataset.span and (share == "training" or self.validation):
                 raise UsageError(
-                    f"split: the {share} share covers {count} steps, but a window needs {dataset.span}; "
+                    f"split: the {share} share covers {length} steps, but a window needs {dataset.span}; "
                     "change the shares, or take shorter windows"
                 )
-        first, second = steps[validation], steps[test]
         found = []
         for rows, draw in zip(owned, draws, strict=True):
             if self.examples:

@@ -81,9 +81,10 @@ def test_speeds_get_dcrnns_graph_and_keep_their_gaps(publish, tmp_path):
     assert held["values"][:2].tolist() == [[60.5, 0, 0], [61.5, 1, 7]]
     assert held["minutes_from_start"].tolist() == [0, 5, 10, 15, 80]
     assert str(held["start"]) == "2012-03-01T00:00"
-    # The distances listed between these are 0, 3000, 0 and 0: their deviation is 1299.
+    # The distances listed between these detectors are 0, 1000, 0, 3000 and 0; the last link is too weak to keep.
     expected = np.eye(3)
-    expected[0, 1] = weight if (weight := np.exp(-((3000 / np.std([0, 3000, 0, 0])) ** 2))) >= 0.1 else 0
+    expected[0, 1] = np.exp(-((1000 / np.std([0, 1000, 0, 3000, 0])) ** 2))
+    assert np.exp(-((3000 / np.std([0, 1000, 0, 3000, 0])) ** 2)) < 0.1 < expected[0, 1]
     np.testing.assert_allclose(held["adjacency"], expected, atol=1e-6)
     publish("pems_bay")
     np.testing.assert_array_equal(load(obtain("pems_bay", tmp_path).path)["adjacency"], held["adjacency"])
