@@ -136,3 +136,19 @@ def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
     other = {"loop": "vmap", "vmap": "loop"}[asked["executor"]]
     assert run(folder=tmp_path, executor=other).executor == other  # asked for is asked for
+
+
+@pytest.mark.parametrize(("free", "expected"), [(6000, 30), (5000, 25), (100, 20), (10**6, 40)])
+def test_a_chunk_takes_half_of_a_gpus_free_memory(free, expected, monkeypatch):
+    used = iter([700, 700])  # before the step, and when it is over
+    for name, answer in {
+        "reset_peak_memory_stats": lambda: None,
+        "memory_allocated": lambda: next(used),
+        "max_memory_allocated": lambda: 800,  # a client takes 100
+        "memory_reserved": lambda: 900,
+        "mem_get_info": lambda: (free - 200, 0),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, answer)
+    fleet = Simulation(federation(40, 10), Model(dense()), FedAvg(), TRAINING, executor="loop")
+    assert choosing.chunk_that_fits(fleet.clients, fleet.model, TRAINING) == expected
+    assert fleet.how["chunk"] == 20

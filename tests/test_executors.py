@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 import torch
@@ -149,9 +150,30 @@ def test_out_of_memory_halves_the_chunk_until_it_fits(limit, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
     assert tried[0] == 6
     assert sum(k for k in tried if k <= limit) == 7
+    assert sum(k > limit for k in tried) <= 3  # 6, 3 and 2 at worst: what did not fit is not tried again
     again = len(tried)
     fleets[1].train(1, cohort, sent)
     assert max(tried[again:]) <= limit  # it is remembered
+
+
+def test_what_did_not_fit_is_let_go_before_less_is_tried(monkeypatch):
+    fleet = simulation(executor="vmap", chunk=6)
+    cohort = torch.arange(7)
+    sent = FedAvg().send(fleet.roster(), FedAvg().start(fleet.roster()), cohort)
+    held = []
+    real = FedAvg.train
+
+    def train(self, client, state, received):
+        assert not any(kept() is not None for kept in held)
+        if len(client._sizes) > 2:
+            large = nn.Identity()  # stands for the tensors of a step
+            held.append(weakref.ref(large))
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(self, client, state, received)
+
+    monkeypatch.setattr(FedAvg, "train", train)
+    fleet.train(0, cohort, sent)
+    assert held
 
 
 def test_memory_too_small_for_one_client_is_said(monkeypatch):

@@ -131,3 +131,20 @@ def suits_onednn(model: Model, training: Training) -> bool:
         return False
     with threads(1):
         return probe((batch, inner, out)).verdict
+
+
+def chunk_that_fits(clients: Clients, model: Model, training: Training) -> int:
+    """How many clients' training half of a GPU's free memory holds, by what a step of the largest takes; 20 at least.
+
+    What does not fit after all is halved by the executor.
+    """
+    if _problem_with_vmap(clients, model):
+        return 20
+    sizes = clients.sizes["train"]
+    largest = torch.tensor([sizes.index(max(sizes))], device=model.theta.device)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    Batched(1)(clients, model, training, 0, largest, lambda client, t: client.descend(t, steps=1), model.theta[None])
+    each = torch.cuda.max_memory_allocated() - before
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return max(20, min(len(clients), free // 2 // max(each, 1)))

@@ -137,6 +137,11 @@ class Batched:
         found = Gathered(len(ids))
 
         def run(model: Model, places: Tensor, halt: threading.Event | None = None) -> None:
+            if len(places) > self.chunk or not fits(model, places):
+                for part in places.split(self.chunk):
+                    run(model, part)
+
+        def fits(model: Model, places: Tensor) -> bool:
             tag, rows, sizes = clients.several(ids[places])
 
             def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
@@ -165,8 +170,8 @@ class Batched:
                         f"{clients.names[int(ids[places])]}; use a smaller batch or --device cpu"
                     ) from problem
                 self.chunk = len(places) // 2
-                for part in places.split(self.chunk):
-                    run(model, part)
+                return False  # tried again elsewhere: while the exception is held, so is the memory
+            return True
 
         order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
         order = order.to(ids.device)

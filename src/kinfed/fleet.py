@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .choosing import Candidate, candidates, choose, suits_onednn
+from .choosing import Candidate, candidates, choose, chunk_that_fits, suits_onednn
 from .client import Pool, Training
 from .errors import RunError, UsageError
 from .evaluation import Evaluation as Evaluation
@@ -48,8 +48,9 @@ class Simulation:
     `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
     for small dense models, and for a GPU. `fused` does so on `workers` threads and trains with plain SGD without
-    autograd, if the model has such a form (`kinfed.fused`): fastest for dense and recurrent models. `auto` picks one, by
-    measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`.
+    autograd, if the model has such a form (`kinfed.fused`): fastest for dense and recurrent models. `auto` picks one,
+    by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without a
+    `chunk` it is 20 on a CPU, and on a GPU as many clients as half of its free memory holds.
 
     `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
     `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all
@@ -66,7 +67,7 @@ class Simulation:
         seed: int = 0,
         executor: str = "auto",
         workers: int | None = None,
-        chunk: int = 20,
+        chunk: int | None = None,
         onednn: bool | None = None,
         precision: str = "float32",
         device: torch.device | str = "cpu",
@@ -76,7 +77,7 @@ class Simulation:
     ) -> None:
         if workers is not None and workers < 1:
             raise UsageError(f"workers counts threads, so it must be at least 1; got {workers}")
-        if chunk < 1:
+        if chunk is not None and chunk < 1:
             raise UsageError(f"chunk counts clients, so it must be at least 1; got {chunk}")
         self.device = torch.device(device)
         federation = federation.to(self.device)
@@ -95,6 +96,8 @@ class Simulation:
             seed,
         )
         workers = workers or torch.get_num_threads()
+        if chunk is None:
+            chunk = chunk_that_fits(self.clients, self.model, training) if self.device.type == "cuda" else 20
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
         known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
         if executor != "loop":
