@@ -245,6 +245,7 @@ def measure(name, load, loaded):
     known = candidates(auto.clients, auto.model, auto.training, torch.get_num_threads(), 20)
     hows = {c.run.name: {"executor": c.run.name} for c in known if not (c.problem or (c.slow and "W1" in name))}
     hows |= {"loop, one worker": {"executor": "loop", "workers": 1}}
+    hows |= {"loop, bf16": {"executor": "loop", "precision": "bf16"}}
     programs = {"plain": plain(load, module, data)}
     programs |= {n: federated(load, data, simulation(load, module, data, **how)) for n, how in hows.items()}
     single = simulation(load, module, data, executor="loop", workers=1)

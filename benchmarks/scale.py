@@ -1,0 +1,111 @@
+"""Rounds with 1,000 to 100,000 clients: seconds and memory: python benchmarks/scale.py
+
+A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
+its own, so that its peak of resident memory is its own. Only training rounds: an evaluation of everybody has to look at
+everybody. Private states in files take 25 GB of disk while it runs. Writes docs/results/scale.md. `--most 1000` stops
+at so many clients and writes nothing.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from kinfed import SGD, Federation, Training
+from kinfed.engine import sample
+from kinfed.fleet import Simulation
+from kinfed.methods import METHODS
+from kinfed.model import Model
+from kinfed.models import MODELS
+from kinfed.tasks import Classification
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
+CLIENTS = (1_000, 10_000, 100_000)
+COHORTS = (100, 1_000)
+METHODS_TRIED = ("fedavg", "fedavg-ft", "fedrep", "local")  # the last two have private states
+POOL, EACH, ROUNDS = 2_000, 16, 5
+
+
+def federation(clients):
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(POOL, 3, 32, 32, generator=draw)
+    y = torch.randint(10, (POOL,), generator=draw)
+    y[:10] = torch.arange(10)
+    owned = torch.randint(POOL, (clients, EACH + 1), generator=draw)
+    owned[0, :10] = torch.arange(10)
+    rows = {"train": list(owned[:, :EACH]), "validation": list(owned[:, :0]), "test": list(owned[:, :1])}
+    return Federation(x, y, rows, Classification(10))
+
+
+def memory():
+    """MB of resident memory: now, and at its peak."""
+    now = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(now.split()[1]) / 1e3, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+
+
+def case(name, clients, cohort):
+    """Seconds of a round, and MB before the first round and at the peak of all."""
+    torch.manual_seed(0)
+    model, training = Model(MODELS["cnn"]((3, 32, 32), 10)), Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
+    method = METHODS[name]()
+    fleet = Simulation(federation(clients), model, method, training)
+    roster = fleet.roster()
+    server, _ = method.start(roster), fleet.states
+    before, seconds = memory()[0], []
+    for round in range(ROUNDS):
+        begun = time.perf_counter()
+        roster = replace(roster, round=round)
+        chosen = sample(roster, cohort / clients)
+        _, uploads = fleet.train(round, chosen, method.send(roster, server, chosen))
+        server = method.aggregate(roster, server, chosen, uploads)
+        seconds.append(time.perf_counter() - begun)
+    return {"seconds": statistics.median(seconds), "before": before, "peak": memory()[1]}
+
+
+def main():
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--case", nargs=3)
+    asked.add_argument("--most", type=int, default=CLIENTS[-1])
+    asked = asked.parse_args()
+    if asked.case:
+        name, clients, cohort = asked.case
+        print(json.dumps(case(name, int(clients), int(cohort))))
+        return
+    lines = []
+    for name in METHODS_TRIED:
+        for cohort in COHORTS:
+            for clients in (n for n in CLIENTS if n <= asked.most):
+                command = [sys.executable, __file__, "--case", name, str(clients), str(cohort)]
+                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+                found = json.loads(done.stdout)
+                lines.append(
+                    f"| {name} | {cohort:,} | {clients:,} | {found['seconds']:.2f} "
+                    f"| {found['before']:.0f} | {found['peak'] - found['before']:.0f} |"
+                )
+                print(lines[-1], flush=True)
+    if asked.most < CLIENTS[-1]:
+        return
+    page = f"""# Rounds with many clients
+
+Written by `python benchmarks/scale.py`: training rounds of clients with {EACH} examples each and a model of 62,006
+parameters, the median of {ROUNDS}. Every case has a process of its own. Memory is what was resident: before the first
+round, which holds the examples and what is known of every client, and what the rounds added to it at their peak.
+
+PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads.
+
+| method | cohort | clients | seconds a round | MB before | MB more in rounds |
+| --- | --- | --- | --- | --- | --- |
+"""
+    PAGE.write_text(page + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
