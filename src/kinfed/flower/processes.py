@@ -1,5 +1,6 @@
 """Processes: the SuperLink, a SuperNode and a run, started, watched and ended by Flower's own programs."""
 
+import ctypes
 import fcntl
 import ipaddress
 import json
@@ -242,7 +243,12 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
     with log.open("a") as written, log.open() as file:
         file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
-            command, env=_environment(home), stdout=written, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=_environment(home),
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
         )
         try:
             while True:
@@ -277,6 +283,12 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
             signal.signal(signal.SIGTERM, before)
             _end(process.pid)
     raise RunError(f"the node of {client} ended: {failed or f'exit code {process.returncode}'}; see {log}")
+
+
+def _die_with_parent() -> None:
+    """On Linux: be killed when the program that started this one is, lest two nodes serve one client."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def _interrupt(number: int, frame: object) -> None:
