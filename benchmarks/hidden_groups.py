@@ -143,7 +143,7 @@ def main():
         "",
         f"Written by `python benchmarks/hidden_groups.py {name}`; settings are those of",
         f"`src/kinfed/experiments/{name}.toml`, chosen on validation data of other seeds by",
-        f"`python benchmarks/tune_hidden_groups.py {name}`.",
+        f"`python benchmarks/tune_hidden_groups.py {name.replace('cifar10-groups', 'rotated-mnist')}`.",
         "",
         f"PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} threads, {platform.processor() or platform.machine()}.",
