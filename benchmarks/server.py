@@ -1,0 +1,290 @@
+"""Time what a server does in a round, and the products it is made of: python benchmarks/server.py
+
+Each is timed beside its floor: the tables it has to read and write at the speed at which this machine copies, or its
+multiplications at the speed of a square product, whichever takes longer. Before and after every repetition a fixed
+product is timed on all threads; repetitions beside which it took a fifth longer than at its best were disturbed by
+other work and are dropped, and a machine that never gets quiet ends in an error. Writes docs/results/server.md.
+
+`--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size.
+"""
+
+import argparse
+import platform
+import statistics
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kinfed import Training
+from kinfed.clustering import distances, kmeans
+from kinfed.federation import Graph
+from kinfed.gemm import probe
+from kinfed.graph import blank, gram, inner_by_layer, mix, weighted_mean
+from kinfed.method import Params, Roster
+from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
+from kinfed.model import Model
+from kinfed.models import MODELS
+from kinfed.seeding import key, tags
+from kinfed.sketch import nearest, sketch_models
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "server.md"
+QUIET = 1.2  # times the best time of the fixed product
+WANTED, MOST, SPENT = 5, 40, 2.0  # undisturbed repetitions, repetitions tried, seconds after which three are enough
+MODULES = {
+    62_006: lambda: MODELS["cnn"]((3, 32, 32), 10),
+    593_210: lambda: MODELS["mlp"]((784,), 10, hidden=(600, 200)),
+    878_922: lambda: MODELS["cnn-bn"]((3, 32, 32), 10),
+    11_191_242: lambda: MODELS["resnet18"]((3, 32, 32), 10),
+}
+WORK, ROOM = 1.5e11, 1.0e9  # operations in one product of all pairs, and bytes in one table, at most
+CASES = [(n, d) for n in (20, 100, 325, 1000) for d in MODULES if 2 * n * n * d < WORK and 4 * n * d < ROOM]
+
+
+class Clock:
+    """Times things beside a fixed product, and knows which times to believe."""
+
+    def __init__(self, loaded):
+        self.loaded, self.square = loaded, torch.randn(640, 640)
+        self.best = min(self.beat() for _ in range(30))
+
+    def beat(self):
+        begun = time.perf_counter()
+        torch.mm(self.square, self.square)
+        return time.perf_counter() - begun
+
+    def time(self, run):
+        """Median seconds of undisturbed repetitions, after one to warm up."""
+        run()
+        kept, begun, before = [], time.perf_counter(), self.beat()
+        for _ in range(MOST):
+            start = time.perf_counter()
+            run()
+            taken, after = time.perf_counter() - start, self.beat()
+            self.best = min(self.best, before, after)
+            if self.loaded or max(before, after) < QUIET * self.best:
+                kept.append(taken)
+            before = after
+            if len(kept) >= WANTED or (len(kept) >= 3 and time.perf_counter() - begun > SPENT):
+                return statistics.median(kept)
+        sys.exit("other work disturbs the measurement; run it again on a quiet machine, or with --loaded for a look")
+
+
+def rates(clock):
+    """Operations a second in square products: float32, the faster of both libraries, and float64."""
+    setting, found = getattr(torch.backends.mkldnn, "matmul", None), {}
+    for dtype in (torch.float32, torch.float64):
+        a, out = torch.randn(1024, 1024, dtype=dtype), torch.empty(1024, 1024, dtype=dtype)
+        times = [clock.time(lambda a=a, out=out: torch.mm(a, a, out=out))]
+        if setting and dtype == torch.float32 and not probe().amx:
+            before, setting.fp32_precision = setting.fp32_precision, "bf16"
+            times.append(clock.time(lambda a=a, out=out: torch.mm(a, a, out=out)))
+            setting.fp32_precision = before
+        found[dtype] = 2 * 1024**3 / min(times)
+    return found
+
+
+def filled(count, d, seed):
+    """[count, d] numbers that are cheap to make; no two rows are alike."""
+    draw = torch.Generator().manual_seed(seed)
+    few = torch.randn(count, 4096, generator=draw)
+    return few.repeat(1, -(-d // 4096))[:, :d].contiguous()
+
+
+def roster(count, module, graph=None):
+    model = Model(module)
+    sizes, names = torch.full((count,), 100), tags([str(i) for i in range(count)])
+    return Roster(model.theta, model.layout, sizes, Training(), 0, names, graph)
+
+
+def step(method, known, upload):
+    """A function that does one aggregation and the sending after it, of a round in which all took part before."""
+    everyone = known.everyone
+    server = method.aggregate(known, method.start(known), everyone, upload)
+    known = replace(known, round=1)
+
+    def run():
+        method.send(known, method.aggregate(known, server, everyone, upload), everyone)
+
+    return run
+
+
+def products(clock, known, theta, floor):
+    """Name, seconds and floor of the products that server steps are made of."""
+    count, layout = len(known), known.layout
+    weights, cut = torch.rand(count, count), torch.rand(len(layout.layers), count, count)
+    lots = torch.rand(1, 5, count, dtype=torch.float64).clamp(min=1e-9)
+    learned = [layer.trainable for layer in layout.layers]
+    yield "mean", clock.time(lambda: weighted_mean(theta, known.sizes)), floor(1)
+    yield "mixing", clock.time(lambda: mix(weights, theta, layout)), floor(2, 1)
+    yield "mixing by layer", clock.time(lambda: mix(cut, theta, layout)), floor(2, 1)
+    yield "inner products", clock.time(lambda: inner_by_layer(theta, theta, layout)), floor(1, 1)
+    yield "distances", clock.time(lambda: gram(theta[:, at] for at in learned).distances), floor(1, 1)
+    if count >= 100:
+        apart = distances(gram(theta, torch.float64))
+        yield "k-means", clock.time(lambda: kmeans(apart, 5, lots)), float("nan")
+
+
+def steps(clock, known, theta, floor):
+    """Name, seconds and floor of whole server steps: aggregate, then send to everyone."""
+    links = replace(known, graph=Graph((torch.rand(len(known), len(known)) < 0.1).float(), "given"))
+    slope = filled(len(known), theta.shape[1], 3)
+    half = floor(1, 1)  # all inner products of two tables
+    yield "fedavg", clock.time(step(FedAvg(), known, Params(theta))), floor(1)
+    yield "sfl", clock.time(step(SFL(), links, Params(theta))), floor(2, 1)
+    yield "fedamp", clock.time(step(FedAMP(sigma=1e9), known, Params(theta))), half + floor(2, 1)
+    cedar = FedCedar(feature="centred", similarity="softmax")
+    yield "fedcedar", clock.time(step(cedar, known, Params(theta))), floor(1, 1, torch.float64) + floor(2)
+    gat = PFedGAT(graph="projected")
+    yield "pfedgat", clock.time(step(gat, known, pfedgat.Upload(theta, slope))), half + floor(2, 1)
+    aghn = FedAGHN()
+    yield "fedaghn", clock.time(step(aghn, known, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)
+
+
+def measure(clock, rate, count, d):
+    """Rows of the two tables: what, milliseconds, times its floor."""
+    known, theta = roster(count, MODULES[d]()), filled(count, d, 0)
+    other = blank(count, theta)
+    copy = clock.time(lambda: other.copy_(theta))  # one table read and one written
+
+    def floor(tables, pairs=0, dtype=torch.float32):
+        """Seconds to read or write so many tables, or for so many products of all pairs of clients."""
+        return max(tables * copy / 2, pairs * 2 * count**2 * d / rate[dtype])
+
+    found = [{}, {}]
+    for cells, part in zip(found, (products, steps), strict=True):
+        for name, seconds, least in part(clock, known, theta, floor):
+            ratio = "" if least != least else f" ({seconds / least:.2f})"
+            cells[name] = f"{shown(seconds)}{ratio}"
+    return *found, 8 * count * d / copy / 1e9
+
+
+def many(clock):
+    """Lines about rounds of many clients, cohort 100, in which everyone or a few are looked at."""
+    lines, module = [], nn.Linear(784, 10)
+    for count in (1000, 10_000):
+        known, cohort, row = roster(count, module), torch.arange(0, count, count // 100), []
+        upload = filled(100, known.layout.size, 1)
+        for neighbours in (0, 30):
+            method = FedAGHN(neighbours=neighbours)
+            everyone = fedaghn.Upload(filled(count, known.layout.size, 2), filled(count, known.layout.size, 3))
+            server = method.aggregate(known, method.start(known), known.everyone, everyone)
+            del everyone
+
+            def run(method=method, known=known, server=server, cohort=cohort, upload=upload):
+                method.send(known, server, cohort)
+                method.aggregate(known, server, cohort, fedaghn.Upload(upload, upload))
+
+            row.append(shown(clock.time(run)))
+        lines.append(f"| {count:,} | {known.layout.size:,} | {row[0]} | {row[1]} |")
+    return lines
+
+
+def recall():
+    """Share of the 30 nearest models that sketches lead to: 2,000 models in families of 40, noise between members."""
+    lines, known = [], roster(2000, nn.Linear(784, 10))
+    d, draw = known.layout.size, torch.Generator().manual_seed(0)
+    for noise in (0.5, 1.0, 2.0):
+        theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
+        sketch = sketch_models(theta, key(0, "recall"), known.layout)
+        near, _ = nearest(theta, sketch, known.everyone, 30, known.layout)
+        true = gram(theta).distances.fill_diagonal_(torch.inf).topk(30, largest=False).indices
+        family = (near[:, 1:] % 50 == (known.everyone % 50)[:, None]).double().mean()
+        kept = (near[:, 1:, None] == true[:, None]).any(2).double().mean()
+        lines.append(f"| {noise:g} | {100 * kept:.0f} | {100 * family:.0f} |")
+    return lines
+
+
+def shown(seconds):
+    """Milliseconds with three digits."""
+    return f"{1000 * seconds:.3g}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def table(rows):
+    names = list(dict.fromkeys(name for _, _, cells in rows for name in cells))
+    head = ["N", "d", *names]
+    lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
+    lines += [f"| {n} | {d:,} | {' | '.join(cells.get(name, '') for name in names)} |" for n, d, cells in rows]
+    return lines
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    asked.add_argument("--loaded", action="store_true", help="keep disturbed repetitions, write nothing")
+    asked.add_argument("--only", metavar="NxD", help="one size, such as 20x62006; writes nothing")
+    given = asked.parse_args()
+    cases = [case for case in CASES if given.only in (None, "{}x{}".format(*case))]
+    if not cases:
+        sys.exit(f"--only {given.only}: the sizes are {', '.join('{}x{}'.format(*case) for case in CASES)}")
+    clock = Clock(given.loaded)
+    rate, both, speeds = rates(clock), ([], []), []
+    for count, d in cases:
+        *cells, speed = measure(clock, rate, count, d)
+        speeds.append(speed)
+        for rows, row in zip(both, cells, strict=True):
+            rows.append((count, d, row))
+            print(f"{count} x {d:,}:", ", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+    if given.loaded or given.only:
+        return
+    threads = torch.get_num_threads()
+    said = [probe(p).reason for p in ((20, 20, 878_922), (100, 100, 593_210), (1000, 1000, 62_006))]
+    single, double = (rate[dtype] / 1e9 for dtype in (torch.float32, torch.float64))
+    PAGE.write_text(
+        "\n".join(
+            [
+                "# What the server costs",
+                "",
+                "Written by `python benchmarks/server.py`. Milliseconds, medians of undisturbed repetitions, and in",
+                "brackets how many times the floor that is: the tables that must be read and written, at the speed at",
+                "which a table of this size is copied, or the multiplications at the speed of a square product,",
+                "whichever takes longer. Products of a table with itself do half the multiplications and may be below",
+                "1. New memory counts in the measurement and not in the floor.",
+                "",
+                f"PyTorch {torch.__version__}, Python {platform.python_version()}, {threads} threads,",
+                f"{platform.processor() or platform.machine()}. Square products: {single:.0f} Gflop/s in float32,",
+                f"{double:.0f} in float64. Copies: {min(speeds):.0f} to {max(speeds):.0f} GB/s, read and written, the",
+                "fastest of tables that stay in the cache. What the probe says:",
+                "",
+                *(f"- {reason}." for reason in said),
+                "",
+                "## Products",
+                "",
+                "N models of d numbers. `distances` are what FedAMP and clustering look at; `k-means` is one run with",
+                "5 centres, from distances that are known.",
+                "",
+                *table(both[0]),
+                "",
+                "## Whole steps",
+                "",
+                "`aggregate` and the `send` after it, every client in the cohort. The floor of a method counts each",
+                "product that its equations need once: mixing for SFL, and also the distances (FedAMP, in float64 for",
+                "FedCedar), the table of feedback (pFedGAT without attention, FedAGHN) and the cosines (FedAGHN).",
+                "",
+                *table(both[1]),
+                "",
+                "## Many clients",
+                "",
+                "FedAGHN, a cohort of 100 of N clients, milliseconds of `send` and `aggregate`: each client looks at",
+                "everyone, or at `neighbours=30` others that sketches name.",
+                "",
+                "| N | d | everyone | 30 neighbours |",
+                "| --- | --- | --- | --- |",
+                *many(clock),
+                "",
+                "How many of the 30 nearest models the sketches lead to, of 2,000 in families of 40 whose members",
+                "differ by so many times what families do, and how many of those found are of the family, in %:",
+                "",
+                "| noise | of the nearest | of the family |",
+                "| --- | --- | --- |",
+                *recall(),
+                "",
+            ]
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
