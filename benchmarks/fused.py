@@ -1,0 +1,236 @@
+"""Time local training in fused form against a plain PyTorch loop and other executors: python benchmarks/fused.py
+
+What is timed is the training half of a round, nothing else. Programs take turns, and those beside which something else
+ran on the machine are dropped, see `Clock` in engine.py. Writes docs/results/fused.md.
+
+`--loaded` keeps disturbed turns and writes nothing; `--only W2` runs one workload; `--jax PYTHON` names an interpreter
+that has JAX, which then takes its turns on the recurrent workloads that fused_jax.py can do.
+"""
+
+import argparse
+import copy
+import platform
+import subprocess
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from engine import Clock, mlp, on_one_thread, processor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kinfed import SGD, Federation, Training
+from kinfed.executors import threads
+from kinfed.fleet import Simulation
+from kinfed.methods import FedAvg
+from kinfed.model import Model
+from kinfed.models import MODELS
+from kinfed.tasks import Classification, Regression
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "fused.md"
+LR = 0.01
+
+
+@dataclass(frozen=True)
+class Workload:
+    module: object
+    shape: tuple
+    outputs: int
+    clients: int
+    examples: int
+    batch: int
+    epochs: int = 1
+    series: bool = False
+    jax: bool = False
+    vmap: bool = True
+
+
+WORKLOADS = {
+    "W2: MLP 784-200-200-10": Workload(mlp(200, 200), (1, 28, 28), 10, 30, 16, 16, 5),
+    "MLP 784-200-200-10, more examples": Workload(mlp(200, 200), (1, 28, 28), 10, 20, 160, 16, 2),
+    "MLP 784-200-200-10, batch 64": Workload(mlp(200, 200), (1, 28, 28), 10, 12, 512, 64),
+    "MLP 64-64-10": Workload(mlp(64), (64,), 10, 20, 54, 8, 2),
+    "RNN of width 64": Workload(MODELS["rnn"], (12, 2), 12, 20, 640, 64, series=True),
+    "W3: GRU, 5 clients": Workload(MODELS["gru"], (12, 2), 12, 5, 3200, 64, series=True, jax=True),
+    "W3: GRU, 67 clients": Workload(MODELS["gru"], (12, 2), 12, 67, 640, 64, series=True, jax=True, vmap=False),
+}
+
+
+def federation(load, kind=torch.float32):
+    draw = torch.Generator().manual_seed(0)
+    n = load.clients * (load.examples + 1)
+    x = torch.rand(n, *load.shape, generator=draw) if load.series else torch.randn(n, *load.shape, generator=draw)
+    y = torch.randn(n, load.outputs, generator=draw).to(kind) if load.series else torch.arange(n) % load.outputs
+    owned = torch.arange(n).split(load.examples + 1)
+    rows = {"train": [o[1:] for o in owned], "validation": [o[:0] for o in owned], "test": [o[:1] for o in owned]}
+    return Federation(x.to(kind), y, rows, Regression() if load.series else Classification(load.outputs))
+
+
+def plain(load, module, data):
+    """Client by client, as anyone would write it."""
+    initial = copy.deepcopy(module.state_dict())
+    loss = F.mse_loss if load.series else F.cross_entropy
+
+    def run():
+        for rows in data.rows["train"]:
+            module.load_state_dict(initial)
+            optimiser = torch.optim.SGD(module.parameters(), lr=LR)
+            for _ in range(load.epochs):
+                for part in rows[torch.randperm(len(rows))].split(load.batch):
+                    optimiser.zero_grad()
+                    loss(module(data.x[part]), data.y[part]).backward()
+                    optimiser.step()
+
+    return run
+
+
+def trained(load, module, data, **how):
+    """The same by a fleet."""
+    training = Training(epochs=load.epochs, batch=load.batch, optimiser=SGD(lr=LR))
+    fleet = Simulation(data, Model(copy.deepcopy(module).to(data.x.dtype)), FedAvg(), training, **how)
+    roster = fleet.roster()
+    sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
+    return fleet, lambda: fleet.train(0, roster.everyone, sent)[1].theta
+
+
+def error(load, module, how):
+    """How far a client's update is from float64's, relative to its length: the median over at most five clients."""
+    few = Workload(**(vars(load) | {"clients": min(load.clients, 5), "examples": min(load.examples, 320)}))
+    fleet, run = trained(few, module, federation(few, torch.float64), executor="loop")
+    exact = run() - fleet.model.theta
+    fleet, run = trained(few, module, federation(few), **how)
+    return float((((run() - fleet.model.theta).double() - exact).norm(dim=1) / exact.norm(dim=1)).median())
+
+
+class Shares(TorchDispatchMode):
+    """Sums the seconds of operations by what they do: products, arithmetic, and moving numbers about."""
+
+    PRODUCTS, MOVES = ("mm", "bmm", "addmm", "baddbmm"), ("copy", "clone", "index", "cat", "fill", "zero", "scatter")
+
+    def __init__(self):
+        super().__init__()
+        self.seconds, self.flops = defaultdict(float), 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        begun = time.perf_counter()
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.strip("_")
+        kind = "products" if name in self.PRODUCTS else "moves" if name.startswith(self.MOVES) else "arithmetic"
+        self.seconds[kind] += time.perf_counter() - begun
+        if kind == "products":
+            left, right = args[-2:]
+            self.flops += 2 * left.numel() * right.shape[-1]
+        return out
+
+
+def shares(run):
+    """Where one worker's time goes, and what its products would take at the rate of a large one."""
+    matrix, seconds, rate = torch.randn(1024, 1024), defaultdict(lambda: float("inf")), 0.0
+    for _ in range(5):
+        begun = time.perf_counter()
+        run()
+        seconds["all"] = min(seconds["all"], time.perf_counter() - begun)
+        with Shares() as seen:
+            run()
+        for kind, s in seen.seconds.items():
+            seconds[kind] = min(seconds[kind], s)
+        begun = time.perf_counter()
+        torch.mm(matrix, matrix)
+        rate = max(rate, 2 * 1024**3 / (time.perf_counter() - begun))
+    whole = seconds.pop("all")
+    seconds["between operations"] = max(0.0, whole - sum(seconds.values()))
+    said = ", ".join(f"{100 * s / whole:.0f} % {kind}" for kind, s in seconds.items())
+    return (
+        f"Of one worker's time: {said}. A large product runs at {rate / 1e9:.0f} GFLOP/s on one thread; at that rate "
+        f"the products alone would take {100 * seen.flops / rate / whole:.0f} % of it."
+    )
+
+
+def jax(python, load):
+    """A program of JAX that trains as many clients for as many steps each time it is told to."""
+    worker = subprocess.Popen(
+        [python, str(Path(__file__).with_name("fused_jax.py")), str(load.clients), str(load.examples // load.batch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+    def run():
+        worker.stdin.write("go\n")
+        worker.stdin.flush()
+        if worker.stdout.readline() != "done\n":
+            raise SystemExit("the JAX program has ended")
+
+    return worker, run
+
+
+def measure(name, load, asked):
+    """The lines of one workload."""
+    torch.manual_seed(0)
+    module, data = load.module(load.shape, load.outputs), federation(load)
+    hows = {"loop": {"executor": "loop"}, "fused, one worker": {"executor": "fused", "workers": 1}}
+    hows |= {"fused": {"executor": "fused"}}
+    if load.vmap:
+        hows |= {"vmap": {"executor": "vmap"}}
+    programs = {"plain": plain(load, copy.deepcopy(module), data)}
+    programs |= {n: trained(load, module, data, **how)[1] for n, how in hows.items()}
+    programs["plain, one thread"] = on_one_thread(programs["plain"])
+    worker = None
+    if asked.jax and load.jax:
+        worker, programs["JAX"] = jax(asked.jax, load)
+    clock = Clock(programs, asked.loaded)
+    clock.run()
+    if worker:
+        worker.terminate()
+    base = min(("plain", "plain, one thread"), key=clock.seconds)
+    steps = load.clients * load.epochs * -(-load.examples // load.batch)
+    parameters = sum(p.numel() for p in module.parameters())
+    lines = [
+        f"## {name}",
+        "",
+        f"{parameters:,} parameters, {load.clients} clients x {load.examples}, batch {load.batch}, "
+        f"{load.epochs} epoch{'s' * (load.epochs > 1)}: {steps} steps.",
+        "",
+        "Compared with the faster of the plain loops:",
+        "",
+        "| trained by | ms | steps a second | times as fast | error of the update | undisturbed |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for n in ("plain", "plain, one thread", *hows, *(["JAX"] if worker else [])):
+        off = f"{error(load, module, hows[n]):.1e}" if n in hows else ""
+        count = f"{len(clock.quiet(n))} of {len(clock.rounds[n])}"
+        seconds = clock.seconds(n)
+        lines.append(
+            f"| {n} | {1000 * seconds:.3g} | {steps / seconds:.3g} | {clock.ratio(n, base):.2f} | {off} | {count} |"
+        )
+    with threads(1):
+        lines += ["", shares(programs["fused, one worker"])]
+    print("\n".join(lines), "\n", flush=True)
+    return [*lines, ""]
+
+
+def main():
+    asked = argparse.ArgumentParser()
+    asked.add_argument("--loaded", action="store_true")
+    asked.add_argument("--only", default="")
+    asked.add_argument("--jax", default="")
+    asked = asked.parse_args()
+    sections = [measure(n, load, asked) for n, load in WORKLOADS.items() if n.startswith(asked.only)]
+    if asked.loaded or asked.only:
+        return
+    before = PAGE.read_text().split(MARK)[0]
+    machine = (
+        f"Written by `python benchmarks/fused.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, "
+        f"{torch.get_num_threads()} cores of {processor()}."
+    )
+    lines = [line for section in sections for line in section]
+    PAGE.write_text(before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
+
+
+MARK = "# Measured"
+
+
+if __name__ == "__main__":
+    main()
