@@ -165,12 +165,13 @@ def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> 
     total: tuple[Tensor, ...] = ()
     for part in [parts] if isinstance(parts, Tensor) else parts:
         count, dtype = len(part), dtype or part.dtype
-        width = max(PANEL // count, 4096)
-        with _fast(part[:0].to(dtype), count, part.shape[1], count, asked=(count, width, count)):
-            for panel in part.split(width, dim=1):
-                panel = panel.to(dtype)
-                mean = panel.mean(0)
-                panel = panel - mean
+        width = min(part.shape[1], max(PANEL // count, 4096))
+        even, memory = part.new_full((count,), 1 / count, dtype=dtype), part.new_empty(count * width, dtype=dtype)
+        with _fast(memory, count, part.shape[1], count, asked=(count, width, count)):
+            for piece in part.split(width, dim=1):
+                panel = memory[: piece.numel()].view(piece.shape).copy_(piece)
+                mean = even @ panel
+                panel -= mean
                 more = tuple(sums.double() for sums in (_inner(panel, panel), panel @ mean, mean @ mean))
                 total = tuple(map(torch.add, total, more)) if total else more
     if not total:

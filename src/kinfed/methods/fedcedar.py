@@ -171,9 +171,9 @@ class FedCedar(Method):
         """Clusters of the cohort, [N] labels of those whose number still means the same, and [K, K] inner products."""
         forgotten, count = torch.full_like(server.label, -1), len(cohort)
         warm = self.init == "warm" and len(server.centre) > 0
-        features = self._features(roster, server, cohort, uploads)
+        features = self._features(roster, server, cohort, uploads, centred=warm)
         vectors = gram(_above(features, server.centre) if warm else features, torch.float64)
-        inner = vectors.inner[:count, :count]
+        inner = vectors.centred if self.feature == "centred" and not warm else vectors.inner[:count, :count]
         if not self.clusters:
             alone = torch.eye(count, dtype=torch.float64, device=cohort.device)
             return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0])), forgotten, inner
@@ -192,8 +192,8 @@ class FedCedar(Method):
     def _medians(self):
         return self.centre == "geometric_median"
 
-    def _features(self, roster, server, cohort, uploads):
-        """What is clustered and compared, [K, m] a layer."""
+    def _features(self, roster, server, cohort, uploads, centred=True):
+        """What is clustered and compared, [K, m] a layer; with or without the mean that "centred" takes off."""
         layout = roster.layout
         if self.feature == "head":
             head = frozenset(e.name for e in layout.entries if e.trainable and e.name in layout.head)
@@ -204,7 +204,9 @@ class FedCedar(Method):
             part = uploads.theta[:, layer.trainable]
             if self.feature == "delta":
                 part = part.double() - sent[:, layer.trainable]
-            yield part.double() - part.mean(0, dtype=torch.float64) if self.feature == "centred" else part
+            if self.feature == "centred" and centred:
+                part = part.double() - part.mean(0, dtype=torch.float64)
+            yield part
 
     def _centres(self, roster, server, cohort, uploads, clusters):
         """[C, m] float64 features of the centres."""
