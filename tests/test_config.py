@@ -50,7 +50,7 @@ def test_least_config_is_filled_in():
         "seed": 0,
         "seeds": 1,
         "evaluate_every": 1,
-        "participation": {"share": 1.0, "by_group": 0},
+        "participation": {"share": 1.0, "by_group": 0, "late": 0.0, "joins": 0},
         "federation": {
             "dataset": {"name": "digits"},
             "clients": 3,

@@ -84,7 +84,8 @@ def test_bad_graphs_are_refused(graph, said):
 
 
 def test_a_class_that_nobody_trains_on_is_refused():
-    rows = {"train": [torch.tensor([0, 2])], "validation": [torch.tensor([4])], "test": [torch.tensor([1])]}
+    each = {"train": [0, 2], "validation": [4, 6], "test": [1, 3]}  # odd examples are of class 1
+    rows = {split: [torch.tensor([i]) for i in mine] for split, mine in each.items()}
     with pytest.raises(UsageError, match="no client has a training example of class 1"):
         Federation(X, Y, rows, Classification(2))
 
