@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from . import checkpoint, engine
+from . import checkpoint, distributed, engine
 from .attack import Attack, AttackedFleet
 from .checkpoint import Progress
 from .client import Training
+from .distributed import Distributed
 from .errors import RunError, UsageError
 from .federation import Federation, Origin
 from .fleet import Fleet, Simulation
@@ -175,7 +176,8 @@ def fit(
     asked |= {"precision": precision}
     how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
     model = Model(module.to(federation.x.dtype), head)
-    fleet = Simulation(
+    build = Distributed if distributed.is_on() else Simulation
+    fleet = build(
         federation,
         model,
         method,
@@ -207,10 +209,15 @@ def fit(
         now = time.perf_counter()
         at = Progress(round + 1, server, (), before + now - started, fleet.how)
         fleet.states.settle()
-        if path and now - saved >= checkpoint_seconds and round + 1 < rounds:
-            checkpoint.save(path, at._replace(state=fleet.states.keep()), history)
+        if path and round + 1 < rounds and distributed.agree(now - saved >= checkpoint_seconds):
+            keep()
             saved = time.perf_counter()
         progress(history, rounds)
+
+    def keep() -> None:
+        kept = at._replace(state=fleet.states.keep())
+        if path and distributed.leads():
+            checkpoint.save(path, kept, history)
 
     try:
         engine.run(
@@ -228,7 +235,7 @@ def fit(
     except (RunError, KeyboardInterrupt):
         if path and at.done and history.done == at.done:
             fleet.states.undo()  # what the broken round has changed
-            checkpoint.save(path, at._replace(state=fleet.states.keep()), history)
+            keep()
         raise
     return Run(
         method,

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from . import checkpoint, config
+from . import checkpoint, config, distributed
 from .config import Experiment, Table
 from .errors import UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
@@ -45,14 +45,18 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
     """
     table = experiment.table
+    if distributed.is_on() and table["seeds"] > 1:
+        raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
     if out is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
         parent = Path("runs") / table["method"]["name"] / table["federation"]["dataset"]["name"]
         out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
     if (out / "config.toml").exists():
         raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
-    make_folder(out)
-    config.write(table, out / "config.toml")
+    out = distributed.agree(out)
+    if distributed.leads():
+        make_folder(out)
+        config.write(table, out / "config.toml")
     return _go_on(experiment, out, machine)
 
 
@@ -61,7 +65,7 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
     path = folder / "config.toml"
     if not path.exists():
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml")
-    if (folder / "summary.json").exists():
+    if distributed.agree((folder / "summary.json").exists()):
         return read_summary(folder)
     return _go_on(config.resolve(config.read(str(path), [])), folder, machine)
 
@@ -168,7 +172,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         progress=machine.progress,
         attack=experiment.attack,
     )
-    return _write(run, table, out)
+    return _write(run, table, out) if distributed.leads() else {}
 
 
 def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:

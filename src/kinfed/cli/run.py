@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config, runs
+from .. import config, distributed, runs
 from .running import Bar, machine, options, show
 
 
@@ -31,12 +31,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _run(asked: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(config.read(asked.source, asked.overrides))
-    with Bar(console, asked.quiet) as bar:
+    with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
         summary = runs.launch(experiment, asked.out, machine(asked, bar))
-    show(summary, asked, console)
+    if summary:  # the process that leads has one
+        show(summary, asked, console)
 
 
 def _resume(asked: argparse.Namespace, console: Console) -> None:
-    with Bar(console, asked.quiet) as bar:
+    with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
         summary = runs.resume(asked.folder, machine(asked, bar))
-    show(summary, asked, console)
+    if summary:
+        show(summary, asked, console)

@@ -1,0 +1,156 @@
+"""Two processes that share the clients find what one finds alone."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+
+def kinfed(tmp_path, processes, *arguments, script=None, check=True):
+    """Runs kinfed in so many processes, as torchrun starts them."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    started = []
+    for rank in range(processes):
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if processes > 1:
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes)}
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, *(["-c", script] if script else ["-m", "kinfed"]), *map(str, arguments)]
+        started.append(
+            subprocess.Popen(
+                command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+    ended = [(*process.communicate(timeout=300), process.returncode) for process in started]
+    if check:
+        assert [code for _, _, code in ended] == [0] * processes, ended
+    return ended
+
+
+def run(tmp_path, processes, name, method, *more):
+    arguments = ("run", method, "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5", *more)
+    return kinfed(tmp_path, processes, *arguments, "--out", name, "--json", "--executor", "loop", "--workers", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedaghn", "scaffold"])
+def test_two_processes_end_with_the_models_of_one(tmp_path, method):
+    run(tmp_path, 1, "alone", method)
+    (out, said, _), (silent, nothing, _) = run(tmp_path, 2, "shared", method)
+    assert (silent, nothing) == ("", "")
+    summary, alone = json.loads(out), json.loads((tmp_path / "alone" / "summary.json").read_text())
+    assert "everything is in shared" in said
+    assert "clients are shared by 2 processes" in summary["reason"]
+    same = ("chosen", "names", "clients", "bytes_up", "bytes_down", "parameters")
+    assert {key: summary[key] for key in same} == {key: alone[key] for key in same}
+    for name, scores in alone["clients_scores"].items():
+        assert summary["clients_scores"][name] == pytest.approx(scores, abs=1e-6)
+    models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
+    assert models.keys() == wanted.keys()
+    for name, value in wanted.items():
+        torch.testing.assert_close(models[name], value, rtol=1e-5, atol=1e-6)
+    assert sorted(p.name for p in (tmp_path / "shared").iterdir()) == sorted(
+        p.name for p in (tmp_path / "alone").iterdir()
+    )
+
+
+STOPPING = """
+import sys
+from kinfed import experiment, RunError, cli
+real = experiment.Distributed.train
+def train(self, round, cohort, sent):
+    if round == 2 and self._rank == 1:
+        self._local.train = lambda *_: (_ for _ in ()).throw(RunError("round 3: no more"))
+    return real(self, round, cohort, sent)
+experiment.Distributed.train = train
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.slow
+def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_path):
+    run(tmp_path, 1, "alone", "fedaghn")
+    arguments = ("run", "fedaghn", "rounds=3", "federation.clients=8", "training.epochs=1", "participation=0.5")
+    how = ("--out", "shared", "--executor", "loop", "--workers", 1)
+    ended = kinfed(tmp_path, 2, *arguments, *how, script=STOPPING, check=False)
+    assert [code for _, _, code in ended] == [1, 1]
+    assert ended[0][1].strip().endswith("kinfed: round 3: no more")
+    assert ended[1][1] == ""
+    assert (tmp_path / "shared" / "checkpoint.safetensors").exists()
+    kinfed(tmp_path, 1, "resume", "shared")
+    models, wanted = (load_file(tmp_path / name / "models.safetensors") for name in ("shared", "alone"))
+    for name, value in wanted.items():
+        torch.testing.assert_close(models[name], value, rtol=1e-5, atol=1e-6)
+
+
+SHARED = """
+import sys, torch
+from torch import nn
+from kinfed import SGD, Federation, METHODS, RunError, Training, distributed, fit
+from kinfed.distributed import Distributed
+from kinfed.methods import Local
+from kinfed.model import Model
+
+def trained(method):
+    x = torch.randn(150, 4, generator=torch.Generator().manual_seed(1))
+    owner = torch.arange(150) % 7 % 5  # unequal sizes
+    data = Federation.from_arrays(x, (x[:, 0] > 0).long(), owner)
+    torch.manual_seed(2)
+    how = {"rounds": 3, "participation": 0.5, "training": Training(2, 8, SGD(0.1)), "executor": "loop"}
+    return data, fit(METHODS[method](), data, nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), **how)
+
+if __name__ == "__main__":
+    alone = torch.load(sys.argv[1])
+    with distributed.group():
+        for method, (models, scores) in alone.items():
+            data, run = trained(method)
+            assert "shared by 2 processes" in run.reason
+            for key, value in scores.items():
+                torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6)
+            assert run.history.models.keys() == (models.keys() if distributed.leads() else set())
+            for key, value in run.history.models.items():
+                torch.testing.assert_close(value, models[key], rtol=1e-5, atol=1e-6)
+        fleet = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), executor="loop")
+        assert len(fleet.roster()) == 5
+        mine = 3 if distributed.leads() else 2
+        assert fleet._local.state.theta.shape == (mine, 10), fleet._local.state.theta.shape
+        ids, states = fleet.states.keep()
+        assert len(ids) == len(states.theta) == (5 if distributed.leads() else 2)
+        try:
+            fleet._together(lambda: 1 / fleet._rank)
+        except RunError as problem:
+            assert "ZeroDivisionError" in str(problem)
+        else:
+            raise AssertionError("a failure of one process must reach the other")
+"""
+
+
+def test_two_processes_find_what_one_finds_and_each_holds_its_own_clients_states(tmp_path):
+    space = {"__name__": "here"}
+    exec(SHARED, space)
+    alone = {}
+    for method in ("fedaghn", "scaffold", "local"):
+        history = space["trained"](method)[1].history
+        alone[method] = (history.models, history.scores[-1])
+    torch.save(alone, tmp_path / "alone.pt")
+    kinfed(tmp_path, 2, tmp_path / "alone.pt", script=SHARED)
+
+
+@pytest.mark.slow
+def test_requests_that_cannot_be_shared_are_refused_once(tmp_path):
+    ended = kinfed(tmp_path, 2, "run", "fedavg", "seeds=2", "--out", "x", check=False)
+    assert [code for _, _, code in ended] == [2, 2]
+    assert (
+        ended[0][1]
+        .strip()
+        .endswith("several processes run one seed at a time; leave seeds out, or run without torchrun")
+    )
+    assert ended[1][1] == ""
+    assert not (tmp_path / "x").exists()
