@@ -42,7 +42,7 @@ def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("folder", type=Path)
     asked.add_argument("--sites", type=int, default=5)
-    asked.add_argument("--rounds", type=int, default=10)
+    asked.add_argument("--rounds", type=int, default=12)
     asked = asked.parse_args()
     folder, names = asked.folder.resolve(), [f"site-{i}" for i in range(1, asked.sites + 1)]
     folder.mkdir(parents=True)
@@ -54,9 +54,9 @@ def main():
         for name in names[:-1]:
             federation.start(name)
         adventures = {
-            2: lambda: federation.kill(names[1]),
-            4: lambda: federation.start(names[1]),
-            5: lambda: federation.add(names[-1]),
+            1: lambda: federation.kill(names[1]),
+            3: lambda: federation.start(names[1]),
+            4: lambda: federation.add(names[-1]),
         }
         federation.train("fedaghn", asked.rounds, len(names) - 1, adventures)
         federation.train("pfedgat", asked.rounds, len(names), {})
