@@ -51,6 +51,9 @@ def test_a_model_is_rounded_only_where_that_was_asked_for():
     fleets = [Simulation(federation(), model, FedAvg(), TRAINING, precision=p) for p in ("bf16", "float32")]
     assert [fleet.model.bf16 for fleet in fleets] == [True, False]
     assert not model.bf16
+    dense = Model(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+    with pytest.raises(UsageError, match=r"cannot run under executor 'fused' \(only plain SGD in full precision has"):
+        Simulation(federation(), dense, FedAvg(), TRAINING, executor="fused", precision="bf16")
 
 
 def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
