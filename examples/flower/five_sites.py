@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -55,8 +54,8 @@ def main():
             federation.start(name)
         adventures = {
             1: lambda: federation.kill(names[1]),
-            3: lambda: federation.start(names[1]),
-            4: lambda: federation.add(names[-1]),
+            4: lambda: federation.start(names[1]),
+            3: lambda: federation.add(names[-1]),
         }
         federation.train("fedaghn", asked.rounds, len(names) - 1, adventures)
         federation.train("pfedgat", asked.rounds, len(names), {})
@@ -130,7 +129,7 @@ class Processes:
     def end(self):
         """End all that was started."""
         for node in self.nodes.values():
-            node.send_signal(signal.SIGINT)
+            node.terminate()
         for node in self.nodes.values():
             node.wait()
         self.kinfed("down")
@@ -157,7 +156,7 @@ def compare(folder, names, rounds):
     for method in ("fedaghn", "pfedgat"):
         summary = json.loads((folder / method / "summary.json").read_text())
         scores = dict(zip(summary["names"], summary["clients_scores"][summary["chosen"]], strict=True))
-        table[method] = [scores[name] for name in names]
+        table[method] = [scores.get(name, np.nan) for name in names]  # whoever came too late has none
         for name in names:
             model = folder / name / name / summary["experiment"] / "model.safetensors"
             shutil.copy(model, folder / name / f"{method}.safetensors")

@@ -239,7 +239,8 @@ def _wait(link: Link, say: Say) -> None:
 def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) -> None:
     """Run a node; its log goes to a file, and what a person needs to know to the screen."""
     log, failed, round = home / "node.log", "", ""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    # A shell that starts this in the background has SIGINT ignored.
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     with log.open("a") as written, log.open() as file:
         file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
@@ -280,8 +281,9 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
                 elif "Exit Code:" in line or "rror:" in line:
                     failed = failed or line
         finally:
-            signal.signal(signal.SIGTERM, before)
             _end(process.pid)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     raise RunError(f"the node of {client} ended: {failed or f'exit code {process.returncode}'}; see {log}")
 
 
