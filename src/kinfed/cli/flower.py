@@ -61,7 +61,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     node.set_defaults(command=_node)
     run = actions.add_parser("run", parents=[server, common], help="train with the sites that are there")
-    run.add_argument("source", nargs="?", metavar="FILE.toml", help="what to learn; see docs/deploy.md")
+    run.add_argument("plan", nargs="?", metavar="FILE.toml", help="what to learn; see docs/deploy.md")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="such as training.epochs=5")
     run.add_argument("--out", type=Path, metavar="DIR", help="on the server (default: runs/METHOD/sites/TIME)")
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of this folder")
@@ -110,7 +110,7 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     _need_flower()
     from ..flower import plan, processes
 
-    if (asked.source is None) == (asked.resume is None):
+    if (asked.plan is None) == (asked.resume is None):
         raise UsageError("name a FILE.toml to start a run, or the folder of a run with --resume")
     if asked.resume is not None:
         out = asked.resume.resolve()
@@ -118,7 +118,7 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{out} is not a federation's folder: it has no config.toml")
         raw = config.read(str(out / "config.toml"), [])
     else:
-        raw = config.read(asked.source, asked.overrides)
+        raw = config.read(asked.plan, asked.overrides)
     planned = plan.resolve(raw)
     processes.require(Path(asked.home))
     if planned.deployment.graph:

@@ -81,7 +81,7 @@ def up(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
     missing = [] if keys is None else [n for n in ("ca.crt", "server.crt", "server.key") if not (keys / n).exists()]
     if missing:
         raise UsageError(
-            f"{keys} lacks {', '.join(missing)}; make them: kinfed flower keys {keys} --host NAME SITE ..."
+            f"{keys} lacks {', '.join(missing)}; make them: kinfed flower keys {keys} SITE ... --host NAME"
         )
     running = _read(home)
     if running and _is_alive(running):

@@ -1,0 +1,133 @@
+"""What a federation on Flower costs: bytes of every method, and seconds of a round beside those of an empty app.
+
+    python benchmarks/flower.py bytes      every method at six sites in one process: what travels, by name
+    python benchmarks/flower.py seconds    SuperLink and SuperNodes on this machine, over TLS
+
+Both write their part of docs/results/flower.md.
+"""
+
+import argparse
+import itertools
+import json
+import re
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from flower_federation import Federation, deal, environment
+
+from kinfed import wire
+from kinfed.flower import courier, plan, server
+from kinfed.flower.site import Site
+from kinfed.methods import METHODS
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower.md"
+ROUNDS = 6
+SITES = 6
+
+
+class InProcess:
+    """A carrier whose sites answer at once, and which counts the arrays that travel by name."""
+
+    def __init__(self, sites):
+        self.sites, self.counted, self._answers, self._ids = sites, {}, {}, itertools.count()
+
+    def nodes(self):
+        return dict.fromkeys(range(len(self.sites)), "")
+
+    def push(self, node, kind, message, seconds):
+        id = str(next(self._ids))
+        self._answers[id] = answer = self.sites[node].answer(kind, message)
+        assert "refused" not in answer.words, answer.words
+        for way, said in (("down", message), ("up", answer)):
+            for name, array in said.arrays.items():
+                key = (way, f"{kind}/{name}" if kind != "round" else name)
+                self.counted[key] = self.counted.get(key, 0) + wire.size(array)
+        return id
+
+    def pull(self, ids):
+        return {id: self._answers.pop(id) for id in ids if id in self._answers}
+
+
+def count_bytes():
+    """A line a method: bytes of a client and round, beside one model down and one up."""
+    courier.LOOK = 0.0
+    lines = []
+    for name in METHODS:
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            names = [f"site-{i}" for i in range(SITES)]
+            deal(folder, names)
+            sites = [Site(n, folder / n / "data.npz", folder / "state", "cpu") for n in names]
+            method = {"name": name, **({"clusters": 3} if name == "fedcedar" else {})}
+            raw = {"rounds": ROUNDS, "method": method, "model": "mlp", "flower": {"clients": SITES, "classes": 10}}
+            if name in ("panacea", "sfl"):
+                np.savez(folder / "links.npz", adjacency=np.ones((SITES, SITES), np.float32))
+                raw["flower"]["graph"] = str(folder / "links.npz")
+            carrier = InProcess(sites)
+            summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
+        model, each = 4 * summary["parameters"], SITES * ROUNDS
+        shares = {way: {} for way in ("down", "up")}
+        for (way, key), count in carrier.counted.items():
+            if not key.startswith("join/"):
+                shares[way][key.partition("/")[2]] = shares[way].get(key.partition("/")[2], 0) + count
+        joined = sum(count for (_, key), count in carrier.counted.items() if key.startswith("join/")) / SITES
+        down, up = (sum(shares[way].values()) / each for way in ("down", "up"))
+        said = {w: ", ".join(f"{k} {c / each / model:.2f}" for k, c in shares[w].items() if c) for w in shares}
+        lines.append(
+            f"| {name} | {down:,.0f} | {up:,.0f} | {(down + up) / (2 * model):.2f} | "
+            f"{said['down'] or 'nothing'} | {said['up'] or 'nothing'} | {joined / model:.2f} |"
+        )
+        print(lines[-1], flush=True)
+    head = (
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, everyone takes part. "
+        "Counted over the whole run, so the models that judge the last round are in it as one round's share more: "
+        f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
+        "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
+        "| --- | --- | --- | --- | --- | --- | --- |\n"
+    )
+    replace("bytes", "Bytes a client and round", "benchmarks/flower.py bytes", head + "\n".join(lines))
+
+
+def time_rounds(nodes, rounds):
+    """Seconds of a round, of an app that does nothing and of FedAvg and FedAGHN."""
+    with tempfile.TemporaryDirectory() as folder, Federation(Path(folder), nodes) as federation:
+        empty = federation.time_empty(rounds)
+        found = {"an empty app": empty}
+        for name, hidden in (("fedavg", 64), ("fedaghn", 64), ("fedavg", 4096)):
+            said = federation.train(name, rounds, model={"name": "mlp", "hidden": [hidden]})
+            seconds = [float(line.split(", ")[1].split(" s")[0]) for line in said if re.match(r"round \d+ of", line)]
+            size = 4 * json.loads((federation.out / "summary.json").read_text())["parameters"]
+            found[f"{name}, a model of {size / 1e6:.2g} MB"] = seconds[1:]  # the first waits for sites to join
+    floor = statistics.median(found["an empty app"])
+    lines = [
+        f"| {name} | {statistics.median(s):.1f} | {min(s):.1f} to {max(s):.1f} | {statistics.median(s) / floor:.2f} |"
+        for name, s in found.items()
+    ]
+    print("\n".join(lines))
+    head = (
+        f"{environment()} SuperLink and {nodes} SuperNodes on this one machine, over TLS with keys; {rounds} rounds "
+        "each, the first left out. An empty app's round is one message without content to every node and back. What "
+        "Flower itself takes is the floor: nodes ask for messages every 3 seconds, and every message starts a fresh "
+        "Python, which for kinfed loads PyTorch.\n\n"
+        "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
+    )
+    replace("seconds", "Seconds a round", f"benchmarks/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
+
+
+def replace(part, title, command, text):
+    """Write one part of the page, and leave the other as it is."""
+    page = PAGE.read_text() if PAGE.exists() else "# What a federation costs\n"
+    text = f"<!-- {part} -->\n## {title}\n\nWritten by `python {command}`.\n\n{text}\n<!-- end of {part} -->\n"
+    old = re.compile(rf"<!-- {part} -->.*<!-- end of {part} -->\n", re.DOTALL)
+    PAGE.write_text(old.sub(lambda _: text, page) if old.search(page) else f"{page}\n{text}")
+
+
+if __name__ == "__main__":
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("what", choices=["bytes", "seconds"])
+    asked.add_argument("--nodes", type=int, default=2)
+    asked.add_argument("--rounds", type=int, default=6)
+    asked = asked.parse_args()
+    count_bytes() if asked.what == "bytes" else time_rounds(asked.nodes, asked.rounds)
