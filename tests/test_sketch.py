@@ -106,6 +106,23 @@ def test_the_nearest_of_all_are_exact(count, most, seed):
     assert (close_by >= apart[:, : close_by.shape[1]] - 1e-9).all()
 
 
+def test_a_perfect_sketch_finds_the_nearest_of_long_and_short_models():
+    layout, cohort = Layout.of(nn.Linear(4, 2)), torch.arange(60)
+    theta = random(60, layout.size) * torch.linspace(0.1, 5, 60, dtype=float64)[:, None]
+    near, _ = nearest(theta, theta, cohort, 3, layout)  # 6 candidates of 59
+    true = torch.cdist(theta, theta).fill_diagonal_(torch.inf).topk(3, largest=False).indices
+    assert torch.equal(near[:, 1:], true)
+
+
+def test_candidates_are_twice_as_many_and_distances_decide():
+    layout = Layout.of(nn.Linear(1, 1, bias=False))
+    theta = torch.tensor([[0.0], [1.0], [2.0], [9.0], [8.0]], dtype=float64)
+    sketch = torch.tensor([[0.0], [1.1], [1.0], [9.0], [8.0]], dtype=float64)  # takes 2 for nearer to 0 than 1 is
+    near, apart = nearest(theta, sketch, torch.tensor([0]), 1, layout)
+    assert near.tolist() == [[0, 1]]
+    assert apart.tolist() == [[0, 1]]
+
+
 def test_sketches_look_at_learned_entries_alone(layout):
     theta, draw = random(3, layout.size), key(1, "test")
     masked = theta * layout.trainable
