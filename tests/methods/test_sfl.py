@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
@@ -597,7 +598,7 @@ def test_running_statistics_make_nobody_alike(roster, perceptron, structure, com
 def test_running_statistics_do_not_pull(examples, noisy, perceptron, executor, reg):
     x, y = noisy(2, 2)
     trial = examples(perceptron(norm=True), x, y, SFL(reg=reg), training=Training(1, 4, SGD(0.1)), executor=executor)
-    state, statistics = trial.fleet.state, ~trial.roster.layout.trainable
+    state, statistics = tree_map(torch.clone, trial.fleet.state), ~trial.roster.layout.trainable
     sent, found = normal(2, trial.roster.layout.size), []
     for shift in (0, 1, torch.where(statistics, 5.0, 0.0)):
         trial.fleet.state = state
