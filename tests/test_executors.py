@@ -108,6 +108,15 @@ def test_an_exception_in_a_client_is_one_line_that_names_it(workers):
         simulation(Watch(refuse), workers=workers).train(0, torch.arange(7), ())
 
 
+@pytest.fixture
+def ctrl_c():
+    """The terminal's signal is heard: a job that was started in the background is born deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("workers", [1, 3])
 def test_ctrl_c_ends_the_clients_at_their_next_batch(workers):
     seen = []
