@@ -196,7 +196,7 @@ def main():
 
 def write(lines, gflops):
     """docs/performance.md between its markers, so that what is written around the table stays."""
-    page = PAGE.read_text()
+    page = PAGE.read_text() if PAGE.exists() else "# Performance\n\n"
     begin, end = "<!-- measured: python benchmarks/peers.py -->", "<!-- end -->"
     about = (
         f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
