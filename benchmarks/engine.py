@@ -179,10 +179,9 @@ def on_one_thread(run):
 def error(load, module, data, **how):
     """How far a client's update is from float64's, relative to its length: the median over the cohort."""
     updates = []
-    for kind in (torch.float64, torch.float32):
+    for kind, asked in ((torch.float64, {"executor": "loop"}), (torch.float32, how)):
         cast = Federation(data.x.to(kind), data.y, data.rows, data.task)
-        how = how if kind is torch.float32 else {"executor": "loop"}
-        fleet = simulation(load, copy.deepcopy(module).to(kind), cast, **how)
+        fleet = simulation(load, copy.deepcopy(module).to(kind), cast, **asked)
         roster = fleet.roster()
         cohort = torch.arange(max(1, round(load.share * load.clients)))
         sent = fleet.method.send(roster, fleet.method.start(roster), cohort)
