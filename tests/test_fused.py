@@ -366,3 +366,11 @@ def test_one_client_can_be_trained_without_vmap():
     mine = Batches(*(t[0] for t in batches(SIZES, 8, 2)))
     alone = form.descend_alone(theta[0], x, y, mine, Descent(0.1, 0.2, theta[1]))
     agree(alone, form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2, theta[1].expand_as(theta)))[0])
+
+
+def test_a_quadratic_penalty_pulls_towards_its_anchors():
+    theta, one, two = draw(7).requires_grad_(), draw(7) + 1, draw(7) - 2
+    slope = torch.autograd.grad((towards(one, 0.5) + towards(two, 0.2))(theta), theta)[0]
+    agree(slope, (0.5 * (theta - one) + 0.2 * (theta - two)).detach())
+    apart = [(theta - one).square().sum() / 4 - towards(one, 0.5)(theta) for theta in (draw(7), draw(7) * 3)]
+    agree(*apart)  # up to a constant
