@@ -44,6 +44,7 @@ def test_a_tree_comes_back_with_its_classes(tree):
     [
         ["collections:OrderedDict", None],
         ["os:system", None],
+        ["urllib.parse:SplitResult", None, None, None, None, None],
         ["kinfed.flower.site:Site", None],
         ["kinfed.method:Params", None, None],
         ["kinfed.nowhere:Params", None],
