@@ -1,5 +1,8 @@
 """The simulation: which executor is picked, what methods set aside, and what happens when training diverges."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -163,3 +166,18 @@ def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_p
 def test_finite_numbers_are_told_from_others(values, expected):
     assert is_finite(torch.tensor(values)) is expected
     assert is_finite(torch.tensor([1, 2]))
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Local()])
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_examples_are_given_back_when_nobody_needs_them(method, executor):
+    fit(method, federation(), dense(), rounds=1, executor=executor)  # the first run imports, which leaves frames behind
+    gc.disable()  # it would break rings of references, which must not be there
+    try:
+        mine = federation()
+        pool = weakref.ref(mine.x)
+        run = fit(method, mine, dense(), rounds=1, executor=executor)
+        del run, mine
+        assert pool() is None
+    finally:
+        gc.enable()

@@ -137,9 +137,11 @@ class Batched:
         found = Gathered(len(ids))
 
         def run(model: Model, places: Tensor, halt: threading.Event | None = None) -> None:
-            if len(places) > self.chunk or not fits(model, places):
-                for part in places.split(self.chunk):
-                    run(model, part)
+            todo = deque([places])
+            while todo:
+                part = todo.popleft()
+                if len(part) > self.chunk or not fits(model, part):
+                    todo.extendleft(reversed(part.split(self.chunk)))
 
         def fits(model: Model, places: Tensor) -> bool:
             tag, rows, sizes = clients.several(ids[places])

@@ -1,5 +1,6 @@
 """Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -107,15 +108,19 @@ class Simulation:
         with self._computing():
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
         self.how["executor"] = self._run.name
-        self._evaluator = Evaluator(self.clients, self.model, method, self._each)
+        # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
+        self._itself = itself = weakref.proxy(self)
+        self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked))
         self._folder = folder
 
     @cached_property
     def states(self) -> States:
         """The clients' private states; a client's first one is what its method's `join` gives."""
 
+        itself, method = self._itself, self.method
+
         def join(ids: Tensor) -> Tree:
-            return self._each(0, ids, self.method.join)
+            return itself._each(0, ids, method.join)
 
         return States(len(self.clients), join, self.device, self._folder)
 
