@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map
 
 from kinfed import SGD, Federation, Graph, Training, UsageError, fit
 from kinfed.attack import Attack, AttackedFleet
@@ -63,9 +64,9 @@ def test_poison_sends_minus_half_of_the_change_and_the_client_keeps_the_truth():
     fleet, attacked, roster, attackers = fleets(FedAMP(), Poison(share=0.5), norm=True)
     assert int(attackers.sum()) == 3
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
-    begun = fleet.state
+    begun = tree_map(torch.clone, fleet.state)  # the tables themselves change in place
     _, honest = fleet.train(0, roster.everyone, sent)
-    kept = fleet.state
+    kept = tree_map(torch.clone, fleet.state)
     fleet.state = begun
     _, told = attacked.train(0, roster.everyone, sent)
     learned = roster.layout.trainable
@@ -86,7 +87,7 @@ def test_what_was_sent_is_the_model_like_the_one_that_comes_back():
         server = method.start(roster)
         cohort = torch.tensor([0, 2, 3, 5])
         sent = method.send(roster, server, cohort)
-        begun = fleet.state
+        begun = tree_map(torch.clone, fleet.state)  # the tables themselves change in place
         _, honest = fleet.train(0, cohort, sent)
         fleet.state = begun
         _, told = attacked.train(0, cohort, sent)
