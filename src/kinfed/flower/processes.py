@@ -27,7 +27,9 @@ from ..files import make_folder, replacing
 
 Say = Callable[[str], None]
 LINK = "link.json"
+GIVE_UP = 3  # times that a run ends without a word and without a round in between
 START = 90.0  # seconds that a SuperLink may take until it answers
+FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone: two heartbeats of 30, and some
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,18 @@ def node(client: str, data: Path, state: Path, link: Link, key: Path | None, dev
         command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         command += ["--insecure"] if key is None else ["--root-certificates", link.ca]
         command += [] if key is None else ["--auth-supernode-private-key", str(key)]
-        _watch(command, home, client, link, say)
+        begin, told = time.monotonic(), False
+        while True:
+            _watch(command, home, client, link, say)
+            if time.monotonic() - begin > FORGET:
+                raise RunError(
+                    f"the SuperLink at {link.address} does not know the key of {client}: put its key.pub into "
+                    f"sites/{client} of the server's keys, and run kinfed flower up there again"
+                )
+            if not told:
+                say(f"not let in yet: {link.address} may take this for a node that it has not noticed is gone")
+                told = True
+            time.sleep(5)
 
 
 def require(home: Path) -> None:
@@ -140,25 +153,36 @@ def require(home: Path) -> None:
 
 
 def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, Any]:
-    """Start a run, follow it to its end, and return its summary; raises RunError if it fails."""
+    """Start a run, follow it to its end, and return its summary; raises RunError if it fails.
+
+    A run that ends without a word, because its process was killed, is taken up again where it stopped.
+    """
     app = home / "app"
     make_folder(app)
     _write_app(app, {"config": json.dumps(config), "out": str(out)})
-    id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
-    try:
-        said = _follow(home, id, say)
-    except KeyboardInterrupt:
-        _flwr(home, "stop", id, "kinfed", "--format", "json")
-        raise KeyboardInterrupt(f"stopped; go on with: kinfed flower run --resume {out}") from None
-    status = _status(home, id)
-    failure = [line.removeprefix("failed: ") for line in said if line.startswith("failed: ")]
-    done = [line.removeprefix("done: ") for line in said if line.startswith("done: ")]
-    if status["status"] == "finished:completed" and done:
-        return json.loads(done[-1])  # type: ignore[no-any-return]
-    why = (
-        failure[-1] if failure else f"{status['status']}, {status.get('status-details')}; see {home / 'superlink.log'}"
-    )
-    raise RunError(f"{why}; go on with: kinfed flower run --resume {out}")
+    resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
+    while True:
+        id = ""
+        try:
+            id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
+            said = _follow(home, id, say)
+            status = _status(home, id)
+        except KeyboardInterrupt:
+            if id:
+                _flwr(home, "stop", id, "kinfed", "--format", "json")
+            raise KeyboardInterrupt(f"stopped; {resume}") from None
+        except RunError as problem:
+            raise RunError(f"{problem}; {resume}") from None
+        last = said[-1] if said else ""
+        if last.startswith("done: ") and status["status"] == "finished:completed":
+            return json.loads(last.removeprefix("done: "))  # type: ignore[no-any-return]
+        if last.startswith("failed: "):
+            raise RunError(f"{last.removeprefix('failed: ')}; {resume}")
+        left = GIVE_UP if any(line.startswith("round ") for line in said) else left - 1
+        why = f"{status['status']}, {status.get('status-details')}"
+        if status["status"] == "finished:stopped" or not left:
+            raise RunError(f"the run has ended ({why}); see {home / 'superlink.log'}; {resume}")
+        say(f"the run's process has gone ({why}); going on after the last round that was complete")
 
 
 def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
@@ -237,7 +261,10 @@ def _wait(link: Link, say: Say) -> None:
 
 
 def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) -> None:
-    """Run a node; its log goes to a file, and what a person needs to know to the screen."""
+    """Run a node; its log goes to a file, and what a person needs to know to the screen.
+
+    Returns if the SuperLink does not let it in; raises RunError if it ends in another way.
+    """
     log, failed, round = home / "node.log", "", ""
     # A shell that starts this in the background has SIGINT ignored.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -273,11 +300,7 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
                 elif "Receiving: train.round" in line and round != "0":
                     say(f"round {round}")
                 elif "[code: 2004]" in line:
-                    failed = (
-                        f"the SuperLink at {link.address} does not know the key of {client}: put its key.pub into "
-                        f"sites/{client} of the server's keys, and run kinfed flower up there again"
-                    )
-                    break
+                    return
                 elif "Exit Code:" in line or "rror:" in line:
                     failed = failed or line
         finally:

@@ -1,0 +1,169 @@
+"""What a person is told of Flower's programs: stand-ins for these say what the real ones say."""
+
+import http.server
+import os
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+from kinfed import RunError, UsageError
+from kinfed.flower import keys, processes
+from kinfed.flower.processes import Link
+
+UNKNOWN = """\\033[91mERROR \\033[0m:     Exit Code: 305
+Failed to initialize the connection to the SuperLink.
+[code: 2004] Failed to activate SuperNode.
+"""
+CONNECTED = """\\033[92mINFO \\033[0m:      SuperNode ID: 123
+\\033[92mINFO \\033[0m:      [RUN 7, ROUND 0]
+\\033[92mINFO \\033[0m:      Receiving: query.hello message (ID: 1)
+\\033[92mINFO \\033[0m:      [RUN 7, ROUND 3]
+\\033[92mINFO \\033[0m:      Receiving: train.round message (ID: 2)
+kinfed: client a: no space
+"""
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Starts a web server that answers anything, with TLS or without; returns its address."""
+    started = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    def start(folder=None):
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        if folder:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "server.crt", folder / "server.key")
+            made.socket = context.wrap_socket(made.socket, server_side=True)
+        made.handle_error = lambda *_: None
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        started.append(made)
+        return f"127.0.0.1:{made.server_address[1]}"
+
+    yield start
+    for made in started:
+        made.shutdown()
+        made.server_close()
+
+
+def test_a_superlink_is_reached_or_it_is_said_why_not(tmp_path, server):
+    keys.make(tmp_path / "keys", [], [])
+    keys.make(tmp_path / "other", [], [])
+    secured, open_ = server(tmp_path / "keys"), server()
+    ca = str(tmp_path / "keys" / "ca.crt")
+    assert Link(secured, ca).problem() == ""
+    assert Link(open_).problem() == ""
+    assert "is not to be trusted" in Link(secured, str(tmp_path / "other" / "ca.crt")).problem()
+    assert "was its SuperLink started with --insecure?" in Link(open_, ca).problem()
+    assert "if its SuperLink uses TLS, give --keys" in Link(secured).problem()
+    assert Link("127.0.0.1:9", ca).problem() == "nobody"
+    assert "there is no host nowhere.invalid" in Link("nowhere.invalid:80", ca).problem()
+    (tmp_path / "no.crt").write_text("no certificate")
+    assert "no.crt is not a certificate" in Link(secured, str(tmp_path / "no.crt")).problem()
+    assert "is not a certificate" in Link(secured, str(tmp_path / "none.crt")).problem()
+
+
+@pytest.fixture
+def node(tmp_path, server, monkeypatch):
+    """Runs a node whose SuperNode is a script; returns what was said and how it ended."""
+    (tmp_path / "x.npz").touch()
+    real, address = processes._environment, server()
+
+    def go(script, heard=lambda line: None):
+        folder = tmp_path / "programs"
+        folder.mkdir(exist_ok=True)
+        (folder / "flower-supernode").write_text(f"#!/bin/sh\n{script}")
+        (folder / "flower-supernode").chmod(0o755)
+        monkeypatch.setattr(
+            processes, "_environment", lambda home: {**real(home), "PATH": f"{folder}:{os.environ['PATH']}"}
+        )
+        said = []
+
+        def say(line):
+            said.append(line)
+            heard(line)
+
+        with pytest.raises(RunError) as ended:
+            processes.node("a", tmp_path / "x.npz", tmp_path / "state", Link(address), None, "cpu", say)
+        return said, str(ended.value)
+
+    return go
+
+
+def test_a_node_says_what_matters_and_logs_the_rest(node, tmp_path):
+    said, ended = node(f"printf '{CONNECTED}'; exit 3")
+    assert said[0].startswith("client a is connected to 127.0.0.1:")
+    assert said[1:] == ["round 3", "client a: no space"]
+    assert ended.startswith("the node of a ended: exit code 3; see ")
+    assert "query.hello" in (tmp_path / "state" / "a" / "node" / "node.log").read_text()
+
+
+def test_a_node_that_is_not_let_in_tries_again_and_then_says_what_to_do(node, monkeypatch):
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.3)))
+    # Once it has said that it is not let in yet, the time is up.
+    heard = lambda line: monkeypatch.setattr(processes, "FORGET", 0.0)  # noqa: E731
+    said, ended = node(f"printf '{UNKNOWN}'; sleep 60", heard)
+    assert len(said) == 1
+    assert "may take this for a node that it has not noticed is gone" in said[0]
+    assert "does not know the key of a: put its key.pub into sites/a of the server's keys" in ended
+
+
+def test_a_node_that_is_taken_for_its_former_self_gets_in_when_that_is_forgotten(node, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.1)))
+    flag = tmp_path / "tried"
+    said, ended = node(f"if [ -e {flag} ]; then printf '{CONNECTED}'; exit 3; fi; touch {flag}; printf '{UNKNOWN}'")
+    assert [line for line in said if "is connected" in line]
+    assert "exit code 3" in ended
+
+
+def test_other_ends_are_told_by_their_first_error(node):
+    _, ended = node("echo 'ImportError: no module'; echo 'TypeError: more'; exit 1")
+    assert ended.startswith("the node of a ended: ImportError: no module; see ")
+
+
+def test_what_a_node_started_ends_with_it(node, tmp_path):
+    node(f"sleep 300 & echo $! > {tmp_path}/pid; exit 1")
+    pid = int((tmp_path / "pid").read_text())
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.05)
+    pytest.fail("a process was left behind")
+
+
+def test_a_client_has_one_node_at_a_time(tmp_path):
+    home = tmp_path / "node"
+    home.mkdir()
+    hold = (
+        "import fcntl,sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", hold, str(home / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(UsageError, match="a node of client a runs already"), processes._only_one(home, "a"):
+            pass
+        other.stdin.close()
+    with processes._only_one(home, "a"):
+        pass
+
+
+def test_a_number_that_belongs_to_another_program_now_is_no_superlink():
+    assert not processes._is_alive({"pid": os.getpid()})
+    assert not processes._is_alive({"pid": 2**22 + 1})
