@@ -133,6 +133,8 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     say = (lambda text: None) if asked.quiet else _sayer(console)
     summary = processes.run(Path(asked.home), planned.table, out, say)
     show(summary, asked, console)
+    each = summary["bytes_per_client_and_round"]
+    say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up; models are at their sites")
 
 
 def _down(asked: argparse.Namespace, console: Console) -> None:
