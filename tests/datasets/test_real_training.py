@@ -19,7 +19,6 @@ SLICE, CLIENTS = 600, 4
 SETS = [
     "mnist",
     "fashion_mnist",
-    "svhn",
     "cifar10",
     "cifar100_subset",
     "tiny_imagenet_subset",
