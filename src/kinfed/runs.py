@@ -20,7 +20,6 @@ from .federation import Origin
 from .files import make_folder, replacing
 from .model import Model
 from .record import History, over_seeds, preferred
-from .report import charts, heatmaps
 from .tasks import Classification
 
 Progress = Callable[[History, int], None]
@@ -75,14 +74,19 @@ def once(experiment: Experiment, folder: Path, machine: Machine) -> Path:
 
     Raises UsageError if the folder holds another experiment.
     """
-    path = folder / "config.toml"
-    if not path.exists():
+    check_same(experiment, folder)
+    if (folder / "config.toml").exists():
+        resume(folder, machine)
+    else:
         launch(experiment, folder, machine)
-        return folder
-    if config.resolve(config.read(str(path), [])).table != experiment.table:
-        raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
-    resume(folder, machine)
     return folder
+
+
+def check_same(experiment: Experiment, folder: Path) -> None:
+    """Raise UsageError if the folder holds another experiment."""
+    path = folder / "config.toml"
+    if path.exists() and config.resolve(config.read(str(path), [])).table != experiment.table:
+        raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
 
 
 def load_model(folder: str | Path, client: int | str, module: nn.Module | None = None) -> nn.Module:
@@ -180,6 +184,8 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
 
     `table` is the config of what was not your own.
     """
+    from .report import charts  # here, as it would add to every start: on Flower a program starts with every message
+
     history, names, task = run.history, list(run.federation.names), run.federation.task
     if isinstance(task, Classification):
         classes = run.federation.classes or [str(c) for c in range(task.classes)]
@@ -224,6 +230,8 @@ def write_history(
     caution: str = "",
 ) -> None:
     """Tables and pictures of what is known of a run, its models apart; `caution` says why to beware of its scores."""
+    from .report import charts, heatmaps
+
     names, metric = list(history.names), history.task.metric
     history.write_csv(out / "history.csv", caution)
     if any(history.notes):

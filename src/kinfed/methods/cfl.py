@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 from torch import Tensor
 
 from ..errors import UsageError
@@ -81,6 +79,9 @@ class CFL(Method):
         if inner.diagonal().max().sqrt() <= self.eps2:
             return [members]
         alike = cosine(inner).cpu().numpy()
+        from scipy.cluster.hierarchy import fcluster, linkage  # here, as it would add to every start
+        from scipy.spatial.distance import squareform
+
         apart = squareform(1 - alike, checks=False)
         first = torch.from_numpy(fcluster(linkage(apart, self.linkage), 2, "maxclust") == 1)
         across = alike[np.ix_(first.numpy(), ~first.numpy())].max() if 0 < first.sum() < len(members) else 1.0
