@@ -3,7 +3,8 @@
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from . import config, runs
 from .config import Experiment, Table
 from .errors import UsageError
 from .federation import Federation
+from .jobs import Outcome, carry_out
 from .metrics import graphs
 from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
@@ -49,22 +51,34 @@ class Study:
         return [experiment.federation(self.machine.data_dir, seed) for seed in range(first, first + count)]
 
     def run(self, name: str, overrides: Sequence[str] = ()) -> Path:
-        """The folder, out/runs/NAME, of the experiment with overrides: run, taken up, or left as it is if finished.
+        """The folder of the experiment with overrides: run, taken up, or left as it is if finished.
 
         Raises UsageError if the folder holds another experiment than the one asked for.
         """
         return self.runs({name: overrides})[name]
 
-    def runs(self, asked: Mapping[str, Sequence[str]]) -> dict[str, Path]:
-        """The folders of several runs, by name: the config of every one is checked before the first begins."""
+    def runs(self, asked: Mapping[str, Sequence[str]], jobs: int = 1) -> dict[str, Path]:
+        """The folders of several runs, by name; the first that fails ends the others and raises what went wrong."""
         if not asked:
             raise UsageError("there is nothing to run: a list in the analysis' settings is empty")
-        experiments = {name: self.experiment(overrides) for name, overrides in asked.items()}
-        folders = {}
-        for name, experiment in experiments.items():
-            self.said(name)
-            folders[name] = runs.once(experiment, self.out / "runs" / name, self.machine)
-        return folders
+        with closing(self.attempts(asked, jobs)) as outcomes:
+            for outcome in outcomes:
+                if outcome.problem:
+                    raise outcome.problem
+        return {name: self.folder(name) for name in asked}
+
+    def attempts(self, asked: Mapping[str, Sequence[str]], jobs: int = 1) -> Generator[Outcome]:
+        """How each of several runs ended, as they end, `jobs` of them side by side; a failed one does not stop others.
+
+        The config of every run is checked before the first begins. Raises UsageError if one is wrong, or if a run's
+        folder holds another experiment than the one asked for.
+        """
+        experiments = {name: (self.experiment(overrides), self.folder(name)) for name, overrides in asked.items()}
+        yield from carry_out(experiments, self.machine, jobs, self.said)
+
+    def folder(self, name: str) -> Path:
+        """The folder of a run: out/runs/NAME."""
+        return self.out / "runs" / name
 
 
 @dataclass
