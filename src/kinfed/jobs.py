@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process
 from pathlib import Path
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
 
 def carry_out(
     asked: Mapping[str, tuple[Experiment, Path]], machine: Machine, jobs: int, said: Callable[[str], None]
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     """Run each experiment in its folder, or take it up, or leave it if it is finished; tell of each when it has ended.
 
     With `jobs` above one that many processes share the cores; the machine's progress is then not told. `said` hears the
@@ -54,7 +54,7 @@ def carry_out(
 
 def _side_by_side(
     asked: Mapping[str, tuple[Experiment, Path]], machine: Machine, jobs: int, said: Callable[[str], None]
-) -> Iterator[Outcome]:
+) -> Generator[Outcome]:
     # Forked from a server that has imported everything and runs nothing, so that a process begins at once.
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     context.set_forkserver_preload(["kinfed.runs"])
@@ -75,7 +75,7 @@ def _side_by_side(
                 process.start()
                 theirs.close()
                 running[ours] = name, folder, process
-            for pipe in connection.wait(list(running)):
+            for pipe in connection.wait(list(running)) if running else ():  # it would wait for nothing for ever
                 assert isinstance(pipe, connection.Connection)
                 name, folder, process = running[pipe]
                 try:
