@@ -334,6 +334,9 @@ def test_bad_graph_files_are_refused_with_the_place(tmp_path, name, text, said):
 def test_graph_files_that_are_missing_or_hold_something_else(tmp_path):
     with pytest.raises(UsageError, match="there is no graph file"):
         read(tmp_path / "none.csv", ["a"])
+    (tmp_path / "g.npz").write_text("from,to")
+    with pytest.raises(UsageError, match=r"g\.npz cannot be read as a graph: it is not a \.npz file of plain numbers"):
+        read(tmp_path / "g.npz", ["a"])
     np.savez(tmp_path / "g.npz", links=np.eye(2))
     with pytest.raises(UsageError, match=r"g\.npz: it must hold the array adjacency; it holds links"):
         read(tmp_path / "g.npz", ["a", "b"])

@@ -170,7 +170,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
     ("text", "how", "said"),
     [
         ("who,x,y\na,1,2\nb,1\n", {}, r"t\.csv, line 3: 2 entries, but the heading has 3"),
-        ('who,x,y\na,1,"2\n', {}, "cannot be read: unexpected end of data"),
+        ('who,x,y\na,1,"2\n', {}, r"t\.csv, line 2: a quotation mark is never closed"),
         ("who,x,y\na,1,2.5\n\nb,old,2.5\n", {}, r"t\.csv, line 4, column 'x': 'old' is not a finite number"),
         ("who,x,y\na,inf,2.5\nb,-inf,1\n", {}, r"line 2, column 'x': 'inf' is not a finite number \(and 1 more\)"),
         ("who,x,y\na,1,2.5\nb,,2\nb,,2\n", {}, r"line 3, column 'x': there is no value, as in 2 of 3 rows; fill these"),
@@ -197,8 +197,20 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         (
             "who,t,x,y\na,1,1,2\na,soon,1,3\n",
             {"time": "t"},
-            "line 3, column 't': 'soon' is neither a number nor a date",
+            "line 3, column 't': 'soon' is not a number, as most times are",
         ),
+        ("who,t,x,y\na,soon,1,2\na,late,1,3\n", {"time": "t"}, "line 2, column 't': 'soon' is not a number or a date"),
+        (
+            "who,t,x,y\na,2024-01-01,1,2\na,2024-01-02,1,3\na,17,1,3\n",
+            {"time": "t"},
+            "line 4, column 't': '17' is not a date such as 2012-03-01 00:05, as most times are",
+        ),
+        ("who;x;y\na;1;2\n", {}, "the heading is parted by ';'; entries must be parted by commas"),
+        ("who\tx\ty\na\t1\t2\n", {}, r"the heading is parted by '\\t'"),
+        ("who,x,y\na,1,2.5\nb,1e39,3\n", {}, "line 3, column 'x': '1e39' is too large a number"),
+        ("who,x,y\na,1,cat\nb,2,cat\nb,2,\n", {}, "'y' is 'cat' in all rows: there is nothing to learn"),
+        ("who,x,y\na,1,2.5\n", {"least": -1}, "a least of 0 or more; got .'y'. and -1"),
+        ("who,x,y\na,1,2.5\n", {"target": []}, "a table needs a target"),
         (
             readings(lost=[("south", t) for t in range(40)]),
             "series",
@@ -210,13 +222,45 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*left out")
 def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said):
     path = write(tmp_path, text)
-    columns = {"client": "who", "target": "y"}
+    columns = {"client": "who"} | ({} if "target" in how else {"target": "y"})
     if how == "series":
         columns, how = {"client": "sensor", "target": "level"}, {"time": "when", "past": 3, "horizon": 2}
     with pytest.raises(UsageError, match=said) as found:
         read(path, **columns, **how)
     assert "\n" not in str(found.value)
     assert "t.csv" in str(found.value)
+
+
+def test_text_in_another_encoding_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_bytes("who,x,y\na,1,2\nKöln,1,2\n".encode("latin-1"))
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: this is not UTF-8 text; save it as UTF-8"):
+        read(path, client="who", target="y")
+    path.write_bytes("who,x,y\na,1,2\nKöln,1,3\n".encode("utf-8-sig"))  # as spreadsheets write it
+    assert read(path, client="who", target="y").owners == ("Köln", "a")
+
+
+@pytest.mark.parametrize("zones", [("Z", "+02:00"), ("-00:30", "+0130")])
+def test_times_with_a_zone_are_brought_to_one_clock(tmp_path, zones):
+    hours = {"Z": 0, "+02:00": 2, "-00:30": -0.5, "+0130": 1.5}
+    text = "who,t,y\n"
+    for who, zone in zip("ab", zones, strict=True):
+        for i in range(8):
+            minutes = round(60 * (6 + i + hours[zone]))
+            text += f"{who},2024-01-01T{minutes // 60:02d}:{minutes % 60:02d}:00{zone},{i * 1.5}\n"
+    data = read(write(tmp_path, text), client="who", target="y", time="t", past=2)
+    assert data.time[data.client == 0].tolist() == data.time[data.client == 1].tolist() == list(range(6))
+    torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([6.0, 7.0]))
+
+
+def test_inexact_clocks_are_told_of(tmp_path):
+    text = "".join(
+        f"{who},{60 * i + (7 * i) % 5 + late},{i % 3}.5\n" for who, late in (("a", 0), ("b", 20)) for i in range(9)
+    )
+    with pytest.warns(
+        UserWarning, match=r"each of 18 different ones is a step, and a client has rows at 50 % of these"
+    ):
+        read(write(tmp_path, "who,t,y\n" + text), client="who", target="y", time="t", past=2)
 
 
 def test_files_that_are_not_tables(tmp_path):

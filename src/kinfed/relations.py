@@ -85,6 +85,8 @@ def read(
         raise UsageError(f"{path}: {problem}") from None
     except Exception as problem:  # damage can surface in any layer of these formats
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        if kind in (".npz", ".npy") and "pickle" in reason:  # what NumPy says of any file that it does not know
+            reason = f"it is not a {kind} file of plain numbers"
         raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
 
 

@@ -1,6 +1,8 @@
 """Tables: your own data from CSV or Parquet, one row an example or a reading, with a column that says whose it is."""
 
 import csv
+import io
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,6 +22,8 @@ from .windows import Windows
 
 FEW = 20  # a target of whole numbers with at most so many different ones is taken for labels
 DAY = 86_400.0  # seconds
+LARGEST = 1e30  # number that float32 can hold and still scale
+SHARED = 0.9  # of the times of all clients' rows that a client has, at least, where its series are not suspect
 
 Cells = NDArray[Any]  # [n] numbers, datetime64, or text as objects, empty where a cell is
 Numbers = NDArray[np.float64]
@@ -54,8 +58,10 @@ def read(
     values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known readings, are left
     out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
     """
-    frame = _open(Path(path))
     targets = [target] if isinstance(target, str) else list(target)
+    if not targets or least < 0:
+        raise UsageError(f"{path}: a table needs a target, and a least of 0 or more; got {targets} and {least}")
+    frame = _open(Path(path))
     frame.need([client, *targets, *features, *([time] if time else [])])
     owner = frame.text(client)
     names = sorted(set(owner.tolist()), key=_natural)
@@ -158,6 +164,8 @@ def _target(frame: "_Frame", targets: list[str]) -> tuple[Tensor, Task, tuple[st
     labels = frame.labels(targets[0]) if len(targets) == 1 else None
     if labels is not None:
         classes = sorted({*labels.tolist()} - {""}, key=_natural)
+        if len(classes) == 1 and (labels != "").sum() > 1:
+            raise UsageError(f"{frame.path}: '{targets[0]}' is '{classes[0]}' in all rows: there is nothing to learn")
         index = {"": 0} | {name: i for i, name in enumerate(classes)}
         y = torch.tensor([index[label] for label in labels])
         return y, Classification(len(classes)), tuple(classes), {targets[0]: np.asarray(labels == "", bool)}
@@ -224,10 +232,11 @@ class _Frame:
             values = cells.astype(np.float64)
         else:
             values = np.array([_number(cell) if cell != "" else np.nan for cell in cells.tolist()], np.float64)
-        bad = np.flatnonzero(np.isinf(values))
+        bad = np.flatnonzero(np.abs(values) > LARGEST)
         if len(bad):
             more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
-            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is not a finite number{more}")
+            what = "not a finite number" if np.isinf(values[bad[0]]) else "too large a number"
+            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is {what}{more}")
         return values
 
     def labels(self, name: str) -> NDArray[np.object_] | None:
@@ -245,17 +254,23 @@ class _Frame:
         cannot be read, or where a client has two rows of the same time.
         """
         cells = self._cells[name]
-        moments = np.array([_number(cell) for cell in cells.tolist()]) if cells.dtype.kind == "O" else cells
-        dated = cells.dtype.kind == "M" or (cells.dtype.kind == "O" and not np.isfinite(moments).any())
-        if dated:
-            dates = cells if cells.dtype.kind == "M" else np.array([_date(cell) for cell in cells.tolist()])
-            moments = np.where(np.isnat(dates), np.inf, dates.astype("datetime64[us]").astype(np.int64) / 1e6)
-        moments = moments.astype(np.float64)
+        if cells.dtype.kind == "O":
+            moments = np.array([_number(cell) for cell in cells.tolist()])
+            numbers = np.isfinite(moments)
+            dated = bool(numbers.mean() < 0.5)
+            if dated:
+                seconds = np.array([_seconds(cell) for cell in cells.tolist()])
+                moments = np.where(numbers, np.inf, seconds)
+        else:
+            dated = cells.dtype.kind == "M"
+            moments = cells.astype("datetime64[us]").astype(np.float64) / 1e6 if dated else cells.astype(np.float64)
+            moments = np.where(np.isnat(cells), np.inf, moments) if dated else moments
         bad = np.flatnonzero(~np.isfinite(moments))
         if len(bad):
-            raise UsageError(
-                f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is neither a number nor a date such as 2012-03-01 00:05"
-            )
+            wanted = "a date such as 2012-03-01 00:05, as most times are" if dated else "a number, as most times are"
+            if len(bad) == len(cells):
+                wanted = "a number or a date such as 2012-03-01 00:05"
+            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is not {wanted}")
         stamps, rank = np.unique(moments, return_inverse=True)
         seen: dict[tuple[int, int], int] = {}
         for row, key in enumerate(zip(held.who.tolist(), rank.tolist(), strict=True)):
@@ -269,6 +284,15 @@ class _Frame:
         steps = (stamps - stamps[0]) / width
         if np.abs(steps - steps.round()).max() > 0.01:
             steps = np.arange(len(stamps))
+            mine = held.who >= 0
+            share = mine.sum() / max(1, len(held.names) * len(np.unique(rank[mine])))
+            if share < SHARED:
+                warnings.warn(
+                    f"{self.path}: times in '{name}' lie no whole number of steps apart, so each of {len(stamps):,} "
+                    f"different ones is a step, and a client has rows at {100 * share:.0f} % of these; if its clock is "
+                    "only inexact, round the times first",
+                    stacklevel=4,
+                )
         return moments, steps.round().astype(np.int64)[rank], dated
 
     def _as_text(self, name: str) -> NDArray[np.object_]:
@@ -299,13 +323,21 @@ def _open(path: Path) -> _Frame:
 
 
 def _csv(path: Path) -> _Frame:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file, strict=True)
+    held, lines = [], []
+    data = path.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        line = data.count(b"\n", 0, problem.start) + 1
+        raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save it as UTF-8") from None
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
         heading = [name.strip() for name in next(rows, [])]
         twice = sorted({name for name in heading if heading.count(name) > 1})
         if twice:
             raise UsageError(f"{path}: two columns are named '{twice[0]}'")
-        held, lines = [], []
+        if len(heading) == 1 and (other := re.search(r"[;\t|]", heading[0])):
+            raise UsageError(f"{path}: the heading is parted by {other[0]!r}; entries must be parted by commas")
         for row in rows:
             if not row:
                 continue
@@ -315,6 +347,9 @@ def _csv(path: Path) -> _Frame:
                 )
             held.append([cell.strip() for cell in row])
             lines.append(rows.line_num)
+    except csv.Error as problem:
+        said = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
+        raise UsageError(f"{path}, line {rows.line_num}: {said}") from None
     columns = zip(*held, strict=True) if held else [()] * len(heading)
     return _Frame(path, {name: np.array(c, dtype=object) for name, c in zip(heading, columns, strict=True)}, lines)
 
@@ -353,11 +388,18 @@ def _number(text: Any) -> float:
     return value if np.isfinite(value) or str(text).lower() == "nan" else np.inf
 
 
-def _date(text: str) -> np.datetime64:
+def _seconds(text: str) -> float:
+    """A date as seconds, in UTC if it names a zone; infinity for anything else."""
+    date, zone = text, re.fullmatch(r"(.*\d:\d\d.*?)(?:Z|([+-]\d\d):?(\d\d))", text)
+    ahead = 0
+    if zone:
+        date, hours, minutes = zone[1], int(zone[2] or 0), int(zone[3] or 0)
+        ahead = 3600 * hours + 60 * (-minutes if (zone[2] or "").startswith("-") else minutes)
     try:
-        return np.datetime64(text, "us")
+        moment = np.datetime64(date, "us")
     except ValueError:
-        return np.datetime64("NaT", "us")
+        return np.inf
+    return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
 
 
 def _natural(name: str) -> tuple[float, str]:
