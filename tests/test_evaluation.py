@@ -139,15 +139,17 @@ def test_models_too_large_to_keep_are_made_again_when_they_are_chosen(method, ho
     assert bool(made) == (not isinstance(method, FedAvg))
 
 
-def test_a_config_asks_for_the_auc():
-    asked = config.resolve(config.read("fedavg", ["federation.auc=true"]))
+@pytest.mark.parametrize("score", ["auc", "reweighted"])
+def test_a_config_asks_for_scores_of_classes(score):
+    asked = config.resolve(config.read("fedavg", [f"federation.{score}=true"]))
     assert config.resolve(config.read("fedavg", [])).table["federation"] == {
-        key: value for key, value in asked.table["federation"].items() if key != "auc"
+        key: value for key, value in asked.table["federation"].items() if key != score
     }
-    assert asked.federation(None, 0).task.auc
-    assert config.resolve(asked.table).federation(None, 0).task.auc
+    for table in (asked.table, config.resolve(asked.table).table):
+        task = config.resolve(table).federation(None, 0).task
+        assert {name for name in ("auc", "reweighted") if getattr(task, name)} == {score}
     data = dataclasses.replace(asked.dataset(None), task=Regression())
-    with pytest.raises(UsageError, match="this data has no classes"):
+    with pytest.raises(UsageError, match=f"federation.{score}=true is a score of classes, but this data has none"):
         dataclasses.replace(asked, dataset=lambda _: data).federation(None, 0)
-    with pytest.raises(UsageError, match=r"federation\.auc must be true or false; got 1"):
-        config.resolve(config.read("fedavg", ["federation.auc=1"]))
+    with pytest.raises(UsageError, match=rf"federation\.{score} must be true or false; got 1"):
+        config.resolve(config.read("fedavg", [f"federation.{score}=1"]))

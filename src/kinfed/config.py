@@ -36,6 +36,7 @@ EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
 PAPERS = Path(__file__).parent / "papers"
 NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
+BY_CLASS = ("auc", "reweighted")  # scores of classification that are asked for
 
 
 class Learning(NamedTuple):
@@ -68,12 +69,10 @@ class Experiment:
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
-        if self.table["federation"].get("auc"):
+        if scores := {score: True for score in BY_CLASS if self.table["federation"].get(score)}:
             if not isinstance(dataset.task, Classification):
-                raise UsageError(
-                    "federation.auc=true asks for the area under the ROC curve, but this data has no classes"
-                )
-            dataset = replace(dataset, task=replace(dataset.task, auc=True))
+                raise UsageError(f"federation.{next(iter(scores))}=true is a score of classes, but this data has none")
+            dataset = replace(dataset, task=replace(dataset.task, **scores))
         federation = divide(dataset, owned, self.split, seed, groups)
         return replace(federation, graph=self.graph(federation, seed))
 
@@ -181,7 +180,7 @@ def resolve(raw: Table) -> Experiment:
     """Make every part; the experiment's table has every default filled in."""
     parts = learning(raw, frozenset({"federation", "attack"}))
     federation = _table(raw, "federation", "")
-    _only(federation, {"dataset", "clients", "partition", "split", "graph", "auc"}, "federation.")
+    _only(federation, {"dataset", "clients", "partition", "split", "graph", *BY_CLASS}, "federation.")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
@@ -197,8 +196,9 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
-    if _value(federation, "auc", bool, False, "federation."):
-        table["federation"]["auc"] = True
+    for score in BY_CLASS:
+        if _value(federation, score, bool, False, "federation."):
+            table["federation"][score] = True
     attack = None
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")

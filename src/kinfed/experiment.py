@@ -115,6 +115,8 @@ class Run:
             "leaking": bool(cautions),
             "caution": "; ".join(cautions),
         }
+        if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
+            found["scores"][history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
         if self.attack is not None:
             attackers = self.attack.attackers(self.federation.names, self.seed)
             found["attack"] = {

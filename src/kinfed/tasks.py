@@ -32,10 +32,14 @@ class Classification:
     class is the share of pairs, an example of it and one of the rest, in which the softmax gives the former the higher
     probability; equal ones count half. Classes that a client has no example of are left out; a client with a single
     class has no pairs and scores 0.5, as chance would.
+
+    With `reweighted` a run's summary also tells how each client's model does on all clients' test examples, weighted by
+    the client's shares of labels; at the end of a run this takes a pass of every model over these.
     """
 
     classes: int
     auc: bool = False
+    reweighted: bool = False
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
 

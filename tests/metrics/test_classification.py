@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -5,6 +7,7 @@ from torch import nn
 from kinfed import Federation, UsageError, fit
 from kinfed.methods import Local
 from kinfed.metrics.classification import count_correct, reweighted_accuracy
+from kinfed.tasks import Classification
 
 
 def test_weighted_by_the_clients_label_shares():
@@ -34,6 +37,10 @@ def test_of_a_run_and_its_pooled_accuracy():
         expected.append(up / down)
     torch.testing.assert_close(run.reweighted_accuracy(), torch.stack(expected))
     score = run.summary()["scores"]["own"]
+    assert "reweighted" not in score  # as it takes time
+    asked = replace(run.federation, task=Classification(2, reweighted=True))
+    found = replace(run, federation=asked).summary()["scores"]["own"]
+    assert found == {**score, "reweighted": pytest.approx(float(sum(expected)) / 2)}
     each = run.history.test("own")
     assert score["pooled"] == pytest.approx((12 * float(each[0]) + 4 * float(each[1])) / 16)
     with pytest.raises(UsageError, match="needs class labels"):
