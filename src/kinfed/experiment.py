@@ -93,8 +93,7 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task = self.history, self.federation.task
-        cautions = ["the method used test examples as feedback"] if self.method.feedback == "test" else []
-        cautions += [self.federation.caution] if self.federation.caution else []
+        cautions = [why for why in (self.method.caution, self.federation.caution) if why]
         found: dict[str, Any] = {
             "method": type(self.method).__name__,
             "rounds": history.done,

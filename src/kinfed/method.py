@@ -88,6 +88,11 @@ class Method(ABC):
     #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
 
+    @property
+    def caution(self) -> str:
+        """Why scores on test examples flatter its models, if they do."""
+        return "the method used test examples as feedback" if self.feedback == "test" else ""
+
     def start(self, roster: Roster) -> Tree:
         """The server's first state."""
         return ()

@@ -79,6 +79,30 @@ def read(
     return _rows(frame, held, inputs, targets, time, drop_missing, least)
 
 
+def of_one_client(path: Path, target: str) -> tuple[dict[str, Cells], list[str]]:
+    """One client's own table, every row an example: its arrays, and the names of its inputs in the order of x.
+
+    x: [n, F] float32 are all columns but `target`, by name, as they are: what the other clients have is not known here.
+    y: [n] int64 are labels if all of `target` are whole numbers from 0 without a decimal point, else [n, 1] float32.
+    Raises UsageError that names the file, line and column of what cannot be used.
+    """
+    frame = _open(path)
+    frame.need([target])
+    inputs = sorted(set(frame.columns) - {target}, key=_natural)
+    if not inputs:
+        raise UsageError(f"{path}: there is no column left for the inputs beside '{target}'")
+    columns = {name: frame.numbers(name) for name in (*inputs, target)}
+    for name, values in columns.items():
+        if np.isnan(values).any():
+            raise UsageError(f"{frame.place(int(np.isnan(values).argmax()), name)}: there is no value")
+    x = np.stack([columns[name] for name in inputs], 1).astype(np.float32)
+    cells = frame.cells(target)
+    whole = cells.dtype.kind in "iu" or all(isinstance(cell, str) and cell.isdecimal() for cell in cells.tolist())
+    if whole and columns[target].min() >= 0:
+        return {"x": x, "y": columns[target].astype(np.int64)}, inputs
+    return {"x": x, "y": columns[target].astype(np.float32)[:, None]}, inputs
+
+
 class _Clients(NamedTuple):
     """Whose each row is, and how they are related."""
 
@@ -202,6 +226,10 @@ class _Frame:
     def columns(self) -> list[str]:
         """Their names."""
         return list(self._cells)
+
+    def cells(self, name: str) -> Cells:
+        """[n] a column as it was read."""
+        return self._cells[name]
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands."""

@@ -1,11 +1,15 @@
 """kinfed flower: what is wrong is said in one line, before anything is started."""
 
+import importlib.metadata
 import importlib.util
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from kinfed.cli import main
+from kinfed.cli.flower import TESTED
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
@@ -34,6 +38,23 @@ def test_without_flower_it_is_said_how_to_get_it(refused, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "flwr" else real(name, *rest))
     for action in (["keys", "k"], ["up", "--insecure"], ["node", "a", "--data", "x.npz"], ["run", "f.toml"], ["down"]):
         assert refused(*action) == "kinfed: kinfed flower needs Flower; install it: pip install 'kinfed[flower]'"
+
+
+@pytest.mark.parametrize(("version", "fits"), [("1.39.2", False), ("1.40.0", True), ("1.42.1", True), ("1.43", False)])
+def test_a_flower_that_was_not_tested_is_refused(refused, monkeypatch, version, fits):
+    real = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == "flwr" else real(name))
+    line = refused("down")
+    if fits:
+        assert "no SuperLink of" in line
+    else:
+        assert line.endswith(f"for Flower 1.40 up to, but not, 1.43; here is {version}: pip install 'flwr>=1.40,<1.43'")
+
+
+def test_the_tested_versions_are_those_of_the_package():
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    least, below = (".".join(map(str, version)) for version in TESTED)
+    assert project["optional-dependencies"]["flower"] == [f"flwr>={least},<{below}"]
 
 
 def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
@@ -72,7 +93,6 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
         "federation.dataset=digits": "only federation.split may be set",
         "seeds=3": "a federation runs one seed at a time",
         "participation={late=0.5, joins=2}": "participation.late and by_group are for simulations",
-        "method={name='fedaghn', feedback='test'}": "reads the sites' test examples",
     }
     for override, message in wrong.items():
         assert message in refused("run", "f.toml", override)

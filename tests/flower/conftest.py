@@ -179,7 +179,8 @@ class Trial:
         weights = torch.zeros(6, 6)
         for i, j in LINKS:
             weights[i, j] = weights[j, i] = 1
-        roster = fleet.roster(Graph(weights, "given") if len(names) == 6 else None)
+        at = torch.tensor(["abcdef".index(name) for name in names])
+        roster = fleet.roster(Graph(weights[at][:, at], "given") if self.planned.deployment.graph else None)
         run(
             learning.method,
             roster,
@@ -212,16 +213,18 @@ def trial(grid, tmp_path, examples, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(courier, "LOOK", 0.0)
     monkeypatch.setattr(courier, "AGAIN", 0.0)
-    (tmp_path / "links.csv").write_text("from,to\n" + "".join(f"{'abcdef'[i]},{'abcdef'[j]}\n" for i, j in LINKS))
 
-    def make(name, *, rounds=3, share=1.0, linked=True, **flower):
+    def make(name, *, rounds=3, share=1.0, linked=True, method=None, **flower):
+        known = "abcdef"[: flower.get("clients", 6)]
+        links = [f"{known[i]},{known[j]}\n" for i, j in LINKS if max(i, j) < len(known)]
+        (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
         table = {
             "rounds": rounds,
             "seed": 11,
             "participation": share,
             "model": {"name": "mlp", "hidden": [5]},
             "training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
-            "method": {"name": name, **SETTINGS.get(name, {})},
+            "method": {"name": name, **SETTINGS.get(name, {}), **(method or {})},
             "flower": {"clients": 6, "classes": 3, "graph": str(tmp_path / "links.csv") if linked else "", **flower},
         }
         return Trial(grid, tmp_path, examples, plan.resolve(json.loads(json.dumps(table))))

@@ -78,7 +78,11 @@ def test_everyone_is_asked_once_and_answers_go_to_whom_they_belong(world):
     answers = courier.ask("round", order("abc"))
     assert {client: answer.words["did"] for client, answer in answers.items()} == {c: f"{c}'s" for c in "abc"}
     assert [kind for _, kind, _ in carrier.sent] == ["hello"] * 3 + ["round"] * 3
-    assert all(down > 0 and up > 0 for down, up in courier.travelled.values())
+    assert set(courier.travelled) == set("abc")
+    for rounds in courier.travelled.values():
+        ((down, up),) = rounds.values()
+        assert down == len('{"do": "a\'s"}')
+        assert up == len('{"client": "a", "did": "a\'s"}')
 
 
 def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):

@@ -97,7 +97,7 @@ def node(tmp_path, server, monkeypatch):
             heard(line)
 
         with pytest.raises(RunError) as ended:
-            processes.node("a", tmp_path / "x.npz", tmp_path / "state", Link(address), None, "cpu", say)
+            processes.node("a", tmp_path / "x.npz", "y", tmp_path / "state", Link(address), None, "cpu", say)
         return said, str(ended.value)
 
     return go
@@ -132,6 +132,46 @@ def test_a_node_that_is_taken_for_its_former_self_gets_in_when_that_is_forgotten
 def test_other_ends_are_told_by_their_first_error(node):
     _, ended = node("echo 'ImportError: no module'; echo 'TypeError: more'; exit 1")
     assert ended.startswith("the node of a ended: ImportError: no module; see ")
+
+
+MISMATCH = """\\033[91mERROR \\033[0m:     Exit Code: 606
+Runtime version compatibility check failed.
+SuperLink version 1.41.0 detected a runtime version mismatch: expected a peer from the same major.minor release, but \
+received SuperNode version 1.42.0.
+Upgrade your Flower version to the required version, or contact the server administrator.
+
+For more information, visit: <https://flower.ai>
+"""
+PATH = """\\033[91mERROR \\033[0m:     Exit Code: 604
+No such key.
+The provided path is invalid.
+
+For more information, visit: <https://flower.ai>
+Error: more
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            MISMATCH,
+            "the server runs Flower 1.41.0 and this site 1.42.0; install the same here: pip install 'flwr==1.41.0'",
+        ),
+        (PATH, "No such key. The provided path is invalid."),
+        (PATH.partition("\n\n")[0] + "\n", "No such key. The provided path is invalid."),
+    ],
+)
+def test_an_end_with_a_code_is_told_by_its_reason(node, script, why):
+    _, ended = node(f"printf '{script}'; exit 1")
+    assert ended.startswith(f"the node of a ended: {why}; see ")
+
+
+def test_a_program_that_ends_badly_does_not_silence_its_node(node):
+    said, ended = node(f"printf '{PATH}{CONNECTED}'; exit 3")
+    assert said[0].startswith("client a is connected to 127.0.0.1:")
+    assert said[1:] == ["round 3", "client a: no space"]
+    assert "No such key" in ended
 
 
 def test_what_a_node_started_ends_with_it(node, tmp_path):

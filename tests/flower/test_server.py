@@ -1,5 +1,6 @@
 """Whole runs with faults: bad answers, silence, crashes of either side, clients that come later."""
 
+import csv
 import json
 
 import numpy as np
@@ -12,6 +13,7 @@ from kinfed.errors import RunError, UsageError
 from kinfed.flower import grid as carrier
 from kinfed.flower import server as serving
 from kinfed.flower import site
+from kinfed.methods import METHODS
 
 
 def changed(change):
@@ -293,15 +295,81 @@ def test_sites_with_other_examples_are_left_out(trial):
     assert any("left client f out: its examples are [7]" in line for line in trial.said)
 
 
-def test_the_summary_counts_what_travelled(trial):
+def test_bytes_are_counted_by_client_and_round(trial):
     trial = trial("fedavg", rounds=3)
     summary = trial.serve()
     d = 53  # 6 x 5 + 5 + 5 x 3 + 3
-    for counted in summary["bytes_by_client"].values():
-        # The first model when it joins; one model a round, and one more to judge the last round.
-        assert counted["down"] > 4 * d * (1 + 3 + 1)
-        assert 4 * d * 3 < counted["up"] < 4 * d * 3 + 4000
-    assert summary["bytes_up"] == sum(c["up"] for c in summary["bytes_by_client"].values())
+    with (trial.folder / "out" / "bytes.csv").open(newline="") as file:
+        rows = {(row["client"], int(row["round"])): row for row in csv.DictReader(file)}
+    assert rows.keys() == {(client, round) for client in "abcdef" for round in range(4)}
+    models = {"down": [1, 1, 1, 2], "up": [0, 1, 1, 1]}  # the first when it joins; one more judges the last round
+    for (client, round), row in rows.items():
+        for way, counts in models.items():
+            words = int(row[way]) - 4 * d * counts[round]
+            assert 0 < words < 3000, (client, round, way)
+    for way in ("down", "up"):
+        each = {c: sum(int(row[way]) for (name, _), row in rows.items() if name == c) for c in "abcdef"}
+        assert {name: counted[way] for name, counted in summary["bytes_by_client"].items()} == each
+        assert summary[f"bytes_{way}"] == sum(each.values())
+        assert summary["bytes_per_client_and_round"][way] == round_to(sum(each.values()) / 18)
+
+
+def round_to(value):
+    return int(value + 0.5)
+
+
+def test_bytes_go_on_being_counted_after_a_crash(trial, monkeypatch):
+    whole = trial("fedavg", rounds=4)
+    real = serving.checkpoint.save
+
+    def dying(path, at, history):
+        real(path, at, history)
+        if at.done == 2:
+            raise Stopped
+
+    monkeypatch.setattr(serving.checkpoint, "save", dying)
+    with pytest.raises(Stopped):
+        whole.serve()
+    monkeypatch.setattr(serving.checkpoint, "save", real)
+    whole.serve()
+    rows = [row.split(",")[:2] for row in (whole.folder / "out" / "bytes.csv").read_text().splitlines()[1:]]
+    assert rows == [[client, str(round)] for client in "abcdef" for round in range(5)]
+
+
+def test_feedback_from_test_examples_is_told_wherever_scores_are(trial):
+    trial = trial("fedaghn", rounds=2, method={"feedback": "test"})
+    expected = trial.simulate()
+    summary = trial.serve()
+    trial.compare(expected)
+    assert summary["leaking"] is True
+    assert summary["caution"] == "the method used test examples as feedback"
+    heading, *rows = (trial.folder / "out" / "history.csv").read_text().splitlines()
+    assert heading.endswith(",caution")
+    assert all(row.endswith(",the method used test examples as feedback") for row in rows)
+
+
+def test_fair_feedback_is_not_told_off(trial):
+    summary = trial("fedaghn", rounds=1).serve()
+    assert (summary["leaking"], summary["caution"]) == (False, "")
+
+
+def test_tables_of_other_columns_are_left_out(trial):
+    trial = trial("fedavg", clients=5, linked=False)
+    for i, config in enumerate(trial.grid.sites.values()):
+        name = config["client-id"]
+        path = trial.folder / "sites" / name / "data.csv"
+        arrays = trial.examples[name]
+        columns = [f"c{k}" for k in range(5)] + ["c5" if i < 5 else "odd"]
+        lines = [",".join([*columns, "label"])]
+        for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True):
+            lines.append(",".join([*map(str, x), str(y)]))
+        path.write_text("\n".join(lines * 1 + lines[1:] * 9) + "\n")
+        config |= {"data": str(path), "target": "label"}
+    summary = trial.serve()
+    assert summary["names"] == list("abcde")
+    assert any(
+        line == "left client f out: only it or only the federation has the columns c5, odd" for line in trial.said
+    )
 
 
 def gone_from(trial, name, round, back=None):
@@ -334,6 +402,21 @@ def test_what_others_hear_of_a_client_that_is_gone(trial, stale, heard):
     np.testing.assert_allclose(relation.sum(-1), 1, rtol=1e-5)
     assert (relation[5, :5, 5] > 0).all()  # it is back
     assert summary["rounds"] == 6
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_can_do_without_a_silent_client(trial, name):
+    """From round 3, when f is known to be gone, to its return the others are as they would be if f had not been."""
+    trial = trial(name, rounds=5, stale="drop")
+    gone_from(trial, "f", 2, back=4)
+    trial.serve()
+    with np.load(trial.folder / "out" / "relations.npz") as file:
+        relation = file["relation"]
+    if len(relation):
+        assert not relation[2][..., :5, 5].any()
+        np.testing.assert_allclose(relation.sum(-1), 1, rtol=1e-5)
+    (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()
+    assert json.loads((folder / "model.json").read_text())["round"] >= 1
 
 
 def test_decay_ends_well_whoever_is_drawn(trial):

@@ -86,6 +86,7 @@ def test_hello_says_what_the_server_must_know_and_no_more(site):
         "shape": [6],
         "outputs": 3,
         "task": {"name": "Classification", "classes": 3},
+        "columns": [],
     }
 
 
@@ -283,6 +284,52 @@ def test_a_file_that_cannot_be_used_is_told(tmp_path, arrays, why):
     with pytest.raises(UsageError, match=why) as caught:
         module.read(tmp_path / "bad.npz")
     assert "bad.npz" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, kind):
+    columns = {"b10": [1.5, 2.0, -3.25], "level": ["0", "2", "1"], "b2": [4.0, 5.0, 6.0]}
+    path = tmp_path / f"d.{kind}"
+    if kind == "csv":
+        path.write_text("b10,level,b2\n1.5,0,4\n2,2,5\n-3.25,1,6\n")
+    else:
+        polars = pytest.importorskip("polars", reason="polars is not installed: pip install 'kinfed[parquet]'")
+        polars.DataFrame(columns | {"level": [0, 2, 1]}).write_parquet(path)
+    arrays, names = module.read(path, "level")
+    assert names == ["b10", "b2"]
+    assert arrays["x"].tolist() == [[1.5, 4.0], [2.0, 5.0], [-3.25, 6.0]]
+    assert (arrays["x"].dtype, arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, np.int64, [0, 2, 1])
+    arrays, names = module.read(path, "b10")  # no labels
+    assert names == ["b2", "level"]
+    assert (arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, [[1.5], [2.0], [-3.25]])
+    hello = Site("d", path, tmp_path, "cpu", "level").answer("hello", Message({}, {})).words
+    assert (hello["shape"], hello["columns"], hello["outputs"]) == ([2], ["b10", "b2"], 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,y\n1,0\n,1\n", "d.csv, line 3, column 'a': there is no value"),
+        ("a,y\n1,0\n2,\n", "d.csv, line 3, column 'y': there is no value"),
+        ("a,y\nfoo,0\n2,1\n", "d.csv, line 2, column 'a': 'foo' is not a finite number"),
+        ("a,y\n1,cat\n2,dog\n", "d.csv, line 2, column 'y': 'cat' is not a finite number (and 1 more)"),
+        ("a,b\n1,0\n", "d.csv has no column 'y'"),
+        ("y\n1\n", "there is no column left for the inputs beside 'y'"),
+    ],
+)
+def test_a_table_that_cannot_be_used_is_told_with_line_and_column(tmp_path, text, why):
+    (tmp_path / "d.csv").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        module.read(tmp_path / "d.csv")
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("cells", [["-1", "0"], ["0.0", "1"]])
+def test_a_column_with_a_minus_or_a_point_is_no_label(tmp_path, cells):
+    (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"1,{cell}\n" for cell in cells))
+    arrays, _ = module.read(tmp_path / "d.csv")
+    assert arrays["y"].tolist() == [[float(cell)] for cell in cells]
+    assert arrays["y"].dtype == np.float32
 
 
 def test_other_kinds_of_files_are_refused_by_name(tmp_path):

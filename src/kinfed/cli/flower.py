@@ -1,6 +1,7 @@
 """kinfed flower."""
 
 import argparse
+import importlib.metadata
 import importlib.util
 import os
 import time
@@ -15,6 +16,7 @@ from ..files import make_folder
 from .running import show
 
 HOME = "KINFED_FLOWER_HOME"
+TESTED = ((1, 40), (1, 43))  # Flower's versions: from, and below; pyproject.toml says the same
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -51,7 +53,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     up.set_defaults(command=_up)
     node = actions.add_parser("node", parents=[common], help="take part as a client, until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
-    node.add_argument("--data", type=Path, required=True, metavar="FILE", help="this client's examples, such as x.npz")
+    node.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="this client's examples: .npz, .csv or .parquet"
+    )
+    node.add_argument(
+        "--target", default="y", metavar="COLUMN", help="what a table is to predict from its other columns (default: y)"
+    )
     node.add_argument("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: 127.0.0.1:8000")
     node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
     node.add_argument("--insecure", action="store_true", help="without keys: for trials on one machine")
@@ -103,7 +110,7 @@ def _node(asked: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; it is the folder of this site that kinfed flower keys made")
     link = processes.Link(asked.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    processes.node(asked.site, asked.data, asked.state, link, key, asked.device, _sayer(console))
+    processes.node(asked.site, asked.data, asked.target, asked.state, link, key, asked.device, _sayer(console))
 
 
 def _run(asked: argparse.Namespace, console: Console) -> None:
@@ -134,7 +141,7 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     summary = processes.run(Path(asked.home), planned.table, out, say)
     show(summary, asked, console)
     each = summary["bytes_per_client_and_round"]
-    say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up; models are at their sites")
+    say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up (bytes.csv); models are at sites")
 
 
 def _down(asked: argparse.Namespace, console: Console) -> None:
@@ -147,6 +154,13 @@ def _down(asked: argparse.Namespace, console: Console) -> None:
 def _need_flower() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
+    found = importlib.metadata.version("flwr")
+    if not TESTED[0] <= tuple(int(part) for part in found.split(".")[:2]) < TESTED[1]:
+        least, below = (".".join(map(str, version)) for version in TESTED)
+        raise UsageError(
+            f"kinfed flower is made for Flower {least} up to, but not, {below}; here is {found}: "
+            f"pip install 'flwr>={least},<{below}'"
+        )
 
 
 def _keys_or_insecure(asked: argparse.Namespace, maker: str) -> Path | None:

@@ -24,7 +24,7 @@ def answer(kind: str, envelope: Envelope, context: Context) -> Envelope:
         data, folder = (str(config.get(key, "")) for key in ("data", "state-dir"))
         if not (name and data and folder):
             raise UsageError("this node was not started by kinfed flower node: it has no client-id, data or state-dir")
-        site = Site(name, Path(data), Path(folder), str(config.get("device", "auto")))
+        site = Site(name, Path(data), Path(folder), str(config.get("device", "auto")), str(config.get("target", "y")))
         reply = site.answer(kind, grid.unpack(envelope.content))
     except Exception as problem:
         traceback.print_exc()

@@ -52,9 +52,10 @@ class Courier:
     deadline: float = 600.0  # seconds after which nobody is waited for who is not needed
     patience: float = 3600.0  # seconds after which those who are needed are given up
     log: Callable[[str], None] = print
-    poll: float = 0.1  # seconds
+    poll: float = 0.2  # seconds
     found: dict[str, Words] = field(default_factory=dict)  # every client that said hello, with what it said
-    travelled: dict[str, list[int]] = field(default_factory=dict)  # bytes down and up, by client
+    round: int = 0  # the one under way, from 1; 0 before the first
+    travelled: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     _nodes: dict[str, int] = field(default_factory=dict)  # where each client was last
     _online: dict[int, str] = field(default_factory=dict)
     _greet: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
@@ -159,7 +160,10 @@ class Courier:
         if id:
             self._flights[id] = Flight(client, node, self._online[node])
         if client:
-            self.travelled.setdefault(client, [0, 0])[0] += messages.size(order)
+            self._count(client)[0] += messages.size(order)
+
+    def _count(self, client: str) -> list[int]:
+        return self.travelled.setdefault(client, {}).setdefault(self.round, [0, 0])
 
     def _look(self) -> None:
         """See which nodes are online; greet those whose client is not known, forget messages to those that went."""
@@ -184,7 +188,7 @@ class Courier:
                 self._meet(flight.node, answer)
                 continue
             if isinstance(answer, Message):
-                self.travelled[flight.client][1] += messages.size(answer)
+                self._count(flight.client)[1] += messages.size(answer)
             found.append((flight.client, answer))
         return found
 

@@ -35,7 +35,7 @@ class FleetState(NamedTuple):
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for and did not answer
     replied: Tensor  # [N] bool, in the round just over
     introductions: Tree  # [N, ...]
-    words: Tensor  # uint8: names, last scores and bytes travelled, as JSON
+    words: Tensor  # uint8: names, last scores, the round and the bytes that travelled, as JSON
 
 
 @dataclass
@@ -63,6 +63,7 @@ class FlowerFleet:
         An upload of another form, with NaN or infinity, or far longer than the others is left out. Nobody answers if
         only clients that were not drawn are there. Raises RunError if fewer than the quorum give a good upload.
         """
+        self.courier.round = round + 1
         drawn = [self.names[i] for _, i in self._audible(cohort)]
         if not self.courier.wait(drawn) and any(map(self.courier.is_online, self.names)):
             self.courier.log(f"round {round + 1} passes: none of the clients drawn for it is there")
@@ -152,13 +153,17 @@ class FlowerFleet:
     def save(self) -> FleetState:
         """The state, with what is said in words."""
         scores = {name: [[*key, value] for key, value in mine.items()] for name, mine in self._scores.items()}
-        text = json.dumps({"names": self.names, "scores": scores, "travelled": self.courier.travelled})
+        courier = {"round": self.courier.round, "travelled": self.courier.travelled}
+        text = json.dumps({"names": self.names, "scores": scores, **courier})
         return self.state._replace(words=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
     def restore(self, state: FleetState) -> None:
         """Become the fleet that was saved."""
         said = json.loads(bytes(state.words.tolist()))
-        self.state, self.names, self.courier.travelled = state, said["names"], said["travelled"]
+        self.state, self.names, self.courier.round = state, said["names"], said["round"]
+        self.courier.travelled = {
+            name: {int(round): both for round, both in mine.items()} for name, mine in said["travelled"].items()
+        }
         self._scores = {name: {(m, s, k): v for m, s, k, v in mine} for name, mine in said["scores"].items()}
 
     def _order(self, i: int) -> Message:

@@ -88,8 +88,6 @@ def resolve(raw: Table) -> Plan:
     if not isinstance(asked, dict):
         raise UsageError(f"flower must be a table; got {asked!r}")
     deployment, deployment_table = config.call(Deployment, asked, "flower")
-    if learning.method.feedback == "test":
-        raise UsageError("feedback='test' reads the sites' test examples; a federation takes 'val' or 'train'")
     table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
     return Plan(table, learning, split, deployment)
 

@@ -17,6 +17,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def down(home: Path, say: Say) -> None:
     say(f"ended the SuperLink at {running['address']}")
 
 
-def node(client: str, data: Path, state: Path, link: Link, key: Path | None, device: str, say: Say) -> None:
+def node(
+    client: str, data: Path, target: str, state: Path, link: Link, key: Path | None, device: str, say: Say
+) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", client):
         raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
@@ -124,6 +127,7 @@ def node(client: str, data: Path, state: Path, link: Link, key: Path | None, dev
         settings = {
             "client-id": client,
             "data": str(data.resolve()),
+            "target": target,
             "state-dir": str(state.resolve()),
             "device": device,
         }
@@ -218,8 +222,10 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     if problem:
         _end(process.pid)
         text = _plain(log.read_bytes()[begin:].decode(errors="replace"))
-        errors = [line for line in text.splitlines() if "ERROR" in line or "rror:" in line]
-        why = errors[-1].strip() if errors else problem
+        lines = [line.strip() for line in text.splitlines()]
+        errors = [line for line in lines if "ERROR" in line or "rror:" in line]
+        ending = list(dropwhile(lambda line: "Exit Code:" not in line, lines))
+        why = _explain(ending) or (errors[-1] if errors else problem)
         raise RunError(f"the SuperLink did not start: {why}; see {log}")
     with replacing(home / LINK) as part:
         part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
@@ -266,6 +272,7 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
     Returns if the SuperLink does not let it in; raises RunError if it ends in another way.
     """
     log, failed, round = home / "node.log", "", ""
+    ending: list[str] = []  # from an exit code on
     # A shell that starts this in the background has SIGINT ignored.
     before = {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     with log.open("a") as written, log.open() as file:
@@ -291,7 +298,13 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
                     time.sleep(0.05)
                     line += file.readline()
                 line = _plain(line).strip()
-                if "SuperNode ID:" in line:
+                if "[code: 2004]" in line:
+                    return
+                if ending or "Exit Code:" in line:
+                    ending.append(line)
+                    if line.startswith("For more information"):  # it may be of a program that the node has started
+                        failed, ending = _explain(ending), []
+                elif "SuperNode ID:" in line:
                     say(f"client {client} is connected to {link.address}; its log is {log}")
                 elif line.startswith("kinfed: "):
                     say(line.removeprefix("kinfed: "))
@@ -299,15 +312,26 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
                     round = found[1]
                 elif "Receiving: train.round" in line and round != "0":
                     say(f"round {round}")
-                elif "[code: 2004]" in line:
-                    return
-                elif "Exit Code:" in line or "rror:" in line:
+                elif "rror:" in line:
                     failed = failed or line
         finally:
             _end(process.pid)
             for number, handler in before.items():
                 signal.signal(number, handler)
-    raise RunError(f"the node of {client} ended: {failed or f'exit code {process.returncode}'}; see {log}")
+    failed = _explain(ending) or failed or f"exit code {process.returncode}"
+    raise RunError(f"the node of {client} ended: {failed}; see {log}")
+
+
+def _explain(lines: list[str]) -> str:
+    """What Flower says of an end, in one line; `lines` are those of a log from the exit code on."""
+    text = " ".join(filter(None, takewhile(lambda line: not line.startswith("For more information"), lines[1:])))
+    found = re.search(r"version (\S+) detected a runtime version mismatch.* received \S+ version (\S+?)\.?(\s|$)", text)
+    if not found:
+        return text
+    return (
+        f"the server runs Flower {found[1]} and this site {found[2]}; install the same here: "
+        f"pip install 'flwr=={found[1]}'"
+    )
 
 
 def _die_with_parent() -> None:

@@ -1,5 +1,6 @@
 """serve: one run of a federation, from the first hello to the summary; taken up again where it stopped."""
 
+import csv
 import json
 import secrets
 import time
@@ -37,7 +38,7 @@ class _Joined(Exception):
     """New clients wait at the door: the round loop is left and entered again with them."""
 
 
-def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: float = 0.1) -> dict[str, Any]:
+def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: float = 0.2) -> dict[str, Any]:
     """Run the federation, or go on with the one in the folder `out`, and return its summary.
 
     The folder gets what any run's folder holds, except models: these stay at the sites. Raises UsageError for requests
@@ -129,7 +130,7 @@ def _agree(planned: Plan, courier: Courier) -> Words:
     kind = most()[0]
     alike = {client: words for client, words in courier.found.items() if _kind(words) == kind}
     first = next(iter(alike.values()))
-    facts = {"experiment": secrets.token_hex(8), "shape": first["shape"], "task": first["task"]}
+    facts = {"experiment": secrets.token_hex(8), **{key: first[key] for key in ("shape", "task", "columns")}}
     if first["task"]["name"] == "Classification":
         classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
         return facts | {"task": {"name": "Classification", "classes": classes}, "outputs": classes}
@@ -140,7 +141,7 @@ def _kind(words: Words) -> str:
     """What must be the same at all sites; how many classes its labels show may differ."""
     task = words.get("task", {})
     outputs = None if task.get("name") == "Classification" else words.get("outputs")
-    return json.dumps([words.get("shape"), task.get("name"), outputs])
+    return json.dumps([words.get("shape"), task.get("name"), outputs, words.get("columns")])
 
 
 def _fitting(courier: Courier, facts: Words) -> list[str]:
@@ -152,10 +153,13 @@ def _fitting(courier: Courier, facts: Words) -> list[str]:
             fitting.append(client)
         elif not words.get("told"):
             words["told"] = True
-            courier.log(
-                f"left client {client} out: its examples are {words.get('shape')} with {words.get('task')}, those of "
-                f"the federation {facts['shape']} with {facts['task']}"
+            why = (
+                f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
+                f"{facts['shape']} with {facts['task']}"
             )
+            if other := set(words.get("columns", [])) ^ set(facts["columns"]):
+                why = f"only it or only the federation has the columns {', '.join(sorted(other))}"
+            courier.log(f"left client {client} out: {why}")
     return fitting
 
 
@@ -222,7 +226,7 @@ def _judge_again(
 
 
 def _progress(history: History, planned: Plan, replied: int, seconds: float) -> str:
-    said = f"round {history.done} of {planned.table['rounds']}: {replied} clients, {seconds:.0f} s"
+    said = f"round {history.done} of {planned.table['rounds']}: {replied} clients, {seconds:.1f} s"
     if history.rounds:
         metric, name = history.task.metric, history.headline
         split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
@@ -244,9 +248,12 @@ def _summarise(
     relation = None
     if history.relations:
         relation = history.relations[history.rounds.index(history.select(history.chosen))]
-    runs.write_history(history, relation, origin, [layer.name for layer in model.layout.layers], out)
-    travelled = {name: fleet.courier.travelled.get(name, [0, 0]) for name in fleet.names}
-    down, up = (sum(both[i] for both in travelled.values()) for i in (0, 1))
+    layers, caution = [layer.name for layer in model.layout.layers], planned.learning.method.caution
+    runs.write_history(history, relation, origin, layers, out, caution=caution)
+    travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
+    _write_bytes(travelled, out / "bytes.csv")
+    totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
+    down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
     task = history.task
     summary = {
         "method": planned.table["method"]["name"],
@@ -266,12 +273,13 @@ def _summarise(
         "seconds": round(seconds, 3),
         "bytes_up": up,
         "bytes_down": down,
-        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in travelled.items()},
+        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
         "bytes_per_client_and_round": {
-            "down": round(down / len(travelled) / history.done),
-            "up": round(up / len(travelled) / history.done),
+            "down": round(down / len(totals) / history.done),
+            "up": round(up / len(totals) / history.done),
         },
-        "leaking": False,
+        "leaking": bool(caution),
+        "caution": caution,
         "names": fleet.names,
         "shape": facts["shape"],
         "outputs": facts["outputs"],
@@ -281,6 +289,16 @@ def _summarise(
     }
     _write(summary, out / "summary.json")
     return summary
+
+
+def _write_bytes(travelled: dict[str, dict[int, list[int]]], path: Path) -> None:
+    """One tidy table: client, round, down, up; what travels before round 1 is its round 0."""
+    with replacing(path) as part, part.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["client", "round", "down", "up"])
+        for client, rounds in travelled.items():
+            for round, both in sorted(rounds.items()):
+                table.writerow([client, round, *both])
 
 
 def _write(values: dict[str, Any], path: Path) -> None:

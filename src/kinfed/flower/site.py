@@ -7,7 +7,7 @@ that it has done already is not trained twice.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .. import __version__, checkpoint, wire
+from .. import __version__, checkpoint, tables, wire
 from ..datasets import directory
 from ..errors import RunError, UsageError
 from ..experiment import pick_device
@@ -49,8 +49,9 @@ class Memory(NamedTuple):
 class Site:
     """Answers the server's messages about one client; nothing but its answers leaves its folder."""
 
-    def __init__(self, name: str, data: Path, folder: Path, device: str = "auto") -> None:
+    def __init__(self, name: str, data: Path, folder: Path, device: str = "auto", target: str = "y") -> None:
         self.name, self._data, self._folder, self._device = name, data, folder / name, pick_device(device)
+        self._target = target
 
     def answer(self, kind: str, order: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
@@ -60,7 +61,7 @@ class Site:
             return Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
 
     def _hello(self, order: Message) -> Message:
-        arrays = read(self._data)
+        arrays, columns = read(self._data, self._target)
         task = _task(arrays)
         y = arrays.get("y", arrays.get("y_train"))
         assert y is not None
@@ -70,6 +71,7 @@ class Site:
             "shape": list(next(iter(arrays.values())).shape[1:]),
             "outputs": task.classes if isinstance(task, Classification) else int(np.prod(y.shape[1:])),
             "task": plan.describe_task(task),
+            "columns": columns,
         }
         return Message(said, {})
 
@@ -160,7 +162,7 @@ class Site:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
         words = joined.words
         planned = plan.resolve(words["table"])
-        federation = federate(self._data, self.name, plan.read_task(words["task"]), planned)
+        federation = federate(self._data, self.name, plan.read_task(words["task"]), planned, self._target)
         if list(federation.x.shape[1:]) != list(words["shape"]):
             raise UsageError(
                 f"{self._data}: an example is {list(federation.x.shape[1:])} here but {words['shape']} at other sites"
@@ -275,15 +277,16 @@ class Models:
             part.write_text(json.dumps(said))
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path, target: str = "y") -> tuple[dict[str, np.ndarray], list[str]]:
     """A site's examples by name: x and y, or x_train, y_train, x_test and y_test, perhaps with x_validation and so on.
 
-    Raises UsageError or RunError naming the file when it is missing, damaged or otherwise.
+    For a table `target` is the column to predict, and the names of the others are returned in the order of x. Raises
+    UsageError or RunError naming the file when it is missing, damaged or otherwise.
     """
-    load = LOADERS.get(path.suffix)
+    load = LOADERS.get(path.suffix.lower())
     if load is None:
         raise UsageError(f"{path}: a site's examples are in a file of one of these kinds: {', '.join(LOADERS)}")
-    arrays = load(path)
+    arrays, columns = load(path, target)
     wholes = [name for name in ("", "_train", "_test", "_validation") if f"x{name}" in arrays or f"y{name}" in arrays]
     if ("" in wholes and len(wholes) > 1) or ("" not in wholes and not {"_train", "_test"} <= set(wholes)):
         raise UsageError(
@@ -299,15 +302,15 @@ def read(path: Path) -> dict[str, np.ndarray]:
                 f"{path}: x{name} must be numbers [n, ...] and y{name} labels or targets [n, ...]; "
                 f"got {x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
             )
-    return arrays
+    return arrays, columns
 
 
-def federate(path: Path, name: str, task: Task, planned: plan.Plan) -> Federation:
+def federate(path: Path, name: str, task: Task, planned: plan.Plan, target: str = "y") -> Federation:
     """A federation of one client, divided as it would be among all others: draws depend on its name alone.
 
     Images as uint8 are brought to [-1, 1] as kinfed's own image sets are; all other numbers are taken as they are.
     """
-    arrays = read(path)
+    arrays, _ = read(path, target)
     kind = np.int64 if isinstance(task, Classification) else np.float32
     x = {n: torch.from_numpy(a).float() for n, a in arrays.items() if n.startswith("x")}
     x = {n: t.div_(127.5).sub_(1) if arrays[n].dtype == np.uint8 else t for n, t in x.items()}
@@ -351,13 +354,14 @@ def _integers(arrays: dict[str, np.ndarray]) -> bool:
     return all(a.dtype.kind in "iu" and a.ndim == 1 for name, a in arrays.items() if name.startswith("y"))
 
 
-def _npz(path: Path) -> dict[str, np.ndarray]:
+def _npz(path: Path, target: str) -> tuple[dict[str, np.ndarray], list[str]]:
     names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
-    return directory.read(path.parent, path.stem, (), names)[1]
+    return directory.read(path.parent, path.stem, (), names)[1], []
 
 
-# A kind of file, and what reads its arrays under the names that `read` explains.
-LOADERS: dict[str, Callable[[Path], dict[str, np.ndarray]]] = {".npz": _npz}
+Loader = Callable[[Path, str], tuple[dict[str, np.ndarray], list[str]]]
+# A kind of file, and what reads its arrays and columns as `read` explains them.
+LOADERS: dict[str, Loader] = {".npz": _npz, ".csv": tables.of_one_client, ".parquet": tables.of_one_client}
 
 
 def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -367,7 +371,3 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
         raise RunError(f"{path} cannot be read ({problem}); delete its folder to join anew") from None
-
-
-__all__ = ["LOADERS", "Memory", "Models", "Site", "federate", "read"]
-_: Sequence[str] = ()
