@@ -1,19 +1,26 @@
-"""What breaks when something breaks: python benchmarks/flower_faults.py [--times 20] [--only CASE ...]
+"""What breaks when something breaks: python benchmarks/flower_faults.py [--times 20] [--only CASE ...] [--jobs 2]
 
-A federation of separate processes over TLS, FedAGHN on digits, and one fault a run. Counts the answers that were left
-out, the sites that ended without a model, and the sites that ended with another private state than a simulation in
-which the clients that were left out did not take part in those rounds. Writes docs/results/flower-faults.md.
+Federations of separate processes over TLS, FedAGHN on digits; a run has several faults of one kind. Counts the answers
+that were left out, the rounds that were trained twice, the sites that ended without a model, and those that ended with
+another private state than a simulation in which the clients that were left out did not take part in those rounds.
+Finished runs are kept in --keep, and what is missing is run when asked again. Writes docs/results/flower-faults.md.
 """
 
 import argparse
 import json
 import os
+import random
 import re
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 import tomllib
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -30,127 +37,175 @@ from kinfed.flower import plan
 from kinfed.record import History
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower-faults.md"
-ROUNDS = 10
-SPOILER = """
+SITES = 3
+LIMIT = 1200  # seconds after which a run counts as failed
+LATE = 25.0  # seconds, also the deadline where answers come late
+# Loaded by every Python program of a site. In its odd rounds, counted from 0, the site does what SPOIL says.
+SPOILER = f"""
 import os, sys
 what = os.environ.get("SPOIL")
-if what and any("flwr-clientapp" in word for word in sys.orig_argv):
+program = " ".join(sys.orig_argv)
+if what == "twice" and "flower-supernode" in program:
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    push = FleetHttpClient.PushMessages
+
+    def twice(self, request):
+        answer = push(self, request)
+        try:
+            push(self, request)
+        except Exception as refused:
+            print("the second answer is refused:", repr(refused)[:200], flush=True)
+        return answer
+
+    FleetHttpClient.PushMessages = twice
+elif what and "flwr-clientapp" in program:
+    import time
     import torch
+    from flwr.app import Array
     from kinfed import checkpoint
-    from kinfed.flower import site
+    from kinfed.flower import client, grid, messages, site
     from kinfed.flower.messages import Message
-    real, save = site.Site.answer, checkpoint.save_file
+    real, save, pack, digest = site.Site.answer, checkpoint.save_file, grid.pack, messages.layout_digest
+    spoiled = False
 
     def answer(self, kind, order):
+        global spoiled
+        spoiled = kind == "round" and order.words.get("round", 0) % 2 == 1
         reply = real(self, kind, order)
-        if kind != "round" or order.words.get("round") != 2 or "upload" not in reply.words:
+        if not spoiled or "upload" not in reply.words:
             return reply
-        if what == "silent":
-            os.kill(os.getpid(), 9)
-        change = {
+        if what == "late":
+            time.sleep({LATE})
+        change = {{
             "nan": lambda t: t * torch.nan,
             "shape": lambda t: t[:-1],
             "norm": lambda t: t * 1e6,
-            "type": lambda t: t.double(),
-        }[what]
-        return Message(reply.words, {name: change(t) for name, t in reply.arrays.items()})
+        }}.get(what, lambda t: t)
+        return Message(reply.words, {{name: change(t) for name, t in reply.arrays.items()}})
 
     def full(arrays, path, metadata=None):
-        if metadata and '"trained": 2,' in metadata.get("memory", ""):
+        if what == "disk" and spoiled:
             raise OSError(28, "No space left on device")
         save(arrays, path, metadata)
 
-    if what == "disk":
-        checkpoint.save_file = full
-    else:
-        site.Site.answer = answer
+    def garbled(reply):
+        content = pack(reply)
+        if what == "garbage" and spoiled:
+            for name in list(content["arrays"]):
+                content["arrays"][name] = Array("float32", (99,), "numpy.ndarray", os.urandom(500))
+        return content
+
+    def other(layout):
+        return "other" if what == "layout" and spoiled else digest(layout)
+
+    site.Site.answer, checkpoint.save_file, grid.pack, messages.layout_digest = answer, full, garbled, other
 """
 
 
 def node_killed(federation, name):
-    """A SuperNode is killed while it trains and started again 5 seconds later"""
+    """A SuperNode is killed while it trains and started again at once"""
+    until = time.monotonic() + 20
+    while not programs(b"flwr-clientapp", f"VICTIM={federation.folder}") and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(random.uniform(0, 2))
     federation.kill(name)
-    time.sleep(5)
     federation.start(name)
 
 
 def link_killed(federation, name):
     """The SuperLink is killed and started again 5 seconds later"""
-    os.kill(json.loads((federation.folder / "server" / "link.json").read_text())["pid"], signal.SIGKILL)
+    os.kill(superlink(federation), signal.SIGKILL)
     time.sleep(5)
     federation.up()
 
 
 def app_killed(federation, name):
     """The server's app is killed"""
-    session = json.loads((federation.folder / "server" / "link.json").read_text())["pid"]
+    time.sleep(random.uniform(0, 4))
+    for process in programs(b"flwr-serverapp", f"KINFED_FLOWER_HOME={federation.folder}/server"):
+        os.kill(process, signal.SIGKILL)
+
+
+CASES = {  # what strikes, or what a site does by itself, and how that reads
+    "node killed": (node_killed, "", node_killed.__doc__),
+    "SuperLink killed": (link_killed, "", link_killed.__doc__),
+    "server app killed": (app_killed, "", app_killed.__doc__),
+    "late": (None, "late", f"A site answers {LATE:.0f} s late, when the deadline is over"),
+    "twice": (None, "twice", "A site's node sends every answer twice"),
+    "NaN": (None, "nan", "A site's upload is NaN"),
+    "wrong shape": (None, "shape", "One number of an upload is missing"),
+    "huge norm": (None, "norm", "An upload is a million times as long"),
+    "wrong layout": (None, "layout", "A site has a model of other layers"),
+    "garbage": (None, "garbage", "The bytes of an upload are random"),
+    "disk full": (None, "disk", "A site cannot write what it has trained"),
+}
+
+
+def superlink(federation):
+    """The number of its process."""
+    return json.loads((federation.folder / "server" / "link.json").read_text())["pid"]
+
+
+def programs(name, mark):
+    """Numbers of the processes of a name that have such a line in their environment."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if os.getsid(int(process.name)) == session and b"flwr-serverapp" in (process / "cmdline").read_bytes():
-                os.kill(int(process.name), signal.SIGKILL)
+            if name in (process / "cmdline").read_bytes() and mark.encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
         except (OSError, ProcessLookupError):
             continue
+    return found
 
 
-CASES = {
-    "node killed": (node_killed, ""),
-    "SuperLink killed": (link_killed, ""),
-    "server app killed": (app_killed, ""),
-    "disk full at a site": (None, "disk"),
-    "NaN": (None, "nan"),
-    "wrong shape": (None, "shape"),
-    "wrong type": (None, "type"),
-    "a million times too long": (None, "norm"),
-    "client app dies over it": (None, "silent"),
-}
-SAID = {
-    "disk full at a site": "A site cannot write what it has trained in round 3",
-    "NaN": "A site's upload of round 3 is NaN",
-    "wrong shape": "One number of it is missing",
-    "wrong type": "It is in double precision",
-    "a million times too long": "It is a million times as long",
-    "client app dies over it": "The site's process is killed whenever it answers for round 3",
-}
-
-
-def once(case, sites):
-    """One run with one fault: answers left out, models lost, wrong states, seconds until all is as before."""
-    strike, spoil = CASES[case]
+def once(case, faults):
+    """One run: its faults, answers left out, rounds trained twice, models lost, wrong states, seconds of each fault."""
+    strike, spoil, _ = CASES[case]
+    rounds = 2 * faults + 1 if spoil else 3 * faults + 2
+    deadline = LATE if spoil == "late" else 300.0
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         (folder / "sitecustomize.py").write_text(SPOILER)
-        with Federation(folder, sites) as federation:
-            victim = federation.names[-1]
-            if spoil:
-                federation.kill(victim)
-                federation.start(victim, SPOIL=spoil, PYTHONPATH=str(folder))
-            process = federation.launch("fedaghn", ROUNDS, flower={"deadline": 300.0})
-            lines, struck, recovered = [], None, None
+        path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        victim = {"SPOIL": spoil, "PYTHONPATH": path, "VICTIM": str(folder)}
+        with Federation(folder, SITES, **{f"site-{SITES}": victim}) as federation:
+            process = federation.launch("fedaghn", rounds, flower={"deadline": deadline})
+            watchdog = threading.Timer(LIMIT, process.kill)
+            watchdog.start()
+            lines, struck, seconds = [], None, []
             for line in process.stderr:
                 lines.append(line.rstrip())
-                now = time.monotonic()
-                if f"round 2 of {ROUNDS}" in line and struck is None:
+                found = re.match(r"round (\d+) of \d+: (\d+) clients", line)
+                if not found:
+                    continue
+                now, done, whole = time.monotonic(), int(found[1]), int(found[2]) == SITES
+                if struck is not None and whole and (strike or done % 2 == 1):
+                    seconds.append(now - struck)
+                    struck = None
+                due = done <= rounds - 2 and len(seconds) < faults if strike else done % 2 == 1 and done < rounds
+                if struck is None and due:
                     struck = now
                     if strike:
-                        strike(federation, victim)
-                elif re.match(rf"round \d+ of {ROUNDS}: {sites} clients", line) and struck and not recovered:
-                    recovered = now
+                        strike(federation, federation.names[-1])
+            watchdog.cancel()
             if process.wait():
-                return {"failed": lines[-1]}
-            out = judge(federation, lines)
-        return out | {"seconds": recovered - struck if recovered else float("nan")}
+                return {"failed": lines[-1] if lines else "no word"}
+            return {"seconds": seconds, **judge(federation, lines, rounds)}
 
 
-def judge(federation, lines):
+def judge(federation, lines, rounds):
     """Compare what sites ended with and a simulation without the answers that were left out."""
-    absent, waiting = set(), set()
+    absent, waiting, done = set(), set(), Counter()
     for line in lines:
         if found := re.match(r"left client (\S+) out", line):
             waiting.add(found[1])
         elif found := re.match(r"went on without ([^:]+)", line):
             waiting |= set(found[1].split(", "))
-        elif found := re.match(r"round (\d+) of", line):
+        elif "going on after the last round that was complete" in line:
+            waiting = set()  # that round begins anew
+        elif found := re.match(r"round (\d+) of \d+: (\d+) clients", line):
             absent |= {(name, int(found[1])) for name in waiting}
+            done[int(found[1])] += 1
             waiting = set()
     summary = json.loads((federation.out / "summary.json").read_text())
     states, lost = {}, 0
@@ -161,15 +216,16 @@ def judge(federation, lines):
             states[name] = load_file(site / "state.safetensors")["state/theta"]
         except (SafetensorError, OSError):
             lost += 1
-    expected = simulate(federation, absent)
+    expected = simulate(federation, absent, rounds)
     wrong = sum(
         name in states and not torch.allclose(states[name], theta, rtol=1e-4, atol=1e-5)
         for name, theta in expected.items()
     )
-    return {"answers": len(absent), "lost": lost, "wrong": wrong, "rounds": ROUNDS - summary["rounds"]}
+    twice = rounds - summary["rounds"] + sum(done.values()) - len(done)
+    return {"answers": len(absent), "lost": lost, "wrong": wrong, "rounds": twice}
 
 
-def simulate(federation, absent):
+def simulate(federation, absent, rounds):
     """[d] each client's private state after the same run on one machine."""
     planned = plan.resolve(tomllib.loads((federation.out / "config.toml").read_text()))
     parts = [np.load(federation.folder / name / "data.npz") for name in federation.names]
@@ -188,42 +244,107 @@ def simulate(federation, absent):
     model = planned.model((1, 8, 8), 10)
     fleet = Partial(clients, model, learning.method, learning.training, executor="loop", onednn=False)
     history = History(tuple(clients.names), clients.task)
-    run(learning.method, fleet.roster(), fleet, history, rounds=ROUNDS)
+    run(learning.method, fleet.roster(), fleet, history, rounds=rounds)
     return dict(zip(clients.names, fleet.state.theta, strict=True))
+
+
+class Results:
+    """Finished runs, one line of JSON each, and what is still to be run: of the rarest case first."""
+
+    def __init__(self, path, cases, times, faults):
+        self.path, self.cases, self.times, self.faults = path, cases, times, faults
+        self._lock = threading.Lock()
+        self.runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        self._under_way, self.stopped = Counter(), False
+
+    def count(self, case):
+        """How many faults there were; a failed run counts as one."""
+        return sum(len(found.get("seconds", [0])) for found in self.runs if found["case"] == case)
+
+    def next(self):
+        """The case to run now; None when all are done."""
+        with self._lock:
+            planned = {case: self.count(case) + self.faults * self._under_way[case] for case in self.cases}
+            case = min(planned, key=planned.get)
+            if self.stopped or planned[case] >= self.times:
+                return None
+            self._under_way[case] += 1
+            return case
+
+    def add(self, found):
+        """Keep a run, and write the page."""
+        with self._lock:
+            self._under_way[found["case"]] -= 1
+            self.runs.append(found)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+            print(json.dumps(found), flush=True)
+            self.write()
+
+    def write(self):
+        rows = []
+        for case, (_, _, said) in CASES.items():
+            runs = [found for found in self.runs if found["case"] == case]
+            good = [found for found in runs if "failed" not in found]
+            seconds = [s for found in good for s in found["seconds"]]
+            total = [sum(found[key] for found in good) for key in ("rounds", "answers", "lost", "wrong")]
+            spread = f"{statistics.median(seconds):.0f} | {max(seconds):.0f}" if seconds else "- | -"
+            rows.append(
+                f"| {said} | {len(seconds)} | {len(runs)} | {len(runs) - len(good)} | "
+                f"{' | '.join(map(str, total))} | {spread} |"
+            )
+        PAGE.write_text(
+            "# Faults of a federation\n\n"
+            f"Written by `python benchmarks/flower_faults.py --times {self.times}`.\n\n"
+            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, several such federations "
+            f"at a time; FedAGHN, {self.faults} faults of a kind one after another, at one site. *Failed* are "
+            "runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers left out* are "
+            "uploads that a round went on without, all runs together. *Models lost* are sites that ended without one, "
+            "*wrong* those whose private state at the end is not that of a simulation in which the clients that were "
+            "left out did not take part in those rounds. *Seconds* run from the end of the round before the fault to "
+            "that of the next one in which all sites take part: two rounds, if nothing is waited for.\n\n"
+            "| fault | faults | runs | failed | rounds lost | answers left out | models lost | wrong | seconds, median "
+            "| most |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
+        )
 
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--times", type=int, default=20)
-    asked.add_argument("--sites", type=int, default=3)
+    asked.add_argument("--times", type=int, default=20, help="faults of each kind")
+    asked.add_argument("--faults", type=int, default=5, help="in a run, one after another")
     asked.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
+    asked.add_argument("--jobs", type=int, default=2, help="federations side by side")
+    asked.add_argument("--once", choices=list(CASES), help="one run of a case, told as JSON")
+    asked.add_argument("--keep", type=Path, default=Path("runs") / "flower-faults.jsonl", metavar="FILE")
     asked = asked.parse_args()
-    rows = []
-    for case in asked.only:
-        found = [once(case, asked.sites) for _ in range(asked.times)]
-        failed = [f["failed"] for f in found if "failed" in f]
-        good = [f for f in found if "failed" not in f]
-        said = (CASES[case][0].__doc__ if CASES[case][0] else SAID[case]).strip()
-        total = {key: sum(f[key] for f in good) for key in ("rounds", "answers", "lost", "wrong")}
-        seconds = [f["seconds"] for f in good]
-        middle = f"{statistics.median(seconds):.0f}" if seconds else "-"
-        rows.append(
-            f"| {said} | {asked.times} | {len(failed)} | {total['rounds']} | {total['answers']} | {total['lost']} | "
-            f"{total['wrong']} | {middle} |"
-        )
-        print(rows[-1], *failed, sep="\n", flush=True)
-    only = "" if len(asked.only) == len(CASES) else " --only " + " ".join(f'"{case}"' for case in asked.only)
-    PAGE.write_text(
-        "# Faults of a federation\n\n"
-        f"Written by `python benchmarks/flower_faults.py --times {asked.times} --sites {asked.sites}{only}`.\n\n"
-        f"{environment()} SuperLink and {asked.sites} SuperNodes on this one machine, over TLS; FedAGHN, {ROUNDS} "
-        "rounds, one fault a run, in round 3. *Answers left out* are uploads that a round went on without, all runs "
-        "together. *Models lost* are sites that ended without one, *wrong* those whose private state at the end is not "
-        "that of a simulation in which the clients that were left out did not take part in those rounds. *Seconds* run "
-        "from the fault to the next round in which all sites take part (median).\n\n"
-        "| fault | runs | failed | rounds lost | answers left out | models lost | wrong | seconds |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
-    )
+    if asked.once:
+        return print(json.dumps(once(asked.once, asked.faults)))
+    results, programs = Results(asked.keep, asked.only, asked.times, asked.faults), {}
+
+    def work(lane):
+        while case := results.next():
+            command = [sys.executable, __file__, "--once", case, "--faults", str(asked.faults)]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+                programs[lane] = program
+                said, complaint = program.communicate()
+            if results.stopped:
+                return
+            try:
+                results.add({"case": case, **json.loads(said)})
+            except ValueError:
+                results.add({"case": case, "failed": (complaint.strip().splitlines() or ["no word"])[-1]})
+
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        lanes = [pool.submit(work, lane) for lane in range(asked.jobs)]
+        try:
+            for lane in lanes:
+                lane.result()
+        except KeyboardInterrupt:
+            results.stopped = True
+            for program in programs.values():
+                program.send_signal(signal.SIGINT)
+            raise
 
 
 if __name__ == "__main__":

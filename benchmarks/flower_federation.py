@@ -38,10 +38,13 @@ def environment():
 
 
 class Federation:
-    """SuperLink and nodes; as a context, all that was started is ended with it."""
+    """SuperLink and nodes; as a context, all that was started is ended with it.
 
-    def __init__(self, folder, count):
-        self.folder, self.names, self.nodes = folder, [f"site-{i + 1}" for i in range(count)], {}
+    `more` is added to the environments of sites, by name.
+    """
+
+    def __init__(self, folder, count, **more):
+        self.folder, self.names, self.nodes, self._more = folder, [f"site-{i + 1}" for i in range(count)], {}, more
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
         self.runs, self.out = 0, None
         with socket.socket() as probe:
@@ -72,13 +75,13 @@ class Federation:
         """Start the SuperLink."""
         self.kinfed("up", "--keys", "keys", "--port", self.port)
 
-    def start(self, name, **more):
-        """Start a site's node; `more` is added to its environment."""
+    def start(self, name):
+        """Start a site's node."""
         command = [KINFED, "flower", "node", name, "--data", "data.npz", "--server", f"127.0.0.1:{self.port}"]
         command += ["--keys", str(self.folder / "keys" / "sites" / name), "--state", ".", "--device", "cpu"]
         with (self.folder / name / "said.log").open("a") as log:
             self.nodes[name] = subprocess.Popen(
-                command, cwd=self.folder / name, env={**self.environment, **more}, stderr=log
+                command, cwd=self.folder / name, env=self.environment | self._more.get(name, {}), stderr=log
             )
 
     def kill(self, name):
