@@ -44,6 +44,8 @@ def main():
     asked.add_argument("--rounds", type=int, default=12)
     asked = asked.parse_args()
     folder, names = asked.folder.resolve(), [f"site-{i}" for i in range(1, asked.sites + 1)]
+    if folder.exists():
+        sys.exit(f"{folder} is there already; name a folder that is not")
     folder.mkdir(parents=True)
     deal(folder, names)
     federation = Processes(folder)
@@ -163,6 +165,9 @@ def compare(folder, names, rounds):
     print(f"\n{'test accuracy, %':18}" + "".join(f"{name:>9}" for name in (*names, "mean")))
     for method, scores in table.items():
         print(f"{method:18}" + "".join(f"{100 * score:9.1f}" for score in (*scores, np.mean(scores))))
+    for method in ("fedaghn", "pfedgat"):
+        helped = sum(own > alone for own, alone in zip(table[method], table["local"], strict=True))
+        print(f"{method} beats learning alone at {helped} of {len(names)} sites")
     print(f"\nevery site's models are in its own folder, such as {folder / names[0] / 'fedaghn.safetensors'}")
 
 
