@@ -44,6 +44,7 @@ def test_forecasts_are_scored_in_the_readings_own_unit_and_missing_ones_left_out
         "rmse@3": 30.0,
         "mape@3": 60.0,
         "loss": ((0.2 + 0.5) / 3 + (0.5 + 0 + 3) / 3) / 2,
+        "nmse": (0.04 + 0.25 + 0.25 + 0 + 9) / 5,
     }
     assert {k: float(v) for k, v in scores.items()} == pytest.approx(expected, rel=1e-5)
 

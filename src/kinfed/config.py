@@ -13,6 +13,7 @@ import tomli_w
 import torch
 from torch import nn
 
+from . import protocol
 from .attack import Attack
 from .attacks import ATTACKS
 from .client import Training
@@ -34,7 +35,6 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
-PAPERS = Path(__file__).parent / "papers"
 NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
 BY_CLASS = ("auc", "reweighted")  # scores of classification that are asked for
 
@@ -83,23 +83,19 @@ class Experiment:
             return self.model(tuple(federation.x.shape[1:]), federation.outputs)
 
 
-def papers() -> dict[str, Path]:
-    """Published experiments that come with kinfed, by name, such as papers/sfl/cifar10-shards."""
-    return {f"papers/{path.parent.name}/{path.stem}": path for path in sorted(PAPERS.glob("*/*.toml"))}
-
-
 def read(source: str, overrides: list[str]) -> Table:
     """The raw config: a file's, a published experiment's, or the embedded one's for a method name.
 
     Overrides, dotted.key=value, are applied.
     """
-    path, published = Path(source), papers()
+    path = Path(source)
     if source in METHODS:
         path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
-    elif not path.exists() and source.removesuffix(".toml") in published:
-        path = published[source.removesuffix(".toml")]
     elif not path.exists() and source.startswith("papers/"):
-        raise UsageError(f"there is no '{source}'; {nearest(source, published)}")
+        published = protocol.experiments()
+        if source not in published:
+            raise UsageError(f"there is no '{source}'; {nearest(source, published)}")
+        return override(protocol.experiment(*published[source]), overrides)
     elif path.suffix != ".toml" and not path.exists():
         raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
     try:

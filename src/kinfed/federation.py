@@ -1,5 +1,6 @@
 """Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from .seeding import generator, tags
 from .tasks import Classification, Forecasting, Regression, Task
 
 SPLITS = ("train", "validation", "test")
+LEAST = 5000  # examples that a client keeps where it uses a share of them
 Origin = Literal["given", "learned", "oracle"]
 Rows = dict[str, Tensor]  # one client's rows of the pool, by split
 
@@ -65,7 +67,8 @@ class Partition(Protocol):
 class Split:
     """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
 
-    With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale.
+    With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale. With
+    `share` it uses that share of them, rounded up, but 5,000 at least or all that it has.
     Examples with a place in time are cut in order of time, at the same two steps for all clients, and those that reach
     across a cut are left out. `shuffle` deals them at random instead, as some papers do: windows of a series then share
     readings between training and test, and every result says so. Other examples are always dealt at random.
@@ -75,8 +78,11 @@ class Split:
     validation: float = 0.1
     examples: int = 0  # 0: all
     shuffle: bool = False
+    share: float = 1.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"split: share, of a client's examples that it uses, must lie in (0, 1]; got {self.share}")
         if not (0 < self.test < 1 and 0 <= self.validation < 1 and self.test + self.validation < 1):
             raise UsageError(
                 f"split: test must lie in (0, 1), validation in [0, 1), their sum below 1; "
@@ -87,13 +93,18 @@ class Split:
 
     def __call__(self, rows: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, shuffled and cut; a share above zero gets at least one row."""
-        rows = rows[torch.randperm(len(rows), generator=draw)][: self.examples or None]
+        rows = self._some(rows, draw)
         test = max(1, round(self.test * len(rows)))
         validation = max(1, round(self.validation * len(rows))) if self.validation else 0
         parts = rows.split([test, validation, len(rows) - test - validation]) if len(rows) >= test + validation else ()
         if not parts or not len(parts[2]):
             return {}
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
+
+    def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
+        """The rows that a client uses, in random order."""
+        used = max(LEAST, math.ceil(self.share * len(rows))) if self.share < 1 else len(rows)
+        return rows[torch.randperm(len(rows), generator=draw)[: min(used, self.examples or used)]]
 
     def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Sequence[torch.Generator]) -> list[Rows]:
         """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.
@@ -113,8 +124,8 @@ class Split:
                 )
         found = []
         for rows, draw in zip(owned, draws, strict=True):
-            if self.examples:
-                rows = rows[torch.randperm(len(rows), generator=draw)[: self.examples]]
+            if self.examples or self.share < 1:
+                rows = self._some(rows, draw)
             begin = dataset.time[rows]
             end = begin + dataset.span
             parts = {

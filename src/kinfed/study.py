@@ -172,9 +172,12 @@ def relations(folder: Path) -> Relations:
     )
 
 
-def scores_by_round(folder: Path, model: str) -> tuple[Array, Array]:
-    """The evaluated rounds [T] (from 1), and the test score of a model's clients, of each seed: [S, T, N]."""
-    metric = runs.read_summary(folder)["metric"]
+def scores_by_round(folder: Path, model: str, metric: str = "") -> tuple[Array, Array]:
+    """The evaluated rounds [T] (from 1), and the test score of a model's clients, of each seed: [S, T, N].
+
+    The score is the run's own metric unless another of its test scores is named.
+    """
+    metric = metric or runs.read_summary(folder)["metric"]
     found = []
     for one in repeats(folder):
         with (one / "history.csv").open(newline="") as file:

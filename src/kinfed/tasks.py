@@ -101,7 +101,8 @@ class Forecasting:
 
     A model's outputs [B, H] are in deviations from the mean, and so is the loss: absolute or squared error, in which
     every known reading counts alike. Scores are in the readings' own unit: MAE, RMSE and MAPE (in %, over readings
-    other than 0) over all known readings, and at each of `horizons` (steps ahead, from 1) that y has, as in `mae@3`.
+    other than 0) over all known readings, and at each of `horizons` (steps ahead, from 1) that y has, as in `mae@3`;
+    NMSE is the mean squared error in deviations, over all known readings.
     """
 
     mean: float = 0.0
@@ -143,6 +144,7 @@ class Forecasting:
                 f"rmse{name}": (squared / count).sqrt(),
                 f"mape{name}": 100 * relative / countable,
             }
+        scores["nmse"] = (scores["rmse"] / self.deviation).square()
         return scores
 
     def check(self, y: Tensor) -> None:

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from .. import __version__
 from ..errors import RunError, UsageError
-from . import analyse, compare, data, flower, reference, run, shelves
+from . import analyse, compare, data, flower, reference, reproduce, run, shelves
 
-COMMANDS = (run, analyse, compare, reference, flower, data, shelves)
+COMMANDS = (run, reproduce, analyse, compare, reference, flower, data, shelves)
 
 
 def main(arguments: list[str] | None = None) -> int:

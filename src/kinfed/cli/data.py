@@ -53,7 +53,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "inspect",
         parents=[where, common],
         help="what is in a data set, or in the federation of an experiment",
-        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/metr-la",
+        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la",
     )
     looked.add_argument("subject", metavar="NAME|FILE.toml|papers/...")
     looked.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the data set or experiment")

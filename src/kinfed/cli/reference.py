@@ -25,7 +25,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[options(), common],
         help="train one published network on all clients' series together",
         description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
-        epilog="example: kinfed reference graph-wavenet papers/sfl/metr-la reference.epochs=10",
+        epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...")

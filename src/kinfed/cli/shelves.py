@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from .. import config
+from .. import config, protocol
 from ..analyses import ANALYSES
 from ..attacks import ATTACKS
 from ..datasets import DATASETS
@@ -34,18 +34,21 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
     shelf = commands.add_parser("list", parents=[common], help="what there is to choose from")
-    shelf.add_argument("shelf", choices=[*SHELVES, "papers"])
+    shelf.add_argument("shelf", choices=[*SHELVES, "papers", "tables"])
     shelf.set_defaults(command=_list)
 
 
 def _list(asked: argparse.Namespace, console: Console) -> None:
     shelf, given = SHELVES.get(asked.shelf, ({}, 0))
     entries: dict[str, tuple[str, dict[str, Any]]] = {}
+    if asked.shelf == "tables":
+        for name in protocol.tables():
+            found = protocol.load(name)
+            entries[name] = (f"{found.title} ({found.source})", {})
     if asked.shelf == "papers":
-        # What a published experiment is, is told in its file's first words.
-        entries = {
-            name: (path.read_text().partition("\n")[0].removeprefix("# "), {}) for name, path in config.papers().items()
-        }
+        for name, (table, column) in protocol.experiments().items():
+            at = protocol.load(table).columns[column]
+            entries[name] = (f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset, {})
     for name, part in shelf.items():
         text = inspect.getdoc(inspect.getmodule(part) if asked.shelf == "methods" else part) or ""
         known = {

@@ -1,0 +1,153 @@
+"""kinfed reproduce."""
+
+import argparse
+import json
+import os
+import shlex
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from .. import protocol
+from ..config import Experiment
+from ..errors import RunError
+from ..files import make_folder, replacing
+from ..jobs import carry_out
+from ..report.published import latex, markdown, sheet, table_csv, terminal
+from ..reproduction import Reproduction
+from ..runs import Machine
+from .running import options
+
+DENSE = ("linear", "mlp", "rnn", "gru")  # models that have a fused form under plain SGD
+
+
+def request() -> argparse.ArgumentParser:
+    """Which part of a published table is meant."""
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument("--method", metavar="NAME,...", default="", help="rows of the table (default: all)")
+    asked.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
+    asked.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as many as the paper has)")
+    asked.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="for small machines: F times the rounds, rounded up, at least 5; a client uses a share F of its examples, "
+        "at least 5,000 or all that it has; settings that count rounds shrink alike; evaluated at least 5 times; "
+        "clients and local epochs stay; the table says so (default: 1)",
+    )
+    asked.add_argument("--jobs", type=int, metavar="N", help="runs side by side (default: a core each; 1 on a GPU)")
+    return asked
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the command into the parser."""
+    reproduce = commands.add_parser(
+        "reproduce",
+        parents=[request(), options(), common],
+        help="rebuild a published table, ours beside the paper's",
+        description="Run a published table's methods on its columns, several seeds each, and set ours beside what is "
+        "printed: table.md, table.csv and table.tex. Finished runs are kept, interrupted ones go on, so the same "
+        "command again does what is left. kinfed list tables names the tables.",
+        epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
+    )
+    reproduce.add_argument("table", metavar="ID", help="such as pfedgat.table1")
+    reproduce.add_argument("--out", type=Path, metavar="DIR", help="default: reproductions/ID, -scaled-F if scaled")
+    reproduce.set_defaults(command=_reproduce)
+
+
+def read(asked: argparse.Namespace) -> Reproduction:
+    """What the options mean."""
+    scaled = f"-scaled-{asked.scale:g}" if asked.scale < 1 else ""
+    return Reproduction(
+        protocol.load(asked.table),
+        getattr(asked, "out", None) or Path("reproductions") / f"{asked.table}{scaled}",
+        Path(asked.data_dir) if asked.data_dir else None,
+        [name for name in asked.method.split(",") if name],
+        [name for name in asked.column.split(",") if name],
+        asked.seeds,
+        asked.scale,
+    )
+
+
+def jobs(asked: argparse.Namespace) -> int:
+    """How many runs go side by side."""
+    if asked.jobs is not None:
+        return int(asked.jobs)
+    return 1 if asked.device != "cpu" and torch.cuda.is_available() else len(os.sched_getaffinity(0))
+
+
+def executor(asked: argparse.Namespace, experiment: Experiment) -> str:
+    """The executor asked for. Instead of auto one that does not hang on what else the machine does, on a CPU."""
+    if asked.executor != "auto" or (asked.device != "cpu" and torch.cuda.is_available()):
+        return str(asked.executor)
+    optimiser = experiment.table["training"]["optimiser"]
+    plain = optimiser["name"] == "sgd" and not optimiser.get("momentum")
+    return "fused" if plain and experiment.table["model"]["name"] in DENSE else "loop"
+
+
+def _reproduce(asked: argparse.Namespace, console: Console) -> None:
+    made, side_by_side = read(asked), jobs(asked)
+    runs = made.runs()
+    left = {name: run for name, run in runs.items() if not (run[1] / "summary.json").exists()}
+    workers = asked.workers or (1 if side_by_side > 1 else None)
+    where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
+    command = _command(asked)
+    make_folder(made.out)
+    failed: dict[str, str] = {}
+    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, *times, console=console, transient=True, disable=asked.quiet) as bar:
+        task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
+
+        def begin(name: str) -> None:
+            going.append(name)
+            bar.update(task, description="; ".join(going))
+
+        for how in ("loop", "fused", "vmap", "auto"):
+            mine = {name: run for name, run in runs.items() if executor(asked, run[0]) == how}
+            with closing(carry_out(mine, replace(where, executor=how), side_by_side, begin)) as outcomes:
+                for outcome in outcomes:
+                    going = [name for name in going if name != outcome.name]
+                    bar.update(task, advance=outcome.name in left, description="; ".join(going))
+                    if outcome.problem is not None:
+                        failed[str(outcome.folder)] = f"{outcome.problem}".replace("\n", " ")
+                        console.print(f"kinfed: {outcome.name}: {failed[str(outcome.folder)]}", soft_wrap=True)
+                    else:
+                        _write(made, command, {})
+    shown = _write(made, command, failed)
+    if asked.json:
+        print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
+    if not asked.quiet:
+        for part in terminal(shown):
+            console.print(part)
+        console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
+    if failed:
+        raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
+
+
+def _write(made: Reproduction, command: str, failed: dict[str, str]) -> Any:
+    lines = made.lines(failed)
+    shown = sheet(made, lines)
+    for name, text in (
+        ("table.md", markdown(shown, command)),
+        ("table.csv", table_csv(lines)),
+        ("table.tex", latex(shown, command)),
+    ):
+        with replacing(made.out / name) as part:
+            part.write_text(text)
+    return shown
+
+
+def _command(asked: argparse.Namespace) -> str:
+    """The command that makes this table, without what changes no result."""
+    words = ["kinfed", "reproduce", asked.table]
+    for option in ("method", "column", "seeds"):
+        if value := getattr(asked, option):
+            words += [f"--{option}", str(value)]
+    return shlex.join(words + (["--scale", f"{asked.scale:g}"] if asked.scale < 1 else []))

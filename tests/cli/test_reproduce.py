@@ -1,0 +1,241 @@
+"""kinfed reproduce as a person uses it, on a table made up for the test."""
+
+import csv
+import json
+import statistics
+
+import pytest
+
+from kinfed import config, protocol
+from kinfed.cli import main
+
+PAPER = """
+source = "Made up, 2025"
+seeds = 2
+spread = "seeds"
+notes = ["Nothing of this was ever printed."]
+elsewhere = { Z = "kinfed list methods" }
+
+[experiment]
+rounds = 12
+evaluate_every = 4
+model = "linear"
+training = { epochs = 1, batch = 16, optimiser = { name = "sgd", lr = 0.1 } }
+federation = { dataset = "digits", clients = 4, partition = "iid", split = { test = 0.2, validation = 0.1 } }
+
+[rows]
+local = { printed = "Local", score = "own" }
+fedavg = { printed = "FedAvg", score = "shared", note = "as ever" }
+fedrod = { printed = "FedRoD" }
+
+[rows.made]
+printed = "Made"
+score = "mixed"
+method = { name = "sfl", pull = 0.1 }
+
+[rows.pfedgat]
+printed = "pFedGAT"
+score = "mixed"
+"""
+TABLE = """
+title = "Digits of 4 clients"
+where = "Table 9"
+printed = "9"
+
+[columns."digits/iid"]
+dataset = "Digits"
+setting = "IID"
+
+[columns."digits/shards"]
+dataset = "Digits"
+setting = "shards"
+note = "two shards a client"
+federation.partition = { name = "shards", per_client = 2 }
+federation.graph = "label_overlap"
+methods.pfedgat.feedback = "test"
+
+[columns."digits/average"]
+dataset = "Digits"
+setting = "average"
+mean_of = ["digits/iid", "digits/shards"]
+
+[columns."digits/broken"]
+dataset = "Digits"
+setting = "broken"
+training.optimiser.lr = 1e38
+
+[columns."svhn/iid"]
+dataset = "SVHN"
+setting = "IID"
+federation.dataset = "svhn"
+"""
+NUMBERS = "table,dataset,setting,method,metric,mean,std,note\n" + "\n".join(
+    f"9,{data},{setting},{method},accuracy_pct,{mean},{std},"
+    for data, setting in (("Digits", "IID"), ("Digits", "shards"), ("Digits", "average"), ("SVHN", "IID"))
+    for method, mean, std in (
+        ("Local", 50.5, 0.25),
+        ("FedAvg", 60, ""),
+        ("FedRoD", 70, ""),
+        ("Made", 80, ""),
+        ("pFedGAT", 90, ""),
+    )
+)
+
+
+@pytest.fixture(autouse=True)
+def made(tmp_path, monkeypatch):
+    """A folder of published tables with one table in it."""
+    folder = tmp_path / "papers" / "made"
+    folder.mkdir(parents=True)
+    for name, text in (("paper.toml", PAPER), ("table9.toml", TABLE), ("printed.csv", NUMBERS)):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(protocol, "PAPERS", tmp_path / "papers")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KINFED_DATA", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+    protocol.load.cache_clear()
+    yield
+    protocol.load.cache_clear()
+
+
+def reproduce(capsys, *arguments, code=0):
+    """Standard output, standard error, and the lines of table.csv, by column and method."""
+    assert main(["reproduce", "made.table9", *arguments]) == code
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def table(folder="reproductions/made.table9"):
+    with open(f"{folder}/table.csv", newline="") as file:
+        return {(line["column"], line["method"]): line for line in csv.DictReader(file)}
+
+
+def accuracies(tmp_path, column, method, model):
+    """Test accuracy in percent of every seed, from the runs' own summaries."""
+    folders = sorted((tmp_path / "reproductions/made.table9/runs" / column / method).iterdir())
+    return [100 * json.loads((f / "summary.json").read_text())["scores"][model]["mean"] for f in folders]
+
+
+def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, capsys):
+    asked = ["--method", "local,fedavg,made", "--column", "digits/average", "--jobs", "1"]
+    _, err = reproduce(capsys, *asked)
+    found = table()
+    each = {c: accuracies(tmp_path, f"digits/{c}", "local", "own") for c in ("iid", "shards")}
+    for column, values in each.items():
+        line = found[f"digits/{column}", "local"]
+        assert float(line["ours"]) == pytest.approx(statistics.fmean(values), abs=1e-3)
+        assert float(line["over_seeds"]) == pytest.approx(statistics.stdev(values), abs=1e-3)
+        assert float(line["difference"]) == pytest.approx(statistics.fmean(values) - 50.5, abs=1e-3)
+        assert (line["paper"], line["paper_std"], line["seeds"]) == ("50.5", "0.25", "2")
+    both = [statistics.fmean(pair) for pair in zip(*each.values(), strict=True)]
+    assert float(found["digits/average", "local"]["ours"]) == pytest.approx(statistics.fmean(both), abs=1e-3)
+    assert float(found["digits/average", "local"]["over_seeds"]) == pytest.approx(statistics.stdev(both), abs=1e-3)
+    assert set(found) == {
+        (c, m) for c in ("digits/iid", "digits/shards", "digits/average") for m in asked[1].split(",")
+    }
+    assert found["digits/shards", "made"]["flags"] == "oracle graph"  # it uses the graph of labels; others do not
+    assert found["digits/shards", "local"]["flags"] == found["digits/iid", "made"]["flags"] == ""
+
+    # People see the same numbers, wherever they look.
+    ours = (
+        f"{float(found['digits/iid', 'local']['ours']):.2f} ± {float(found['digits/iid', 'local']['over_seeds']):.2f}"
+    )
+    page = (tmp_path / "reproductions/made.table9/table.md").read_text()
+    tex = (tmp_path / "reproductions/made.table9/table.tex").read_text()
+    assert ours in err
+    assert f"| Local | 50.50 ± 0.25 | {ours} |" in page
+    assert f"Local & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
+    assert "$ kinfed reproduce made.table9 --method local,fedavg,made --column digits/average" in page
+    assert "digits/iid: 4 clients, all in a round; 12 rounds of 1 epochs, batch 16, sgd (lr 0.1)" in page
+    assert "oracle graph: the graph is made from labels" in page
+    assert "scaled" not in page
+    assert "Nothing of this was ever printed." in page
+
+    # Asked again nothing runs; another method joins the table; a lost run is made again, to the same numbers.
+    run = tmp_path / "reproductions/made.table9/runs/digits/iid/local/seed-1"
+    before, written = (run / "history.csv").stat().st_mtime_ns, table()
+    reproduce(capsys, *asked)
+    assert (run / "history.csv").stat().st_mtime_ns == before
+    assert table() == written
+    (run / "summary.json").unlink()
+    (run / "history.csv").unlink()
+    reproduce(capsys, "--method", "pfedgat", "--column", "digits/shards", "--seeds", "1")
+    found = table()
+    assert found["digits/shards", "pfedgat"]["flags"] == "leaking"
+    assert found["digits/shards", "pfedgat"]["status"] == ""
+    assert found["digits/iid", "local"]["seeds"] == "1"
+    reproduce(capsys, *asked)
+    assert {key: line for key, line in table().items() if key[1] != "pfedgat"} == written
+
+
+def test_side_by_side_and_scaled_down(tmp_path, capsys):
+    asked = ["--method", "local,fedavg", "--column", "digits/iid", "--scale", "0.5"]
+    reproduce(capsys, *asked, "--jobs", "1")
+    alone = table("reproductions/made.table9-scaled-0.5")
+    reproduce(capsys, *asked, "--jobs", "2", "--out", "beside")
+    assert table("beside") == alone
+    assert all(line["flags"] == "scaled 0.5" for line in alone.values())
+    run = config.read("beside/runs/digits/iid/local/seed-1/config.toml", [])
+    assert (run["rounds"], run["evaluate_every"], run["seed"]) == (6, 1, 1)
+    assert run["federation"]["split"]["share"] == 0.5
+    page = (tmp_path / "beside" / "table.md").read_text()
+    assert "scaled 0.5: rounds x 0.5" in page
+    assert "--scale 0.5" in page
+    _, err = reproduce(capsys, "--method", "local", "--column", "digits/iid", "--out", "beside", code=2)
+    assert "holds another experiment" in err
+
+
+def test_a_run_that_fails_is_one_line_and_the_others_go_on(capsys):
+    asked = ["--method", "local,fedavg", "--column", "digits/iid,digits/broken", "--seeds", "1", "--jobs", "1"]
+    _, err = reproduce(capsys, *asked, code=1)
+    told = [line for line in err.splitlines() if line.startswith("kinfed: ")]
+    assert [line.split(":")[1].strip() for line in told[:2]] == [
+        "local on digits/broken, seed 0",
+        "fedavg on digits/broken, seed 0",
+    ]
+    assert told[2:] == ["kinfed: 2 of 4 runs failed; the table has the others"]
+    found = table()
+    assert found["digits/broken", "local"]["status"].startswith("failed: ")
+    assert found["digits/iid", "local"]["ours"]
+
+
+def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
+    asked = ["--seeds", "1", "--jobs", "1", "--json"]
+    out, _ = reproduce(capsys, "--method", "local", *asked, "--quiet", code=1)  # digits/broken is among all columns
+    found = table()
+    assert found["svhn/iid", "local"]["status"] == "needs svhn: kinfed data fetch svhn"
+    assert json.loads(out)["title"] == "made.table9: Digits of 4 clients"
+    reproduce(capsys, "--column", "digits/iid", *asked)
+    assert table()["digits/iid", "fedrod"]["status"] == "not in kinfed"
+    for arguments, said in (
+        (["--method", "fedrod"], "made.table9: method 'fedrod': not in kinfed"),
+        (["--column", "svhn/iid"], "made.table9: column 'svhn/iid': needs svhn: kinfed data fetch svhn"),
+        (["--method", "fedavgg"], "made.table9 has no method 'fedavgg'; did you mean 'fedavg'?"),
+        (["--column", "digits/idd"], "made.table9 has no column 'digits/idd'; did you mean 'digits/iid'?"),
+        (["--scale", "0"], "--scale must lie in (0, 1]; got 0.0"),
+        (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
+        (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
+        (["--method", "local", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+    ):
+        _, err = reproduce(capsys, *arguments, "--out", "nothing", code=2)
+        assert err == f"kinfed: {said}\n"
+        assert not (tmp_path / "nothing").exists()
+    assert main(["reproduce", "made.tabel9"]) == 2
+    assert "there is no table 'made.tabel9'; did you mean 'made.table9'?" in capsys.readouterr().err
+
+
+def test_an_estimate_comes_first(capsys):
+    assert main(["estimate", "made.table9", "--column", "digits/iid", "--seeds", "3", "--jobs", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["runs"]) == {f"{m} on digits/iid" for m in ("local", "fedavg", "made", "pfedgat")}
+    assert found["seconds"] == pytest.approx(sum(3 * one["seconds"] for one in found["runs"].values()) / 2)
+    assert all(one["runs"] == 3 and one["seconds"] > 0 and one["memory"] > 2**26 for one in found["runs"].values())
+    assert main(["estimate", "fedavg", "rounds=1000", "--json"]) == 0
+    long = json.loads(capsys.readouterr().out)
+    assert main(["estimate", "fedavg", "rounds=10", "--json"]) == 0
+    short = json.loads(capsys.readouterr().out)
+    assert long["seconds"] > 10 * short["seconds"]
+    assert main(["estimate", "made.table9", "--method", "local", "--column", "digits/iid"]) == 0
+    told = capsys.readouterr().out
+    assert "local on digits/iid" in told
+    assert "all examples" in told

@@ -1,0 +1,189 @@
+"""Published tables: every printed number has its place, and settings are what the papers print."""
+
+import csv
+import json
+
+import pytest
+import torch
+
+from kinfed import UsageError, config, protocol
+from kinfed.cli import main
+from kinfed.engine import sample
+from kinfed.method import Roster
+from kinfed.reproduction import MEASURES
+from kinfed.seeding import tags
+
+PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
+# As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
+PRINTED = {
+    "sfl/table2/cifar10/shards2": (
+        20, 100, 128, None, None, {"steps": 1, "rho": 1.0, "begin": "own", "structure": "given"}
+    ),
+    "sfl/table2/cifar10/shards5-released": (
+        20, 100, 128, 20, None, {"steps": 3, "begin": "shared", "reg": "off", "rho": 1.0}
+    ),
+    "sfl/table1/metr_la": (20, 207, 128, None, None, {"structure": "given"}),
+    "pfedgat/table1/cifar10/dirichlet": (
+        50, 10, 64, 5, 0.01, {"heads": 8, "slope": 0.2, "lr": 0.01, "graph": "attention", "feedback": "test"}
+    ),
+    "pfedgat/table3/cifar10/50": (50, 50, 64, 5, 0.01, {"heads": 8}),
+    "fedaghn/table1/cifar10/dirichlet": (
+        200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "sign": "paper", "feedback": "train"}
+    ),
+    "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"sign": "paper"}),
+    "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "sign": "paper"}),
+    "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2, "feature": "params"}),
+    "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "hidden": 100, "encoder_layers": 3, "steps": 10}),
+    "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder_layers": 3, "aggregation": "row", "steps": 10}),
+    "panacea/table2/metr_la": (800, 5, 64, 50, None, {"sign": "descent", "mode": "target", "steps": 10}),
+    "panacea/table2/compcars": (100, 5, 64, 50, None, {"steps": 10}),
+}  # fmt: skip
+OWNERS = {"synthetic": 60, "dg60": 60, "compcars": 30, "tpt48": 48, "metr_la": 207, "pems_bay": 325}
+OWNERS |= {"metr_la_subset": 29, "pems_bay_subset": 67}
+SHAPES = {"cifar10": (3, 32, 32), "tiny_imagenet": (3, 64, 64), "metr_la": (12, 2), "synthetic": (2,), "tpt48": (6, 1)}
+SHAPES |= {"compcars": (3, 64, 64)}
+OUTPUTS = {"metr_la": 12, "synthetic": 2, "tpt48": 6, "compcars": 4, "tiny_imagenet": 200}
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_settings_are_those_that_are_printed(name):
+    found = config.resolve(config.read(f"papers/{name}", []))
+    rounds, cohort, batch, work, rate, settings = PRINTED[name]
+    data = found.table["federation"]["dataset"]["name"]
+    count = found.table["federation"]["clients"] or OWNERS[data]
+    assert found.table["rounds"] == rounds
+    assert round(found.participation.share * count) == cohort
+    assert found.training.batch == batch
+    assert work in (None, found.training.steps or found.training.epochs)
+    assert rate in (None, found.training.optimiser.lr)
+    assert {key: getattr(found.method, key) for key in settings} == settings
+    outputs = OUTPUTS.get(data, 10)
+    assert found.model(SHAPES[data], outputs)(torch.zeros(2, *SHAPES[data])).shape == (2, outputs)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_printed_number_has_a_cell_or_a_reason(paper):
+    known = {name: protocol.load(name) for name in protocol.tables() if name.startswith(f"{paper}.")}
+    placed = {
+        (number, row.printed, column.dataset, column.setting)
+        for name, table in known.items()
+        for number in [protocol.printed_as(name)]
+        for row in table.rows.values()
+        for column in table.columns.values()
+    }
+    with (protocol.PAPERS / paper / "printed.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    without = protocol.elsewhere(paper)
+    assert all(len(reason) > 20 for reason in without.values())
+    assert not set(without) & {protocol.printed_as(name) for name in known}
+    for line in lines:
+        float(line["mean"])
+        assert line["std"] == "" or float(line["std"]) >= 0
+        if line["table"] not in without:
+            assert (line["table"], line["method"], line["dataset"], line["setting"]) in placed
+    assert sum(len(table.numbers) for table in known.values()) == sum(line["table"] not in without for line in lines)
+
+
+@pytest.mark.parametrize("name", protocol.tables())
+def test_every_cell_resolves_whole_and_scaled(name):
+    table = protocol.load(name)
+    assert table.seeds >= 1
+    assert table.spread in ("seeds", "clients")
+    for column in table.columns.values():
+        assert set(table.metrics(column)) <= set(MEASURES)
+        assert table.metrics(column)
+        assert set(column.mean_of) <= set(table.columns)
+        for row in table.rows.values():
+            if row.missing or column.mean_of:
+                continue
+            raw = table.raw(row, column)
+            found = config.resolve(raw)
+            assert found.table["rounds"] % found.table["evaluate_every"] == 0
+            assert column.novel == (found.participation.joins == found.table["rounds"])
+            part = config.resolve(protocol.scaled(raw, 0.1))
+            assert part.table["rounds"] == max(5, found.table["rounds"] // 10)
+            assert column.novel == (part.participation.joins == part.table["rounds"])
+            if found.participation.share < 1:
+                owners = found.table["federation"]["clients"] or OWNERS[found.table["federation"]["dataset"]["name"]]
+                here = owners - (round(0.2 * owners) if column.novel else 0)
+                assert _cohort(found.participation.share, here) == (30 if owners == 100 else 5)
+
+
+def _cohort(share, count):
+    ones, names = torch.ones(count, dtype=torch.int64), tags([str(i) for i in range(count)])
+    return len(sample(Roster(torch.zeros(1), None, ones, None, 0, names), share))
+
+
+def test_scaling_shortens_what_counts_rounds_and_nothing_else():
+    table = protocol.load("fedaghn.table1")
+    raw = table.raw(table.rows["cfl"], table.columns["cifar10/dirichlet"])
+    whole, part = (config.resolve(r).table for r in (raw, protocol.scaled(raw, 0.25)))
+    assert (whole["rounds"], part["rounds"]) == (200, 50)
+    assert (whole["method"]["begin"], part["method"]["begin"]) == (20, 5)
+    assert (whole["evaluate_every"], part["evaluate_every"]) == (5, 5)
+    assert part["federation"]["split"] == {**whole["federation"]["split"], "share": 0.25}
+    for key in ("training", "model", "participation", "seed"):
+        assert whole[key] == part[key]
+    few = config.resolve(protocol.scaled(raw, 0.001)).table
+    assert (few["rounds"], few["evaluate_every"], few["method"]["begin"]) == (5, 1, 1)
+    last = protocol.load("fedcedar.table1")
+    raw = last.raw(last.rows["fedcedar"], last.columns["mnist/iid"])
+    found = config.resolve(protocol.scaled(raw, 0.5)).table
+    assert (found["rounds"], found["evaluate_every"]) == (50, 50)  # scored after the last round, as before
+
+
+def test_tables_laid_over_each_other():
+    under = {"a": 1, "part": {"name": "x", "k": 1}, "deep": {"b": {"c": 1, "d": 2}}}
+    assert protocol.merged(under, {"part": {"k": 2}, "deep": {"b": {"c": 3}}}) == {
+        "a": 1,
+        "part": {"name": "x", "k": 2},
+        "deep": {"b": {"c": 3, "d": 2}},
+    }
+    assert protocol.merged(under, {"part": {"name": "y"}})["part"] == {"name": "y"}
+    assert protocol.merged(under, {"part": "y"})["part"] == "y"
+    assert under["deep"]["b"]["c"] == 1
+
+
+def test_a_subset_stands_beside_the_data_it_stands_for():
+    table = protocol.load("panacea.table2")
+    whole, part = table.columns["metr_la"], table.columns["metr_la_subset"]
+    assert (whole.subset, part.subset) == (False, True)
+    assert (part.dataset, part.setting) == (whole.dataset, whole.setting)
+    assert part.changes["federation"]["dataset"] == {"name": "metr_la_subset", "error": "squared"}
+    assert whole.changes["federation"]["dataset"] == {"name": "metr_la", "error": "squared"}
+    assert "cifar100_subset/iid" in protocol.load("pfedgat.table1").columns
+
+
+def test_a_row_with_settings_of_its_own_is_another_method():
+    table = protocol.load("pfedgat.table1")
+    column = table.columns["cifar10/iid"]
+    methods = {name: config.resolve(table.raw(table.rows[name], column)).method for name in ("pfedgat", "pfedgat-fair")}
+    assert (methods["pfedgat"].feedback, methods["pfedgat-fair"].feedback) == ("test", "val")
+    assert methods["pfedgat-fair"].heads == methods["pfedgat"].heads == 8
+    assert table.rows["pfedme"].missing == "not in kinfed"
+
+
+def test_a_file_of_your_own_goes_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "papers" / "sfl" / "table1").mkdir(parents=True)
+    (tmp_path / "papers" / "sfl" / "table1" / "metr_la").write_text("rounds = 3")
+    assert config.read("papers/sfl/table1/metr_la", []) == {"rounds": 3}
+
+
+def test_other_methods_have_the_papers_settings_for_them():
+    found = config.resolve(config.read("papers/fedaghn/table1/cifar10/dirichlet", ["method.name=cfl"]))
+    assert (found.method.eps1, found.method.eps2) == (0.5, 0.5)
+
+
+def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
+    assert main(["list", "papers", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert entries["papers/fedaghn/table3/cifar10/groups"]["what"].startswith("CIFAR-10 (4-layer CNN+BN), case study")
+    assert main(["list", "tables", "--json"]) == 0
+    entries = json.loads(capsys.readouterr().out)
+    assert set(entries) == set(protocol.tables())
+    assert entries["pfedgat.table3"]["what"].startswith("Accuracy of 10, 25 and 50 clients")
+    with pytest.raises(UsageError, match="there is no 'papers/sfl/table1/metr'; did you mean"):
+        config.read("papers/sfl/table1/metr", [])
+    with pytest.raises(UsageError, match="there is no table"):
+        protocol.load("sfl.tabel1")
