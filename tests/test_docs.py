@@ -14,6 +14,9 @@ from kinfed import config
 from kinfed.analyses import ANALYSES
 from kinfed.cli import _parser, main
 from kinfed.methods import METHODS
+from kinfed.runs import Machine
+from kinfed.study import Study
+from kinfed.sweep import sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -92,7 +95,10 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
         asked = parser.parse_args(words)
-        if hasattr(asked, "source"):
+        if hasattr(asked, "settings"):
+            study = Study(config.read(asked.source, []), Machine(), tmp_path)
+            sweep(study, asked.method.split(",") if asked.method else [], asked.settings).check()
+        elif hasattr(asked, "source"):
             table = config.read(asked.source, asked.overrides)
             settings = table.pop("analysis", {})
             config.resolve(table)

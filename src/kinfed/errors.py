@@ -17,3 +17,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def explain(problem: BaseException) -> tuple[int, str]:
+    """Exit code and the one line that a person reads."""
+    match problem:
+        case KeyboardInterrupt():
+            return 130, str(problem) or "interrupted"
+        case UsageError():
+            return 2, str(problem)
+        case RunError() | OSError():
+            return 1, str(problem)
+        case MemoryError():
+            return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
+    return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"

@@ -20,6 +20,7 @@ from .errors import UsageError
 from .federation import Federation
 from .jobs import Outcome, carry_out
 from .metrics import graphs
+from .record import over_seeds, preferred
 from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
 
@@ -100,6 +101,7 @@ class Score(NamedTuple):
     test: Array  # [S] means over clients
     over_clients: float  # standard deviation, a mean over seeds
     validation: float | None  # a mean over clients and seeds, if there is validation data
+    cautions: tuple[str, ...]  # why the score flatters, if it does
 
     def row(self) -> Row:
         """As columns of a table."""
@@ -128,14 +130,17 @@ def repeats(folder: Path) -> list[Path]:
     return [folder / f"seed-{seed}" for seed in runs.read_summary(folder).get("seeds", [])] or [folder]
 
 
-def score(folder: Path) -> Score:
-    """The score of a finished run."""
-    summary = runs.read_summary(folder)
-    model = summary["chosen"]
-    found = summary["scores"][model]
-    test = np.array([runs.read_summary(one)["scores"][model]["mean"] for one in repeats(folder)])
-    better = summary["higher_is_better"]
-    return Score(model, summary["metric"], better, test, found["std"], found.get("validation"))
+def score(*folders: Path) -> Score:
+    """The score of a finished run, or of several that differ in their seeds only."""
+    each = [runs.read_summary(one) for folder in folders for one in repeats(folder)]
+    first, scores = each[0], over_seeds([one["scores"] for one in each])
+    model = preferred(scores, first["higher_is_better"])
+    test = np.array([one["scores"][model]["mean"] for one in each])
+    cautions = tuple(dict.fromkeys(one["caution"] for one in each if one["leaking"]))
+    found = scores[model]
+    return Score(
+        model, first["metric"], first["higher_is_better"], test, found["std"], found.get("validation"), cautions
+    )
 
 
 def clusters(folder: Path) -> Tensor:

@@ -10,10 +10,10 @@ from typing import Any
 from rich.console import Console
 
 from .. import __version__
-from ..errors import RunError, UsageError
-from . import analyse, compare, data, flower, reference, reproduce, run, shelves
+from ..errors import explain
+from . import analyse, compare, data, flower, reference, reproduce, run, shelves, sweep
 
-COMMANDS = (run, reproduce, analyse, compare, reference, flower, data, shelves)
+COMMANDS = (run, reproduce, sweep, analyse, compare, reference, flower, data, shelves)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,25 +33,11 @@ def main(arguments: list[str] | None = None) -> int:
         asked.command(asked, console)
         return 0
     except (KeyboardInterrupt, Exception) as problem:
-        code, text = _explain(problem)
+        code, text = explain(problem)
         if asked.debug:
             traceback.print_exc()
         print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
         return code
-
-
-def _explain(problem: BaseException) -> tuple[int, str]:
-    """Exit code and the one line that a person reads."""
-    match problem:
-        case KeyboardInterrupt():
-            return 130, str(problem) or "interrupted"
-        case UsageError():
-            return 2, str(problem)
-        case RunError() | OSError():
-            return 1, str(problem)
-        case MemoryError():
-            return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
-    return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -70,6 +70,10 @@ class Bar:
         self._name = f"{name}, "
         self._bar.reset(self._task, total=None, description=f"{self._name}loading data and model")
 
+    def count(self, done: int, several: int) -> None:
+        """Show how many of several runs, side by side, have ended."""
+        self._bar.update(self._task, completed=done, total=several, description=f"{done} of {several} runs")
+
     def update(self, history: History, rounds: int) -> None:
         """Show where a run stands."""
         said = f"{self._name}round {history.done} of {rounds}"

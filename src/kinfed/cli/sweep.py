@@ -1,0 +1,83 @@
+"""kinfed sweep."""
+
+import argparse
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .. import config
+from ..errors import RunError, explain
+from ..study import Study
+from ..sweep import Sweep, sweep
+from .finding import tell, write
+from .running import Bar, machine, options
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the command into the parser."""
+    sweeping = commands.add_parser(
+        "sweep",
+        parents=[options(), common],
+        help="try every combination of settings, and choose on validation data",
+        description="Run every combination of values for every method and seed. Finished runs are kept: the same "
+        "command with the same --out goes on, and one with more values runs what is missing.",
+        epilog="example: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr",
+    )
+    sweeping.add_argument("source", metavar="METHOD|FILE.toml")
+    sweeping.add_argument(
+        "settings",
+        nargs="*",
+        metavar="key=a,b,c",
+        help="values to try; 0..2 are the whole numbers, and [1,2] is one value; methods.NAME.KEY is for one method",
+    )
+    sweeping.add_argument("--method", metavar="A,B", help="methods to sweep alike (default: the experiment's)")
+    sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: 1)")
+    sweeping.add_argument("--out", type=Path, metavar="DIR", help="default: sweeps/TIME")
+    sweeping.set_defaults(command=_sweep)
+
+
+def _sweep(asked: argparse.Namespace, console: Console) -> None:
+    out = asked.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
+    methods = asked.method.split(",") if asked.method else []
+    with Bar(console, asked.quiet) as bar:
+        study = Study(config.read(asked.source, []), machine(asked, bar), out, bar.begin)
+        wanted = sweep(study, methods, asked.settings)
+        for line in wanted.check():
+            if not asked.quiet:
+                console.print(line)
+        try:
+            failed = _carry_out(wanted, asked, bar, console)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; the same command with --out {out} goes on") from None
+    count = len(wanted.runs())
+    if len(failed) < count:
+        found = wanted.finding(failed)
+        write(found, out)
+        tell(found, out, asked, console)
+    if failed:
+        raise RunError(f"{len(failed)} of {count} runs failed; the same command with --out {out} tries these again")
+
+
+def _carry_out(wanted: Sweep, asked: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
+    """Run what is not finished; each new kind of failure is told when it happens. The names of runs that failed."""
+    runs = wanted.runs()
+    failed: set[str] = set()
+    said: set[str] = set()
+    with closing(wanted.study.attempts(runs, asked.jobs)) as outcomes:
+        for done, outcome in enumerate(outcomes, 1):
+            if asked.jobs > 1:
+                bar.count(done, len(runs))
+            if outcome.problem is None:
+                continue
+            failed.add(outcome.name)
+            text = explain(outcome.problem)[1]
+            if text not in said:
+                said.add(text)
+                console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True, markup=False)
+            if asked.debug:
+                traceback.print_exception(outcome.problem)
+    return failed

@@ -1,0 +1,126 @@
+"""kinfed sweep as a person uses it."""
+
+import csv
+import json
+
+import pytest
+
+from kinfed import runs
+from kinfed.cli import main
+
+SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
+
+
+def sweep(capsys, *arguments):
+    """Exit code, standard output, standard error."""
+    code = main(["sweep", *arguments, "--executor", "vmap"])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_a_sweep_ends_with_one_table_and_does_nothing_twice(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = tmp_path / "a"
+    grid = ["training.optimiser.lr=0.01,0.1", "seed=0..1", "--out", str(out)]
+    code, told, err = sweep(capsys, "local", *SMALL, *grid, "--json")
+    assert code == 0
+    rows = json.loads(told)["rows"]
+    assert [(row["method"], row["winner"]) for row in rows] == [("local", "*"), ("local", None)]
+    assert {row["lr"] for row in rows} == {"0.01", "0.1"}
+    assert "local: 2 settings x 2 seeds = 4 runs, 8 training rounds" in err
+    assert "EQUAL" not in err
+    assert max(map(len, err.splitlines()[:-1])) <= 80
+    for row in rows:
+        each = [
+            runs.read_summary(out / "runs" / row["method"] / f"training.optimiser.lr={row['lr']}" / f"seed-{seed}")
+            for seed in (0, 1)
+        ]
+        tests, validations = (
+            [100 * one["scores"][row["model"]][key] for one in each] for key in ("mean", "validation")
+        )
+        assert row["test accuracy (%)"] == pytest.approx(sum(tests) / 2)
+        assert row["validation accuracy (%)"] == pytest.approx(sum(validations) / 2)
+        assert row["over seeds"] == pytest.approx(abs(tests[0] - tests[1]) / 2**0.5)
+    assert rows[0]["validation accuracy (%)"] >= rows[1]["validation accuracy (%)"]
+    with (out / "table.csv").open(newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [row["lr"] for row in written] == [row["lr"] for row in rows]
+    page = (out / "table.md").read_text().splitlines()
+    assert page[0] == "2 settings, means over seeds 0, 1"
+    assert page[2].startswith("| method | winner | lr | model | validation accuracy (%) |")
+    assert page[4].startswith(f"| local | * | {rows[0]['lr']} |")
+    assert len({line.count("|") for line in page[2:6]}) == 1
+
+    # Another value: only what is missing is run.
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    grid[0] = "training.optimiser.lr=0.01,0.1,0.2"
+    assert sweep(capsys, "local", *SMALL, *grid, "--quiet") == (0, "", "")
+    after = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert len(before) == 4
+    assert len(after) == 6
+    assert before.items() <= after.items()
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_failed_run_is_one_line_and_the_others_go_on(tmp_path, capsys, jobs):
+    asked = ["local", *SMALL, "training.optimiser.lr=1e38,0.1,3e38", "--out", str(tmp_path), "--jobs", jobs]
+    code, _, err = sweep(capsys, *asked)
+    assert code == 1
+    lines = [line for line in err.splitlines() if line.startswith("kinfed: ")]
+    assert len(lines) == 2  # both fail for the same reason
+    assert "failed: round 1: training diverged to NaN or infinity at client 0, 1, 2, 3; lower the" in lines[0]
+    assert lines[1] == f"kinfed: 2 of 3 runs failed; the same command with --out {tmp_path} tries these again"
+    with (tmp_path / "table.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["lr"], row["winner"], row["failed"]) for row in rows] == [
+        ("0.1", "*", ""),
+        ("1e38", "", "1 of 1"),
+        ("3e38", "", "1 of 1"),
+    ]
+
+
+def test_where_every_run_fails_there_is_no_table(tmp_path, capsys):
+    code, out, err = sweep(capsys, "local", *SMALL[:1], "federation.clients=1500,1600", "--out", str(tmp_path))
+    assert (code, out) == (1, "")
+    assert "kinfed: 2 of 2 runs failed" in err.splitlines()[-1]
+    assert not list(tmp_path.glob("table*"))
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+    asked = ["local", *SMALL, "training.batch=8,16", "--out", str(tmp_path)]
+    once, begun = runs.once, []
+
+    def interrupted(experiment, folder, machine):
+        begun.append(folder)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return once(experiment, folder, machine)
+
+    monkeypatch.setattr(runs, "once", interrupted)
+    code, _, err = sweep(capsys, *asked)
+    assert code == 130
+    assert err.splitlines()[-1] == f"kinfed: interrupted; the same command with --out {tmp_path} goes on"
+    assert not (tmp_path / "table.csv").exists()
+    monkeypatch.setattr(runs, "once", once)
+    before = (begun[0] / "summary.json").stat().st_mtime_ns
+    assert sweep(capsys, *asked)[0] == 0
+    assert (begun[0] / "summary.json").stat().st_mtime_ns == before
+    assert (tmp_path / "table.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["local", "rounds"], "'rounds' is not a setting"),
+        (["local", "rounds=1,2", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["local", "--method", "local,"], "there is no method ''"),
+        (["nowhere.toml", "rounds=1,2"], "cannot read nowhere.toml"),
+    ],
+)
+def test_wrong_requests_end_in_one_line_and_leave_nothing(arguments, said, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = sweep(capsys, *arguments, "--quiet")
+    assert (code, out) == (2, "")
+    assert len(err.strip().splitlines()) == 1
+    assert said in err
+    assert not list(tmp_path.iterdir())
