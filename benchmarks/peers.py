@@ -2,8 +2,8 @@
 
 FedAvg on the three workloads of benchmarks/peers/workload.py, every program in a process of its own. They take turns,
 a round each, so that a change of the machine meets all of them; before and after each turn a fixed matrix product is
-timed, and a round during which it slowed down by a fifth is dropped and repeated. Writes docs/performance.md; --quick
-prints the ratios to a plain PyTorch loop alone. A program that does not run is reported with its last words.
+timed, and a round beside which it took a fifth longer than usual in this run is dropped. Writes docs/performance.md;
+--quick prints the ratios to a plain PyTorch loop alone. A program that does not run is reported with its last words.
 """
 
 import argparse
@@ -30,6 +30,7 @@ PROGRAMS = {"kinfed": "ours.py", "plain PyTorch loop": "plain.py"}
 OTHERS = {"FedJAX": "with_fedjax.py", "pfl": "with_pfl.py", "Flower simulation": "with_flower.py"}
 ROUNDS = {"W1": 4, "W2 CNN": 7, "W2 MLP": 15}
 SLOW = 60  # seconds
+DISTURBED = 1.2
 
 
 @dataclass
@@ -39,8 +40,7 @@ class Program:
     name: str
     process: subprocess.Popen
     log: Path
-    rounds: list[dict] = field(default_factory=list)
-    dropped: int = 0
+    turns: list[tuple[float, dict]] = field(default_factory=list)  # seconds of the product beside each round, the round
     failed: str = ""
     slow: bool = False
 
@@ -67,6 +67,10 @@ class Program:
             pass
         said = self.line()
         return json.loads(said) if said else None
+
+    def rounds(self, usual):
+        """The rounds that nothing disturbed; a slow program's only one in any case."""
+        return [found for beside, found in self.turns if self.slow or beside <= DISTURBED * usual]
 
     def end(self):
         """No more turns."""
@@ -132,44 +136,45 @@ def flops(name):
     return examples * (3 * sum(work) - work[0])
 
 
-def measure(name, programs, rounds, quiet):
-    """Let the programs take turns until each has `rounds` undisturbed rounds, after one to warm up.
+def measure(name, programs, wanted):
+    """Let the programs take turns until each has `wanted` undisturbed rounds, after one to warm up.
 
-    A program whose first round takes longer than SLOW gets no other: that round counts.
+    A program whose first round takes longer than SLOW gets no other: that round counts. Returns the usual time of the
+    fixed product: the tenth part of all measured times is shorter.
     """
     for program in programs:
         found = None if program.failed else program.turn()
         if found and found["seconds"] > SLOW:
-            program.rounds, program.slow = [found], True
-    for _ in range(3 * rounds):
+            program.turns, program.slow = [(0.0, found)], True
+    times = [gauge()]
+    for _ in range(2 * wanted):
+        usual = sorted(times)[len(times) // 10]
         for program in programs:
-            if program.failed or program.slow or len(program.rounds) >= rounds:
+            if program.failed or program.slow or len(program.rounds(usual)) >= wanted:
                 continue
             before = gauge()
             found = program.turn()
-            after = gauge()
-            if found is None:
-                continue
-            if max(before, after) > 1.2 * quiet:
-                program.dropped += 1
-                continue
-            program.rounds.append(found)
-            print(f"{name}: {program.name} {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+            times.append(max(before, gauge()))
+            if found is not None:
+                program.turns.append((times[-1], found))
+                print(f"{name}: {program.name} {found['seconds']:.3f} s", file=sys.stderr, flush=True)
+    return sorted(times)[len(times) // 10]
 
 
-def rows(name, programs, gflops):
+def rows(name, programs, gflops, usual):
     """A table row a program."""
-    median = {p.name: statistics.median(r["seconds"] for r in p.rounds) for p in programs if p.rounds}
+    kept = {p.name: p.rounds(usual) for p in programs}
+    median = {n: statistics.median(r["seconds"] for r in rounds) for n, rounds in kept.items() if rounds}
     for p in programs:
         if p.name not in median:
             yield f"| {name} | {p.name} | did not run: {p.failed or 'every round was disturbed'} | | | | | |"
             continue
-        seconds = [r["seconds"] for r in p.rounds]
+        seconds = [r["seconds"] for r in kept[p.name]]
         ours, plain = (f"{median[p.name] / median[n]:.2f}" if n in median else "" for n in PROGRAMS)
         yield (
             f"| {name} | {p.name} | {median[p.name]:.3g} ({min(seconds):.3g} to {max(seconds):.3g}) | {ours} | {plain} "
-            f"| {100 * flops(name) / median[p.name] / 1e9 / gflops:.0f} % | {p.rounds[-1]['peak']:.0f} "
-            f"| {'the first alone' if p.slow else f'{len(seconds)} of {len(seconds) + p.dropped}'} |"
+            f"| {100 * flops(name) / median[p.name] / 1e9 / gflops:.0f} % | {kept[p.name][-1]['peak']:.0f} "
+            f"| {'the first alone' if p.slow else f'{len(seconds)} of {len(p.turns)}'} |"
         )
 
 
@@ -177,7 +182,6 @@ def main():
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
     quick = asked.parse_args().quick
-    quiet = min(gauge() for _ in range(5))
     gflops = peak()
     table = []
     with tempfile.TemporaryDirectory() as folder:
@@ -188,10 +192,10 @@ def main():
             programs = [
                 start(n, s, sys.executable if n in PROGRAMS else PEERS, path, folder) for n, s in scripts.items()
             ]
-            measure(name, programs, 5 if quick else ROUNDS[name], quiet)
+            usual = measure(name, programs, 5 if quick else ROUNDS[name])
             for program in programs:
                 program.end()
-            table += rows(name, programs, gflops)
+            table += rows(name, programs, gflops, usual)
     head = "| workload | program | seconds a round (range) | over kinfed | over plain | of peak | MiB | turns |"
     lines = [head, "| --- " * 8 + "|", *table]
     if quick:
