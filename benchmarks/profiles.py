@@ -1,0 +1,138 @@
+"""Where the time of local training goes, by kind of operation: python benchmarks/profiles.py
+
+One worker trains the clients of one round of each workload of benchmarks/peers/workload.py, and five clients of W3, the
+recurrent one, under the executor that `auto` would take. Times of operations are least values of several rounds; what
+is left of the whole round without a profiler is Python and dispatch. Writes its part of docs/performance.md.
+"""
+
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from kinfed import SGD, Federation, Training
+from kinfed.executors import threads
+from kinfed.fleet import Simulation
+from kinfed.methods import FedAvg
+from kinfed.model import Model
+from kinfed.models import MODELS
+from kinfed.tasks import Classification, Regression
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "peers"))
+from networks import build  # noqa: E402
+from workload import EPOCHS, WORKLOADS, cohort, make, read  # noqa: E402
+
+PAGE = HERE.parent / "docs" / "performance.md"
+BEGIN, END = "<!-- measured: python benchmarks/profiles.py -->", "<!-- end of profiles -->"
+TIMES = 5
+KINDS = {  # by how the operation's name begins
+    "convolutions": ("convolution", "mkldnn_convolution"),
+    "products": ("mm", "bmm", "addmm", "baddbmm", "mkldnn_linear"),
+    "pooling": ("max_pool",),
+    "moving numbers": ("index", "copy", "clone", "cat", "fill", "zero", "scatter", "gather", "_to_copy", "stack"),
+}
+
+
+class Seconds(TorchDispatchMode):
+    """Sums the seconds of operations by their kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.spent = defaultdict(float)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        begun = time.perf_counter()
+        out = func(*args, **(kwargs or {}))
+        took = time.perf_counter() - begun
+        name = func.overloadpacket.__name__.strip("_")
+        self.spent[next((k for k, names in KINDS.items() if name.startswith(names)), "elementwise")] += took
+        return out
+
+
+def images(name):
+    """The clients of one round of a workload, its model and how they train."""
+    with tempfile.TemporaryDirectory() as folder:
+        make(name, f"{folder}/workload.npz")
+        arrays, w = read(f"{folder}/workload.npz")
+    some = cohort(w, 0)
+    x = torch.from_numpy(arrays["x_train"][some]).flatten(0, 1)
+    y = torch.from_numpy(arrays["y_train"][some]).flatten()
+    rows = torch.arange(len(y)).split(w["train"])
+    data = Federation(x, y, _rows(rows), Classification(10))
+    return data, build(w["model"], w["shape"]), Training(EPOCHS, w["batch"], SGD(lr=w["lr"]))
+
+
+def series():
+    """Five clients with 50 batches of windows."""
+    draw = torch.Generator().manual_seed(0)
+    n = 5 * 3200
+    data = Federation(
+        torch.rand(n, 12, 2, generator=draw),
+        torch.randn(n, 12, generator=draw),
+        _rows(torch.arange(n).split(3200)),
+        Regression(),
+    )
+    return data, MODELS["gru"]((12, 2), 12), Training(1, 64, SGD(lr=0.01))
+
+
+def _rows(train):
+    return {"train": list(train), "validation": [r[:0] for r in train], "test": [r[:1] for r in train]}
+
+
+def profile(name, data, module, training, rate):
+    """A table row: seconds of one worker, and shares of them."""
+    executor = Simulation(data, Model(module), FedAvg(), training, rounds=1000).executor
+    fleet = Simulation(data, Model(module), FedAvg(), training, executor=executor, workers=1)
+    roster = fleet.roster()
+    sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
+    whole, spent = float("inf"), defaultdict(lambda: float("inf"))
+    with FlopCounterMode(display=False) as counted:
+        fleet.train(0, roster.everyone, sent)
+    for _ in range(TIMES):
+        begun = time.perf_counter()
+        fleet.train(0, roster.everyone, sent)
+        whole = min(whole, time.perf_counter() - begun)
+        with Seconds() as seen:
+            fleet.train(0, roster.everyone, sent)
+        for kind, seconds in seen.spent.items():
+            spent[kind] = min(spent[kind], seconds)
+    spent["Python and dispatch"] = max(0.0, whole - sum(spent.values()))
+    shares = [f"{100 * spent[kind] / whole:.0f} %" if kind in spent else "" for kind in COLUMNS]
+    bound = 100 * counted.get_total_flops() / rate / whole
+    print(name, executor, f"{whole:.3f} s", dict(spent), file=sys.stderr, flush=True)
+    return f"| {name} | {executor} | {whole:.3g} | {' | '.join(shares)} | {bound:.0f} % |"
+
+
+COLUMNS = [*KINDS, "elementwise", "Python and dispatch"]
+
+
+def main():
+    torch.manual_seed(0)
+    table = [
+        f"| workload | executor | seconds of one worker | {' | '.join(COLUMNS)} | multiplications at full speed |",
+        "| --- " * (len(COLUMNS) + 4) + "|",
+    ]
+    with threads(1):
+        matrix, rate = torch.randn(2048, 2048), 0.0
+        for _ in range(8):
+            begun = time.perf_counter()
+            matrix @ matrix
+            rate = max(rate, 2 * 2048**3 / (time.perf_counter() - begun))
+        jobs = {name: (lambda name=name: images(name)) for name in WORKLOADS} | {"W3 GRU, 5 clients": series}
+        table += [profile(name, *make_job(), rate) for name, make_job in jobs.items()]
+    print("\n".join(table))
+    page = PAGE.read_text() if PAGE.exists() else "# Performance\n"
+    head, _, rest = page.partition(BEGIN)
+    tail = rest.partition(END)[2]
+    about = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
+    PAGE.write_text("\n".join([head + BEGIN, "", about, "", *table, "", END]) + tail)
+
+
+if __name__ == "__main__":
+    main()
