@@ -324,7 +324,8 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
 
 def _explain(lines: list[str]) -> str:
     """What Flower says of an end, in one line; `lines` are those of a log from the exit code on."""
-    text = " ".join(filter(None, takewhile(lambda line: not line.startswith("For more information"), lines[1:])))
+    said = takewhile(lambda line: not line.startswith("For more information"), lines[1:])
+    text = " ".join(line for line in said if line)
     found = re.search(r"version (\S+) detected a runtime version mismatch.* received \S+ version (\S+?)\.?(\s|$)", text)
     if not found:
         return text
