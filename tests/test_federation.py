@@ -44,6 +44,7 @@ def test_names_types_and_tasks_come_from_the_arrays():
     assert federation.graph.origin == "given"
     assert isinstance(Federation.from_arrays(X, Y.float(), CLIENT).task, Regression)
     images = Federation.from_arrays(np.zeros((40, 2, 2), dtype="uint8"), Y, CLIENT)
+    assert Federation.from_arrays(X, Y, np.array(["b", "a"] * 20, dtype=object)).names == ("a", "b")
     assert images.x.dtype == torch.float32
 
 
@@ -63,6 +64,12 @@ def poisoned(value):
         ((X, Y - 1, CLIENT), r"labels must lie in 0\.\.0 for 1 classes; got -1\.\.0"),
         ((X, Y, np.arange(40)), "40 of 40 clients have too few examples for training, validation and test: 0"),
         ((np.array([["a"]] * 40), Y, CLIENT), "x must be an array of numbers"),
+        (([[1, 2], [3]] * 20, Y, CLIENT), "x must be an array of numbers"),
+        ((X + 1j, Y, CLIENT), "x must be an array of real numbers; got torch.complex64"),
+        ((3.0, Y, CLIENT), "x must be an array of real numbers; got torch.float64 "),
+        ((X, Y * 50, CLIENT), "y holds the label 50, but there are only 40 examples"),
+        ((X, Y, np.where(np.arange(40) > 5, np.nan, 1.0)), "client must name the owner of every example"),
+        ((X, Y, [None, "a"] * 20), "client must name the owner of every example"),
     ],
 )
 def test_bad_arrays_are_refused_with_the_place_and_the_reason(arguments, said):

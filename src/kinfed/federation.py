@@ -252,10 +252,20 @@ class Federation:
                 task = Regression()
             else:
                 target = target.to(torch.int64)
-                task = Classification(int(target.max()) + 1 if len(target) else 1)
+                largest = int(target.max()) if target.numel() else 0
+                if largest > target.numel():
+                    raise UsageError(
+                        f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
+                        "classes from 0; number them anew, or say how many there are: task=Classification(...)"
+                    )
+                task = Classification(largest + 1)
         elif not target.is_floating_point():
             target = target.to(torch.int64)
         owner = np.asarray(client)
+        if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
+            owner = owner.astype(str)
+        if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+            raise UsageError("client must name the owner of every example, each by a number or each by text")
         if owner.shape != (len(pool),) or len(pool) != len(target) or not len(pool):
             raise UsageError(
                 f"x, y and client must agree on their first axis and not be empty; "
@@ -335,9 +345,12 @@ def check_graph(weights: Tensor, count: int) -> None:
 
 def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
     try:
-        return values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
-    except TypeError as problem:
-        raise UsageError(f"{name} must be an array of numbers: {problem}") from None
+        found = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be an array of numbers, all of its rows of one shape") from None
+    if found.is_complex() or not found.ndim:
+        raise UsageError(f"{name} must be an array of real numbers; got {found.dtype} {list(found.shape)}")
+    return found
 
 
 def _stored(t: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from .errors import RunError
+from .errors import RunError, UsageError
 
 Progress = Callable[[str, int, int], None]  # a file's name, bytes so far, bytes in all (0: not told)
 
@@ -38,6 +38,8 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
     import requests
 
     mirror = os.environ.get("KINFED_MIRROR", "").rstrip("/")
+    if mirror and not mirror.startswith(("http://", "https://")):
+        raise UsageError(f"KINFED_MIRROR must be an address, http://... or https://...; got '{mirror}'")
     url = f"{mirror}/{source.name}" if mirror else source.url
     part = folder / f"{source.name}.part"
     pooch.get_logger().setLevel(logging.ERROR)

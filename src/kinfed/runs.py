@@ -1,6 +1,7 @@
 """Run folders: what a run leaves behind, how it is taken up again, how its models are loaded."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     """Run an experiment in a folder of its own and return its summary.
 
     Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
+    A request that cannot be carried out leaves no folder.
     """
     table = experiment.table
     if distributed.is_on() and table["seeds"] > 1:
@@ -53,10 +55,16 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     if (out / "config.toml").exists():
         raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
     out = distributed.agree(out)
+    new = not out.exists()
     if distributed.leads():
         make_folder(out)
         config.write(table, out / "config.toml")
-    return _go_on(experiment, out, machine)
+    try:
+        return _go_on(experiment, out, machine)
+    except UsageError:  # such as data that is not there: what was begun with it is not worth going on with
+        if new and distributed.leads() and all(path.name == "config.toml" or path.is_dir() for path in out.rglob("*")):
+            shutil.rmtree(out)
+        raise
 
 
 def resume(folder: Path, machine: Machine) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kinfed.errors import RunError
+from kinfed.errors import RunError, UsageError
 from kinfed.fetching import Source, checked, fetch
 
 DATA = os.urandom(600_000)
@@ -92,6 +92,9 @@ def test_no_network(tmp_path, monkeypatch):
         fetch(GOOD, tmp_path)
     monkeypatch.setenv("KINFED_MIRROR", "http://nowhere.invalid")
     with pytest.raises(RunError, match=r"nowhere\.invalid \(no (such host, or no )?network\)"):
+        fetch(GOOD, tmp_path)
+    monkeypatch.setenv("KINFED_MIRROR", "mirror.example")
+    with pytest.raises(UsageError, match=r"KINFED_MIRROR must be an address, http://\.\.\. .*; got 'mirror\.example'"):
         fetch(GOOD, tmp_path)
 
 
