@@ -1,9 +1,11 @@
 """kinfed sweep."""
 
 import argparse
+import itertools
 import time
 import traceback
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,7 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
     out = asked.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
     methods = asked.method.split(",") if asked.method else []
     with Bar(console, asked.quiet) as bar:
-        study = Study(config.read(asked.source, []), machine(asked, bar), out, bar.begin)
+        study = Study(config.read(asked.source, []), machine(asked, bar), out)
         wanted = sweep(study, methods, asked.settings)
         for line in wanted.check():
             if not asked.quiet:
@@ -64,10 +66,17 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
 
 def _carry_out(wanted: Sweep, asked: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
     """Run what is not finished; each new kind of failure is told when it happens. The names of runs that failed."""
-    runs = wanted.runs()
+    runs, begun = wanted.runs(), itertools.count(1)
     failed: set[str] = set()
     said: set[str] = set()
-    with closing(wanted.study.attempts(runs, asked.jobs)) as outcomes:
+
+    def begin(name: str) -> None:
+        if asked.jobs == 1:
+            bar.begin(f"{name.partition('/')[0]}, run {next(begun)} of {len(runs)}")
+
+    if asked.jobs > 1:
+        bar.count(0, len(runs))
+    with closing(replace(wanted.study, said=begin).attempts(runs, asked.jobs)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             if asked.jobs > 1:
                 bar.count(done, len(runs))
