@@ -154,18 +154,21 @@ def scaled(raw: Table, scale: float) -> Table:
 
     Rounds: ceil(scale x rounds), 5 at least or as many as there were; settings that count rounds (when CFL may split,
     when late clients join) shrink alike. Examples: see `kinfed.federation.Split.share`. Evaluated as seldom as before,
-    but 5 times at least. Clients, local epochs and all else stay.
+    but 5 times at least where the round is selected. Clients, local epochs and all else stay.
     """
     rounds = min(raw["rounds"], max(LEAST_ROUNDS, math.ceil(scale * raw["rounds"])))
     changes: Table = {"rounds": rounds, "federation": {"split": {"share": scale}}}
+    drawn = raw.get("participation")
+    drawn = drawn if isinstance(drawn, dict) else {}
     every = raw.get("evaluate_every", 1)
-    changes["evaluate_every"] = rounds if every == raw["rounds"] else min(every, max(1, rounds // LEAST_ROUNDS))
-    late = raw.get("participation")
-    if isinstance(late, dict) and "joins" in late:
-        changes["participation"] = {"joins": rounds if late["joins"] == raw["rounds"] else _part(late["joins"], scale)}
+    if "by_group" not in drawn:  # where it is, evaluations keep step with it
+        changes["evaluate_every"] = rounds if every == raw["rounds"] else min(every, max(1, rounds // LEAST_ROUNDS))
+    if "joins" in drawn:
+        joins = drawn["joins"]
+        changes["participation"] = {"joins": rounds if joins == raw["rounds"] else math.ceil(scale * joins)}
     begin = raw.get("methods", {}).get("cfl", {}).get("begin")
     if begin is not None:
-        changes["methods"] = {"cfl": {"begin": _part(begin, scale)}}
+        changes["methods"] = {"cfl": {"begin": math.ceil(scale * begin)}}
     return merged(raw, changes)
 
 
@@ -179,10 +182,6 @@ def merged(*tables: Table) -> Table:
             else:
                 found[key] = deepcopy(value)
     return found
-
-
-def _part(count: int, scale: float) -> int:
-    return math.ceil(scale * count)
 
 
 def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:

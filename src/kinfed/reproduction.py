@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -151,6 +152,17 @@ class Reproduction:
 
     def cell(self, row: Row, column: Column) -> Cell:
         """The experiment of a method on a column, or why there is none."""
+        at = row.name, column.name
+        if at not in self._made:
+            self._made[at] = self._make(row, column)
+        return self._made[at]
+
+    @cached_property
+    def _made(self) -> dict[tuple[str, str], Cell]:
+        """The cells that were looked at, by row and column."""
+        return {}
+
+    def _make(self, row: Row, column: Column) -> Cell:
         problem = row.missing or column.missing or self._lacking(column)
         if problem or column.mean_of:
             return Cell(row, column, None, problem)
@@ -211,7 +223,7 @@ class Reproduction:
         for folder in sorted(self.folder(cell.row, cell.column).glob("seed-*")):
             if (folder / "summary.json").exists():
                 table = {**cell.experiment.table, "seed": int(folder.name.removeprefix("seed-"))}
-                if config.read(str(folder / "config.toml"), []) == table:
+                if config.resolve(config.read(str(folder / "config.toml"), [])).table == table:
                     found.append(folder)
         return found
 

@@ -21,16 +21,16 @@ rounds = 12
 evaluate_every = 4
 model = "linear"
 training = { epochs = 1, batch = 16, optimiser = { name = "sgd", lr = 0.1 } }
-federation = { dataset = "digits", clients = 4, partition = "iid", split = { test = 0.2, validation = 0.1 } }
+federation = { dataset = "digits", clients = 4, partition = "iid", graph = "complete" }
 
 [rows]
 local = { printed = "Local", score = "own" }
-fedavg = { printed = "FedAvg", score = "shared", note = "as ever" }
 fedrod = { printed = "FedRoD" }
 
 [rows.made]
 printed = "Made"
 score = "mixed"
+note = "as ever"
 method = { name = "sfl", pull = 0.1 }
 
 [rows.pfedgat]
@@ -74,7 +74,6 @@ NUMBERS = "table,dataset,setting,method,metric,mean,std,note\n" + "\n".join(
     for data, setting in (("Digits", "IID"), ("Digits", "shards"), ("Digits", "average"), ("SVHN", "IID"))
     for method, mean, std in (
         ("Local", 50.5, 0.25),
-        ("FedAvg", 60, ""),
         ("FedRoD", 70, ""),
         ("Made", 80, ""),
         ("pFedGAT", 90, ""),
@@ -117,7 +116,7 @@ def accuracies(tmp_path, column, method, model):
 
 
 def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, capsys):
-    asked = ["--method", "local,fedavg,made", "--column", "digits/average", "--jobs", "1"]
+    asked = ["--method", "local", "--column", "digits/average", "--jobs", "1"]
     _, err = reproduce(capsys, *asked)
     found = table()
     each = {c: accuracies(tmp_path, f"digits/{c}", "local", "own") for c in ("iid", "shards")}
@@ -130,11 +129,7 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     both = [statistics.fmean(pair) for pair in zip(*each.values(), strict=True)]
     assert float(found["digits/average", "local"]["ours"]) == pytest.approx(statistics.fmean(both), abs=1e-3)
     assert float(found["digits/average", "local"]["over_seeds"]) == pytest.approx(statistics.stdev(both), abs=1e-3)
-    assert set(found) == {
-        (c, m) for c in ("digits/iid", "digits/shards", "digits/average") for m in asked[1].split(",")
-    }
-    assert found["digits/shards", "made"]["flags"] == "oracle graph"  # it uses the graph of labels; others do not
-    assert found["digits/shards", "local"]["flags"] == found["digits/iid", "made"]["flags"] == ""
+    assert set(found) == {("digits/iid", "local"), ("digits/shards", "local"), ("digits/average", "local")}
 
     # People see the same numbers, wherever they look.
     ours = (
@@ -145,9 +140,10 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert ours in err
     assert f"| Local | 50.50 ± 0.25 | {ours} |" in page
     assert f"Local & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
-    assert "$ kinfed reproduce made.table9 --method local,fedavg,made --column digits/average" in page
-    assert "digits/iid: 4 clients, all in a round; 12 rounds of 1 epochs, batch 16, sgd (lr 0.1)" in page
-    assert "oracle graph: the graph is made from labels" in page
+    assert "$ kinfed reproduce made.table9 --method local --column digits/average" in page
+    assert "digits/iid, digits/shards: 4 clients, all in a round; 12 rounds of 1 epochs, batch 16, sgd (lr 0.1)" in page
+    assert "[1] two shards a client." in page
+    assert "oracle graph" not in page  # Local uses none
     assert "scaled" not in page
     assert "Nothing of this was ever printed." in page
 
@@ -159,17 +155,19 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert table() == written
     (run / "summary.json").unlink()
     (run / "history.csv").unlink()
-    reproduce(capsys, "--method", "pfedgat", "--column", "digits/shards", "--seeds", "1")
+    _, err = reproduce(capsys, "--method", "pfedgat,made", "--column", "digits/shards", "--seeds", "1", "--jobs", "1")
     found = table()
     assert found["digits/shards", "pfedgat"]["flags"] == "leaking"
+    assert found["digits/shards", "made"]["flags"] == "oracle graph"
+    assert "oracle graph: the graph is made from labels" in err
     assert found["digits/shards", "pfedgat"]["status"] == ""
     assert found["digits/iid", "local"]["seeds"] == "1"
     reproduce(capsys, *asked)
-    assert {key: line for key, line in table().items() if key[1] != "pfedgat"} == written
+    assert {key: line for key, line in table().items() if key[1] == "local"} == written
 
 
 def test_side_by_side_and_scaled_down(tmp_path, capsys):
-    asked = ["--method", "local,fedavg", "--column", "digits/iid", "--scale", "0.5"]
+    asked = ["--method", "local", "--column", "digits/iid", "--scale", "0.5"]
     reproduce(capsys, *asked, "--jobs", "1")
     alone = table("reproductions/made.table9-scaled-0.5")
     reproduce(capsys, *asked, "--jobs", "2", "--out", "beside")
@@ -186,16 +184,13 @@ def test_side_by_side_and_scaled_down(tmp_path, capsys):
 
 
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(capsys):
-    asked = ["--method", "local,fedavg", "--column", "digits/iid,digits/broken", "--seeds", "1", "--jobs", "1"]
+    asked = ["--method", "local", "--column", "digits/broken,digits/iid", "--seeds", "1", "--jobs", "1"]
     _, err = reproduce(capsys, *asked, code=1)
     told = [line for line in err.splitlines() if line.startswith("kinfed: ")]
-    assert [line.split(":")[1].strip() for line in told[:2]] == [
-        "local on digits/broken, seed 0",
-        "fedavg on digits/broken, seed 0",
-    ]
-    assert told[2:] == ["kinfed: 2 of 4 runs failed; the table has the others"]
+    assert told[0].startswith("kinfed: local on digits/broken, seed 0: round 1: ")
+    assert told[1:] == ["kinfed: 1 of 2 runs failed; the table has the others"]
     found = table()
-    assert found["digits/broken", "local"]["status"].startswith("failed: ")
+    assert found["digits/broken", "local"]["status"].startswith("failed: round 1: ")
     assert found["digits/iid", "local"]["ours"]
 
 
@@ -210,7 +205,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
     for arguments, said in (
         (["--method", "fedrod"], "made.table9: method 'fedrod': not in kinfed"),
         (["--column", "svhn/iid"], "made.table9: column 'svhn/iid': needs svhn: kinfed data fetch svhn"),
-        (["--method", "fedavgg"], "made.table9 has no method 'fedavgg'; did you mean 'fedavg'?"),
+        (["--method", "locla"], "made.table9 has no method 'locla'; did you mean 'local'?"),
         (["--column", "digits/idd"], "made.table9 has no column 'digits/idd'; did you mean 'digits/iid'?"),
         (["--scale", "0"], "--scale must lie in (0, 1]; got 0.0"),
         (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
@@ -227,7 +222,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
 def test_an_estimate_comes_first(capsys):
     assert main(["estimate", "made.table9", "--column", "digits/iid", "--seeds", "3", "--jobs", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found["runs"]) == {f"{m} on digits/iid" for m in ("local", "fedavg", "made", "pfedgat")}
+    assert set(found["runs"]) == {f"{m} on digits/iid" for m in ("local", "made", "pfedgat")}
     assert found["seconds"] == pytest.approx(sum(3 * one["seconds"] for one in found["runs"].values()) / 2)
     assert all(one["runs"] == 3 and one["seconds"] > 0 and one["memory"] > 2**26 for one in found["runs"].values())
     assert main(["estimate", "fedavg", "rounds=1000", "--json"]) == 0

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from .. import __version__
 from ..errors import explain
-from . import analyse, compare, data, flower, reference, reproduce, run, shelves, sweep
+from . import analyse, compare, data, estimate, flower, reference, reproduce, run, shelves, sweep
 
-COMMANDS = (run, reproduce, sweep, analyse, compare, reference, flower, data, shelves)
+COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower, data, shelves)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,10 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from .. import protocol
 from ..config import Experiment
-from ..errors import RunError
+from ..errors import RunError, explain
+from ..federation import LEAST
 from ..files import make_folder, replacing
 from ..jobs import carry_out
-from ..report.published import latex, markdown, sheet, table_csv, terminal
+from ..protocol import LEAST_ROUNDS
+from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
 from ..reproduction import Reproduction
 from ..runs import Machine
 from .running import options
@@ -37,9 +39,10 @@ def request() -> argparse.ArgumentParser:
         type=float,
         default=1.0,
         metavar="F",
-        help="for small machines: F times the rounds, rounded up, at least 5; a client uses a share F of its examples, "
-        "at least 5,000 or all that it has; settings that count rounds shrink alike; evaluated at least 5 times; "
-        "clients and local epochs stay; the table says so (default: 1)",
+        help=f"for small machines: F times the rounds, rounded up, at least {LEAST_ROUNDS}; a client uses a share F of "
+        f"its examples, at least {LEAST:,} or all that it has; settings that count rounds shrink alike; evaluated at "
+        f"least {LEAST_ROUNDS} times where rounds are selected; clients and local epochs stay; the table says so "
+        "(default: 1)",
     )
     asked.add_argument("--jobs", type=int, metavar="N", help="runs side by side (default: a core each; 1 on a GPU)")
     return asked
@@ -98,28 +101,34 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     workers = asked.workers or (1 if side_by_side > 1 else None)
     where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
     command = _command(asked)
-    make_folder(made.out)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *times, console=console, transient=True, disable=asked.quiet) as bar:
+    shown_live = console.is_terminal and not asked.quiet
+    with Progress(*columns, *times, console=console, transient=True, disable=not shown_live) as bar:
         task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
 
         def begin(name: str) -> None:
             going.append(name)
             bar.update(task, description="; ".join(going))
 
-        for how in ("loop", "fused", "vmap", "auto"):
-            mine = {name: run for name, run in runs.items() if executor(asked, run[0]) == how}
-            with closing(carry_out(mine, replace(where, executor=how), side_by_side, begin)) as outcomes:
-                for outcome in outcomes:
-                    going = [name for name in going if name != outcome.name]
-                    bar.update(task, advance=outcome.name in left, description="; ".join(going))
-                    if outcome.problem is not None:
-                        failed[str(outcome.folder)] = f"{outcome.problem}".replace("\n", " ")
-                        console.print(f"kinfed: {outcome.name}: {failed[str(outcome.folder)]}", soft_wrap=True)
-                    else:
-                        _write(made, command, {})
+        try:
+            for how in ("loop", "fused", "vmap", "auto"):
+                mine = {name: run for name, run in runs.items() if executor(asked, run[0]) == how}
+                with closing(carry_out(mine, replace(where, executor=how), side_by_side, begin)) as outcomes:
+                    for outcome in outcomes:
+                        going = [name for name in going if name != outcome.name]
+                        bar.update(task, advance=outcome.name in left, description="; ".join(going))
+                        if outcome.problem is not None:
+                            why = explain(outcome.problem)[1].replace("\n", " ")
+                            failed[str(outcome.folder)] = why
+                            console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
+                        elif outcome.name in left:
+                            _write(made, command, failed)
+                            if not (shown_live or asked.quiet):  # into a log
+                                console.print(f"done: {outcome.name}", soft_wrap=True)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("interrupted; the same command goes on with what is left") from None
     shown = _write(made, command, failed)
     if asked.json:
         print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
@@ -131,7 +140,8 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
 
 
-def _write(made: Reproduction, command: str, failed: dict[str, str]) -> Any:
+def _write(made: Reproduction, command: str, failed: dict[str, str]) -> Sheet:
+    make_folder(made.out)
     lines = made.lines(failed)
     shown = sheet(made, lines)
     for name, text in (

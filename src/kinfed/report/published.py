@@ -11,12 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..config import Table as Config
+from ..federation import LEAST
+from ..protocol import LEAST_ROUNDS
 from ..reproduction import FLAGS, MEASURES, Line, Reproduction
 
 HEADINGS = ("method", "paper", "ours", "difference", "remarks")
 SCALED = (
-    "scaled {0:g}: rounds x {0:g}, rounded up, at least 5; a client uses that share of its examples, at least 5,000 or "
-    "all that it has; clients and local epochs as in the paper"
+    f"scaled {{0:g}}: rounds x {{0:g}}, rounded up, at least {LEAST_ROUNDS}; a client uses that share of its examples, "
+    f"at least {LEAST:,} or all that it has; clients and local epochs as in the paper"
 )
 
 
@@ -36,11 +38,13 @@ def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
     notes: dict[str, int] = {}
 
     def remarks(line: Line) -> str:
-        said = [line.status, *line.flags]
-        for note in (line.row.note, line.column.note, line.paper.note if line.paper else ""):
-            if note and not line.row.missing:
-                said.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
-        return ", ".join(filter(None, said))
+        status, _, why = line.status.partition("failed: ")
+        told = [status + "failed" if why else status, *line.flags]
+        own = (line.row.note, line.column.note) if line.ours else ()
+        for note in (why, *own, line.paper.note if line.paper else ""):
+            if note:
+                told.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
+        return ", ".join(filter(None, told))
 
     groups: dict[str, list[tuple[str, ...]]] = {}
     for line in sorted(lines, key=lambda line: _place(lines, line)):

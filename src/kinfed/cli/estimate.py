@@ -1,0 +1,99 @@
+"""kinfed estimate."""
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+from rich.table import Table
+
+from .. import config, protocol
+from ..config import Experiment
+from ..errors import RunError, UsageError, explain
+from ..estimate import Cost, estimate
+from ..runs import Machine
+from .reproduce import executor, jobs, read, request
+from .running import options
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Put the command into the parser."""
+    ahead = commands.add_parser(
+        "estimate",
+        parents=[request(), options(), common],
+        help="what a run or a published table will take in time and memory",
+        description="Time a few rounds of the real thing with some of its examples, a few seconds for each method and "
+        "column, and multiply.",
+        epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",
+    )
+    ahead.add_argument(
+        "subject", metavar="FILE.toml|METHOD|ID", help="an experiment, or a table such as pfedgat.table1"
+    )
+    ahead.add_argument("overrides", nargs="*", metavar="key=value", help="of an experiment")
+    ahead.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="for each (default: 5)")
+    ahead.set_defaults(command=_estimate)
+
+
+def _estimate(asked: argparse.Namespace, console: Console) -> None:
+    side_by_side = jobs(asked)
+    cells: list[tuple[str, Experiment, int]] = []  # name, experiment, runs
+    if asked.subject in protocol.tables():
+        asked.table = asked.subject
+        made = read(asked)
+        cells = [
+            (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
+            for cell in made.cells()
+            if cell.experiment is not None
+        ]
+    else:
+        found = config.resolve(config.read(asked.subject, asked.overrides))
+        cells = [(found.table["method"]["name"], found, found.table["seeds"])]
+    where = Machine(
+        Path(asked.data_dir) if asked.data_dir else None,
+        asked.device,
+        workers=asked.workers or (1 if len(cells) > 1 and side_by_side > 1 else None),
+        precision=asked.precision,
+    )
+    costs: dict[str, tuple[Cost, int]] = {}
+    broken: dict[str, str] = {}
+    silent = asked.quiet or not console.is_terminal
+    with Progress(TextColumn("timing {task.description}"), console=console, transient=True, disable=silent) as bar:
+        task = bar.add_task("")
+        for name, experiment, count in cells:
+            bar.update(task, description=name)
+            try:
+                here = replace(where, executor=executor(asked, experiment))
+                costs[name] = estimate(experiment, here, asked.budget), count
+            except (UsageError, RunError) as problem:
+                broken[name] = explain(problem)[1]
+    for name, why in broken.items():
+        console.print(f"kinfed: {name}: {why}", soft_wrap=True)
+    if not costs:
+        raise UsageError(f"{asked.subject}: there is nothing here that can be run")
+    total = sum(cost.seconds * count for cost, count in costs.values()) / side_by_side
+    memory = sum(sorted((cost.memory for cost, _ in costs.values()), reverse=True)[:side_by_side])
+    if asked.json:
+        each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
+        print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": side_by_side}))
+        return
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("run", "one", "runs", "all", "memory", "measured with"):
+        shown.add_column(heading, justify="left" if heading in ("run", "measured with") else "right", no_wrap=True)
+    for name, (cost, count) in costs.items():
+        shown.add_row(
+            *(name, duration(cost.seconds), str(count), duration(cost.seconds * count)),
+            *(f"{cost.memory / 2**30:.1f} GiB", cost.measured),
+        )
+    out = Console(highlight=False)
+    out.print(shown)
+    out.print(f"in all {duration(total)} with {side_by_side} side by side, {memory / 2**30:.1f} GiB of memory")
+
+
+def duration(seconds: float) -> str:
+    """In the unit that people would use."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

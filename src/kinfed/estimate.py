@@ -1,0 +1,134 @@
+"""Estimate: what a run will take in time and memory, from a few rounds of it with few examples a client."""
+
+import resource
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .config import Experiment
+from .experiment import fit
+from .federation import SPLITS, Federation
+from .record import History
+from .runs import Machine
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
+
+
+class Cost(NamedTuple):
+    """What a run with one seed takes."""
+
+    seconds: float
+    memory: int  # bytes at the peak, of the whole process
+    measured: str  # from what
+
+
+class Trial(NamedTuple):
+    """What a round and an evaluation took with so many training examples, all clients together."""
+
+    examples: int
+    round: float
+    evaluation: float
+
+
+def estimate(experiment: Experiment, machine: Machine, budget: float = 5.0) -> Cost:
+    """Time the real clients with ever more of their examples, for about `budget` seconds, and extrapolate linearly.
+
+    A trial is three rounds, the first to warm up and the last evaluated. Time grows with the examples of all clients
+    and with a part that does not; local work in steps rather than epochs has only the latter.
+    """
+    _reset_peak()
+    table = experiment.table
+    began = time.perf_counter()
+    federation = experiment.federation(machine.data_dir, table["seed"])
+    loading = time.perf_counter() - began
+    most, few = int(federation.sizes.max()), experiment.training.batch
+    trials: list[Trial] = []
+    while not trials or (trials[-1].examples < int(federation.sizes.sum()) and _spent(trials) < budget):
+        trials.append(_try(experiment, _short(federation, min(few, most)), machine))
+        few *= 4
+    whole = int(federation.sizes.sum())
+    rounds, evaluations = table["rounds"], -(-table["rounds"] // table["evaluate_every"])
+    each = _at(whole, [(trial.examples, trial.round) for trial in trials])
+    scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])
+    share = trials[-1].examples / whole
+    return Cost(
+        loading + rounds * each + evaluations * scored,
+        _peak(),
+        "all examples" if share == 1 else f"{100 * share:.2g} % of the examples",
+    )
+
+
+def _try(experiment: Experiment, federation: Federation, machine: Machine) -> Trial:
+    ticks = [time.perf_counter()]
+
+    def tick(history: History, rounds: int) -> None:
+        history.settle()
+        ticks.append(time.perf_counter())
+
+    fit(
+        experiment.method,
+        federation,
+        experiment.module(federation, experiment.table["seed"]),
+        rounds=3,
+        training=experiment.training,
+        participation=experiment.participation.share,
+        seed=experiment.table["seed"],
+        evaluate_every=3,
+        executor=machine.executor,
+        workers=machine.workers,
+        precision=machine.precision,
+        device=machine.device,
+        progress=tick,
+        attack=experiment.attack,
+    )
+    second, third = ticks[2] - ticks[1], ticks[3] - ticks[2]
+    return Trial(int(federation.sizes.sum()), second, max(0.0, third - second))
+
+
+def _short(federation: Federation, few: int) -> Federation:
+    """The same clients with `few` training examples at most; in proportion as many to validate and test on.
+
+    These are training examples too, so that no class is tested that nobody trains on.
+    """
+    rows: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
+    for train, *others in zip(*(federation.rows[split] for split in SPLITS), strict=True):
+        kept = min(few, len(train))
+        rows["train"].append(train[:kept])
+        for split, other in zip(SPLITS[1:], others, strict=True):
+            count = -(-len(other) * kept // len(train))
+            rows[split].append(train[torch.arange(count) % kept])
+    return replace(federation, rows=rows)
+
+
+def _at(whole: int, points: Sequence[tuple[int, float]]) -> float:
+    """Seconds for `whole` examples, along the line through the last two points; in proportion if there is but one."""
+    (last, seconds), before = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
+    slope = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
+    return seconds + slope * (whole - last)
+
+
+def _spent(trials: Sequence[Trial]) -> float:
+    return sum(3 * trial.round + trial.evaluation for trial in trials)
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    if RESET.exists():
+        RESET.write_text("5")
+
+
+def _peak() -> int:
+    """Bytes; where the peak cannot be reset it is that of the whole process so far."""
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return torch.cuda.max_memory_allocated()
+    if STATUS.exists():
+        line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
