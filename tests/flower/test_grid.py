@@ -1,6 +1,8 @@
 """What a hostile or broken peer can put into a message."""
 
 import io
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -60,3 +62,11 @@ def npy(array, **how):
 def test_what_is_no_message_is_refused(broken, why):
     with pytest.raises(UsageError, match=rf"the message cannot be read: .*({why})"):
         grid.unpack(broken)
+
+
+def test_a_message_loads_no_more_than_it_needs():
+    """At a site a fresh program answers every message, so what it imports is most of a short round."""
+    code = "import sys, kinfed.flower.client; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "torch" in loaded
+    assert not {"matplotlib", "scipy", "sklearn", "networkx", "polars", "pooch", "pandas"} & set(loaded)
