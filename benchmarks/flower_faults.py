@@ -172,25 +172,35 @@ def once(case, faults):
             process = federation.launch("fedaghn", rounds, flower={"deadline": deadline})
             watchdog = threading.Timer(LIMIT, process.kill)
             watchdog.start()
-            lines, struck, seconds = [], None, []
-            for line in process.stderr:
-                lines.append(line.rstrip())
-                found = re.match(r"round (\d+) of \d+: (\d+) clients", line)
-                if not found:
-                    continue
-                now, done, whole = time.monotonic(), int(found[1]), int(found[2]) == SITES
-                if struck is not None and whole and (strike or done % 2 == 1):
-                    seconds.append(now - struck)
-                    struck = None
-                due = done <= rounds - 2 and len(seconds) < faults if strike else done % 2 == 1 and done < rounds
-                if struck is None and due:
-                    struck = now
-                    if strike:
-                        strike(federation, federation.names[-1])
-            watchdog.cancel()
+            try:
+                lines, seconds = follow(process, federation, strike, rounds, faults)
+            finally:
+                watchdog.cancel()
+                process.kill()
             if process.wait():
                 return {"failed": lines[-1] if lines else "no word"}
             return {"seconds": seconds, **judge(federation, lines, rounds)}
+
+
+def follow(process, federation, strike, rounds, faults):
+    """Read what a run says to its end, and strike when it is due; its lines, and the seconds that each fault took."""
+    lines, struck, seconds = [], None, []
+    for line in process.stderr:
+        lines.append(line.rstrip())
+        found = re.match(r"round (\d+) of \d+: (\d+) clients", line)
+        if not found:
+            continue
+        now, done, whole = time.monotonic(), int(found[1]), int(found[2]) == SITES
+        if struck is not None and whole and (strike or done % 2 == 1):
+            seconds.append(now - struck)
+            struck = None
+        due = done <= rounds - 2 and len(seconds) < faults if strike else done % 2 == 1 and done < rounds
+        if struck is None and due:
+            struck = now
+            if strike:
+                strike(federation, federation.names[-1])
+    process.wait()
+    return lines, seconds
 
 
 def judge(federation, lines, rounds):
