@@ -126,7 +126,7 @@ class Federation:
                             "app": {
                                 "publisher": "kinfed",
                                 "components": {"serverapp": "empty:server", "clientapp": "empty:client"},
-                                "config": {"rounds": rounds + 1},
+                                "config": {"rounds": rounds + 1, "nodes": len(self.names)},
                             }
                         }
                     },
@@ -167,9 +167,10 @@ def answer(message, context):
 
 @server.main()
 def main(grid, context):
+    while len(nodes := list(grid.get_node_ids())) < int(context.run_config["nodes"]):
+        time.sleep(0.5)
     for round in range(int(context.run_config["rounds"])):
         begin = time.monotonic()
-        nodes = list(grid.get_node_ids())
         waiting = set(grid.push_messages([Message(RecordDict(), n, "query", group_id=str(round)) for n in nodes]))
         while waiting:
             waiting -= {m.metadata.reply_to_message_id for m in grid.pull_messages(list(waiting))}
