@@ -56,7 +56,7 @@ GRID = {
         "clusters": [3, 5, 8],
     },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
-    "fedaghn": {"sharpness": [10.0, 20.0, 40.0], "home": [0.1, 0.3, 1.0], "feedback": ["train", "val"]},
+    "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
     "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
 }
 
@@ -83,7 +83,7 @@ FEW = {
         "clusters": [4, 5, 8],
     },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 100.0, 500.0], "pull": [0.1]},
-    "fedaghn": {"sharpness": [20.0, 40.0], "home": [0.1, 0.3, 1.0], "feedback": ["train"]},
+    "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.1, 0.3], "feedback": ["train"]},
     "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train"]},
 }
 
