@@ -115,6 +115,20 @@ def test_readings_become_windows_with_gaps_missing_values_and_time_of_day(tmp_pa
     assert data.time[(data.client == 0)].tolist() == [*range(16), *range(22, 36)]
 
 
+def test_scores_are_told_at_the_steps_ahead_that_are_asked_for(tmp_path):
+    path, how = (
+        write(tmp_path, readings()),
+        {"client": "sensor", "target": "level", "time": "when", "past": 3, "horizon": 2},
+    )
+    task = read(path, **how, horizons=[2]).task
+    scores = task.score(torch.zeros(1, 2), torch.tensor([[1.0, 3.0]]), torch.ones(1))
+    assert (float(scores["mae"]), float(scores["mae@2"])) == (2.0, 3.0)
+    assert "mae@1" not in scores
+    for late in (0, 3):
+        with pytest.raises(UsageError, match=f"steps ahead, from 1 to horizon, which is 2; got {late}"):
+            read(path, **how, horizons=[1, late])
+
+
 def test_months_count_as_a_step_each_and_have_no_time_of_day(tmp_path):
     rows = "".join(f"a,{2000 + m // 12}-{m % 12 + 1:02d},{m % 7}.5\n" for m in range(30))
     data = read(write(tmp_path, "s,m,v\n" + rows), client="s", target="v", time="m", past=2, horizon=1)
@@ -209,6 +223,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         ("who\tx\ty\na\t1\t2\n", {}, r"the heading is parted by '\\t'"),
         ("who,x,y\na,1,2.5\nb,1e39,3\n", {}, "line 3, column 'x': '1e39' is too large a number"),
         ("who,x,y\na,1,cat\nb,2,cat\nb,2,\n", {}, "'y' is 'cat' in all rows: there is nothing to learn"),
+        ("who,x,y\na,1,2.5\n", {"horizon": 3}, "horizon and horizons are for windows of series; set past too"),
         ("who,x,y\na,1,2.5\n", {"least": -1}, "a least of 0 or more; got .'y'. and -1"),
         ("who,x,y\na,1,2.5\n", {"target": []}, "a table needs a target"),
         (

@@ -38,6 +38,7 @@ def read(
     time: str = "",
     past: int = 0,
     horizon: int = 1,
+    horizons: Sequence[int] = (),
     edges: str | Path = "",
     directed: bool = False,
     drop_missing: bool = False,
@@ -51,8 +52,9 @@ def read(
     numbers, each scaled so too and scored in deviations. With a column `time` the rows are split in order of time.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
-    windows, `past` readings in and the next `horizon` out. A reading without a row, or without a value, is missing. If
-    the times are dates and steps are shorter than a day, the time of day is an input too.
+    windows, `past` readings in and the next `horizon` out; scores are also told at the steps ahead in `horizons`, from
+    1. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than a day,
+    the time of day is an input too.
 
     `edges` is a file of links between clients (see `kinfed.relations.read`; `directed` for .csv). Rows with missing
     values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known readings, are left
@@ -72,7 +74,12 @@ def read(
     if past:
         if not time or len(targets) != 1 or features:
             raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
-        return _series(frame, held, targets[0], time, Windows(past, horizon, horizons=()), least)
+        late = [ahead for ahead in horizons if not 1 <= ahead <= horizon]
+        if late:
+            raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {horizon}; got {late[0]}")
+        return _series(frame, held, targets[0], time, Windows(past, horizon, horizons=horizons), least)
+    if horizon != 1 or horizons:
+        raise UsageError(f"{path}: horizon and horizons are for windows of series; set past too")
     inputs = list(features) or [c for c in frame.columns if c not in (client, time, *targets)]
     if not inputs:
         raise UsageError(f"{path}: there is no column left for the inputs; name some as features")
