@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import kinfed.federation
 from kinfed import Federation, Graph, Split, Training, UsageError
 from kinfed.fleet import Simulation
 from kinfed.methods import Local
@@ -133,3 +134,18 @@ def test_a_client_uses_at_most_so_many_examples_and_they_are_a_draw_of_its_own()
     assert [len(found.rows[s][0]) for s in ("train", "validation", "test")] == [14, 2, 4]
     with pytest.raises(UsageError, match="examples is the most that a client uses"):
         Split(examples=-1)
+
+
+def test_a_client_uses_a_share_of_its_examples_but_never_too_few(monkeypatch):
+    monkeypatch.setattr(kinfed.federation, "LEAST", 12)
+    x = torch.arange(61.0)[:, None]
+    client = [0] * 51 + [1] * 10
+    found = Federation.from_arrays(x, x[:, 0], client, split=Split(0.2, 0.1, share=0.25), seed=3)
+    used = [torch.cat([found.rows[s][i] for s in ("train", "validation", "test")]) for i in range(2)]
+    assert [len(u.unique()) for u in used] == [13, 10]  # a quarter of 51 rounded up; all of 10, which is below 12
+    assert used[0].max() >= 13  # not simply the first ones
+    few = Federation.from_arrays(x, x[:, 0], client, split=Split(0.2, 0.1, share=0.01), seed=3)
+    assert [sum(len(few.rows[s][i]) for s in few.rows) for i in range(2)] == [12, 10]
+    for share in (0, 1.5):
+        with pytest.raises(UsageError, match="share, of a client's examples that it uses, must lie in"):
+            Split(share=share)

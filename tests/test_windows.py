@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+import kinfed.federation
 from kinfed import SGD, Split, Training, UsageError, fit
 from kinfed.federation import _to, divide
 from kinfed.methods import FedAvg, Local
@@ -162,6 +163,16 @@ def test_a_client_uses_at_most_so_many_windows_on_the_right_side_of_the_same_cut
         for some, every in zip(clients, whole.rows[split], strict=True):
             assert set(some.tolist()) < set(every.tolist())
     assert all(sum(len(part.rows[s][i]) for s in part.rows) <= 40 for i in range(2))
+
+
+def test_a_share_of_the_windows_is_cut_at_the_same_steps(monkeypatch):
+    monkeypatch.setattr(kinfed.federation, "LEAST", 10)
+    data = counting(200, 2, past=2, horizon=2)
+    whole, part = dealt(data), dealt(data, Split(share=0.25))
+    for split, clients in part.rows.items():
+        for some, every in zip(clients, whole.rows[split], strict=True):
+            assert set(some.tolist()) < set(every.tolist())
+    assert all(40 < sum(len(part.rows[s][i]) for s in part.rows) <= 50 for i in range(2))
 
 
 def test_executors_agree_on_windows_with_missing_readings():

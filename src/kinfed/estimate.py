@@ -36,17 +36,15 @@ class Trial(NamedTuple):
     evaluation: float
 
 
-def estimate(experiment: Experiment, machine: Machine, budget: float = 5.0) -> Cost:
+def estimate(experiment: Experiment, federation: Federation, machine: Machine, budget: float = 5.0) -> Cost:
     """Time the real clients with ever more of their examples, for about `budget` seconds, and extrapolate linearly.
 
+    `federation` is the experiment's, of its first seed; the time that it takes to load is not counted.
     A trial is three rounds, the first to warm up and the last evaluated. Time grows with the examples of all clients
     and with a part that does not; local work in steps rather than epochs has only the latter.
     """
     _reset_peak()
     table = experiment.table
-    began = time.perf_counter()
-    federation = experiment.federation(machine.data_dir, table["seed"])
-    loading = time.perf_counter() - began
     most, few = int(federation.sizes.max()), experiment.training.batch
     trials: list[Trial] = []
     while not trials or (trials[-1].examples < int(federation.sizes.sum()) and _spent(trials) < budget):
@@ -58,7 +56,7 @@ def estimate(experiment: Experiment, machine: Machine, budget: float = 5.0) -> C
     scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])
     share = trials[-1].examples / whole
     return Cost(
-        loading + rounds * each + evaluations * scored,
+        rounds * each + evaluations * scored,
         _peak(),
         "all examples" if share == 1 else f"{100 * share:.2g} % of the examples",
     )

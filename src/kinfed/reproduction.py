@@ -284,28 +284,28 @@ def _scores(folder: Path, cell: Cell, score: str) -> dict[str, float]:
     """What a finished run says of a measure's score, under the names of its `of`."""
     summary = runs.read_summary(folder)
     table = config.read(str(folder / "config.toml"), [])
-    if score == "weight":
-        return _weights(folder, cell.column, _groups(summary, table))
-    if score == "rand":
-        index = rand_by_round(study.clusters(folder), _groups(summary, table))[:, 0]  # [T]
-        return {"least": float(index.min())}
     model = cell.row.score or summary["chosen"]
     if model not in summary["scores"]:
         raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary['scores'])}")
+    at = summary["scores"][model]["round"]
+    if score == "weight":
+        return _weights(folder, cell.column, at, _groups(summary, table))
+    if score == "rand":
+        index = rand_by_round(study.clusters(folder), _groups(summary, table))[:, 0]  # [T]
+        return {"least": float(index.min())}
     if "attack" in summary:
         found = summary["attack"]["scores"][model]
         return {"mean": found["success"]} if score == "success" else dict(found)
     rounds, tests = study.scores_by_round(folder, model, score)  # [T], [1, T, N]
-    scores = torch.from_numpy(tests[0, rounds == summary["scores"][model]["round"]][0])  # [N]
+    scores = torch.from_numpy(tests[0, rounds == at][0])  # [N]
     if cell.column.novel:
         scores = scores[latecomers(summary["seed"], tags(summary["names"]), table["participation"]["late"])]
     return spread(scores, summary["higher_is_better"])
 
 
-def _weights(folder: Path, column: Column, groups: Tensor) -> dict[str, float]:
+def _weights(folder: Path, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
     """Mean weights of the relation in the column's layers at its stage."""
     found = study.relations(folder)
-    selected = int(found.rounds[found.selected])
     stage, layers = column.at["stage"], column.at["layers"]
     wanted = found.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
     weights = torch.from_numpy(found.weights[abs(found.rounds - wanted).argmin()])  # [N, N] or [L, N, N]

@@ -62,11 +62,16 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
     silent = asked.quiet or not console.is_terminal
     with Progress(TextColumn("timing {task.description}"), console=console, transient=True, disable=silent) as bar:
         task = bar.add_task("")
+        loaded, federation = None, None
         for name, experiment, count in cells:
             bar.update(task, description=name)
             try:
+                if experiment.table["federation"] != loaded or federation is None:  # the next row has the same
+                    federation = None  # so that two are never held
+                    federation = experiment.federation(where.data_dir, experiment.table["seed"])
+                    loaded = experiment.table["federation"]
                 here = replace(where, executor=executor(asked, experiment))
-                costs[name] = estimate(experiment, here, asked.budget), count
+                costs[name] = estimate(experiment, federation, here, asked.budget), count
             except (UsageError, RunError) as problem:
                 broken[name] = explain(problem)[1]
     for name, why in broken.items():

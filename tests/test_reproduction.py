@@ -1,0 +1,113 @@
+"""What a published table reads out of runs, against the same numbers found another way."""
+
+import json
+
+import numpy as np
+import pytest
+
+from kinfed import jobs
+from kinfed.analyses.late import held_back
+from kinfed.protocol import Column, Number, Protocol, Row
+from kinfed.reproduction import Reproduction
+from kinfed.runs import Machine, read_summary
+
+SHARED = {
+    "rounds": 6,
+    "model": {"name": "mlp", "hidden": [8]},
+    "training": {"epochs": 1, "optimiser": {"name": "sgd", "lr": 0.1}},
+    "federation": {"dataset": "digits", "clients": 6, "partition": "iid"},
+}
+
+
+def lines(tmp_path, row, column, *metrics):
+    """The lines of a table with one cell, whose run is made; and the run's folder."""
+    numbers = {(column.dataset, column.setting, row.printed, metric): Number(0.5, None, "") for metric in metrics}
+    table = Protocol("made.table", "", "", 1, "seeds", {row.name: row}, {column.name: column}, [], SHARED, numbers)
+    made = Reproduction(table, tmp_path, None)
+    for outcome in jobs.carry_out(made.runs(), Machine(executor="loop"), 1, print):
+        assert outcome.problem is None
+    found = made.lines()
+    assert [line.metric for line in found] == list(metrics)
+    return {line.metric: line for line in found}, made.folder(row, column) / "seed-0"
+
+
+@pytest.mark.parametrize(("stage", "layers"), [("first", "all"), ("middle", "deep"), ("final", "shallow")])
+def test_weights_are_read_by_layer_and_stage(tmp_path, stage, layers):
+    groups = {"federation": {"partition": {"name": "label_groups", "groups": 3, "share": 0.8}}}
+    column = Column("digits", "Digits", "groups", at={"stage": stage, "layers": layers}, changes=groups)
+    names = ("weight_self", "weight_similar", "weight_other")
+    row = Row("fedaghn", "FedAGHN", "own", changes={"method": {"name": "fedaghn", "lr": 0.5, "feedback": "train"}})
+    found, folder = lines(tmp_path, row, column, *names)
+    with np.load(folder / "relations.npz") as file:
+        weights = file["relation"]  # [T, L, N, N]: one layer of the network below another
+    selected = read_summary(folder)["scores"]["own"]["round"]
+    at = {"first": 1, "middle": max(1, round(selected / 2)), "final": selected}[stage] - 1
+    one = weights[at][{"all": slice(None), "shallow": slice(0, 1), "deep": slice(1, 2)}[layers]].mean(0)
+    own, same, other = [], [], []
+    for i in range(6):
+        for j in range(6):
+            (own if i == j else same if i // 2 == j // 2 else other).append(one[i, j])
+    expected = [np.mean(values) for values in (own, same, other)]
+    assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-6)
+    assert expected[0] + expected[1] + 4 * expected[2] == pytest.approx(1, abs=1e-5)
+    assert found["weight_self"].difference == pytest.approx(expected[0] - 0.5, abs=1e-6)
+    assert found["weight_self"].over_clients is None
+
+
+def test_clients_that_never_train_are_scored_alone(tmp_path):
+    late = {"participation": {"late": 0.34, "joins": 6}, "evaluate_every": 6}
+    column = Column("digits", "Digits", "novel", novel=True, changes=late)
+    found, folder = lines(tmp_path, Row("fedavg", "FedAvg", "shared"), column, "accuracy_pct")
+    absent = held_back(folder, 0.34)[0]
+    assert absent.sum() == 2
+    scores = np.array(read_summary(folder)["clients_scores"]["shared"])
+    assert found["accuracy_pct"].mean == pytest.approx(100 * scores[absent].mean(), abs=1e-4)
+    assert found["accuracy_pct"].mean != pytest.approx(100 * scores.mean(), abs=1e-4)
+    assert found["accuracy_pct"].over_clients == pytest.approx(100 * scores[absent].std(), abs=1e-4)
+
+
+def test_best_and_worst_clients_and_a_model_that_is_named(tmp_path):
+    column = Column("digits", "Digits", "all")
+    names = ("mean_accuracy_pct", "best5pct_accuracy_pct", "worst5pct_accuracy_pct")
+    found, folder = lines(tmp_path, Row("fedaghn", "FedAGHN", "mixed"), column, *names)
+    score = read_summary(folder)["scores"]["mixed"]
+    expected = [100 * score[key] for key in ("mean", "best5", "worst5")]
+    assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_backdoor_is_scored_on_honest_clients(tmp_path):
+    attack = {"attack": {"name": "backdoor", "share": 0.2}}
+    found, folder = lines(
+        tmp_path, Row("fedavg", "FedAvg", "shared"), Column("d", "D", "s", changes=attack), "asr_pct", "accuracy_pct"
+    )
+    score = json.loads((folder / "summary.json").read_text())["attack"]["scores"]["shared"]
+    assert found["asr_pct"].mean == pytest.approx(100 * score["success"])
+    assert found["accuracy_pct"].mean == pytest.approx(100 * score["mean"])
+
+
+def test_the_least_rand_index_of_all_rounds(tmp_path):
+    nodes = {"federation": {"partition": {"name": "topologies", "nodes": 3}}, "methods": {"fedcedar": {"clusters": 3}}}
+    row = Row("fedcedar", "FedCedar", "tuned")
+    found, folder = lines(tmp_path, row, Column("d", "D", "s", changes=nodes), "rand_index_min")
+    labels = {}
+    for line in (folder / "notes.csv").read_text().splitlines()[1:]:
+        round, client, note, value = line.split(",")
+        if note == "cluster":
+            labels.setdefault(round, {})[int(client)] = value
+    assert len(labels) == 6
+    index = [
+        np.mean([(one[i] == one[j]) == (i // 2 == j // 2) for i in one for j in one if i < j])
+        for one in labels.values()
+    ]
+    assert found["rand_index_min"].mean == pytest.approx(min(index))
+
+
+def test_columns_that_look_at_the_same_runs_share_them(tmp_path):
+    columns = {name: Column(name, "Digits", name, at={"stage": name, "layers": "all"}) for name in ("first", "final")}
+    columns["other"] = Column("other", "Digits", "other", changes={"rounds": 7})
+    rows = {"local": Row("local", "Local", "own")}
+    numbers = {("Digits", "first", "Local", "weight_self"): Number(1, None, "")}
+    made = Reproduction(Protocol("made.t", "", "", 2, "seeds", rows, columns, [], SHARED, numbers), tmp_path, None)
+    folders = [folder for _, folder in made.runs().values()]
+    assert folders == [tmp_path / "runs" / c / "local" / f"seed-{s}" for s in (0, 1) for c in ("first", "other")]
+    assert [line.status for line in made.lines()] == ["not run"] * 3
