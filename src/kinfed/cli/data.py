@@ -76,7 +76,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
             way = "your file"
         size = path.stat().st_size if path and here else 0
         what = (inspect.getdoc(loader) or "").partition("\n")[0]
-        what = re.sub(rf"[,;] from {name}\.npz\.?$", "", what)
+        what = re.sub(rf"[,;] from {name}\.npz$", "", what.rstrip("."))
         rows.append((name, way, size, what))
     if asked.json:
         print(json.dumps([dict(zip(("name", "status", "bytes", "what"), row, strict=True)) for row in rows]))

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -175,7 +176,11 @@ def obtain(
     files: Files = {} if sources else {"folder": folder or data_dir}
     for source in sources:
         expected = source if source.checksum else source._replace(checksum=known.get(source.url))
-        file = checked(expected, folder) if folder else fetch(expected, store, progress)
+        try:
+            file = checked(expected, folder) if folder else fetch(expected, store, progress)
+        except RunError:
+            _remove_empty(store)
+            raise
         if not expected.checksum and folder is None:
             known[source.url] = f"sha256:{sha256(file)}"
             notes.append(f"no checksum of {source.name} is published: that of this first download was recorded")
@@ -193,8 +198,7 @@ def obtain(
         with replacing(data_dir / RECORDED) as part:
             part.write_text(json.dumps(known, indent=1) + "\n")
     shutil.rmtree(store, ignore_errors=True)
-    if store.parent.exists() and not any(store.parent.iterdir()):
-        store.parent.rmdir()
+    _remove_empty(store)
     return Obtained(path, tuple(notes))
 
 
@@ -203,6 +207,13 @@ def sha256(path: Path) -> str:
     import pooch
 
     return str(pooch.file_hash(str(path)))
+
+
+def _remove_empty(store: Path) -> None:
+    """Remove a data set's folder of downloads, and the one around it, as far as nothing is in them."""
+    for folder in (store, store.parent):
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def _recorded(data_dir: Path) -> dict[str, str]:
