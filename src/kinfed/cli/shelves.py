@@ -44,7 +44,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     if asked.shelf == "tables":
         for name in protocol.tables():
             found = protocol.load(name)
-            entries[name] = (f"{found.title} ({found.source})", {})
+            entries[name] = (found.title, {"methods": list(found.rows), "columns": list(found.columns)})
     if asked.shelf == "papers":
         for name, (table, column) in protocol.experiments().items():
             at = protocol.load(table).columns[column]
