@@ -130,6 +130,10 @@ def test_scaling_shortens_what_counts_rounds_and_nothing_else():
     raw = last.raw(last.rows["fedcedar"], last.columns["mnist/iid"])
     found = config.resolve(protocol.scaled(raw, 0.5)).table
     assert (found["rounds"], found["evaluate_every"]) == (50, 50)  # scored after the last round, as before
+    nodes = protocol.load("fedcedar.figure3")
+    raw = nodes.raw(nodes.rows["fedcedar"], nodes.columns["mnist/path3"])
+    found = config.resolve(protocol.scaled(raw, 0.1)).table
+    assert (found["rounds"], found["evaluate_every"], found["participation"]["by_group"]) == (20, 5, 5)  # in step
 
 
 def test_tables_laid_over_each_other():
