@@ -77,6 +77,22 @@ def test_new_tables_begin_where_products_round_alike(dtype):
         assert table.data_ptr() % 64 == 0
 
 
+def test_memory_is_used_again_only_when_nothing_lies_in_it():
+    like = torch.zeros(1, 3 << 20)
+    table = blank(1, like).fill_(1)
+    view, beside = table[:, 5:9], blank(1, like).fill_(2)
+    assert table.data_ptr() != beside.data_ptr()
+    where = table.data_ptr()
+    del table
+    assert blank(1, like).fill_(3).data_ptr() != where  # what is seen through a view is not gone
+    assert view.tolist() == [[1, 1, 1, 1]]
+    del view
+    again = [blank(1, like).fill_(value) for value in (4, 5, 6)]
+    assert where in [one.data_ptr() for one in again]
+    assert [one[0, 0].item() for one in again] == [4, 5, 6]
+    assert beside[0, 0] == 2
+
+
 def test_weighted_mean_by_hand():
     theta = torch.tensor([[1.0, 2.0], [5.0, 6.0]], dtype=float64)
     assert weighted_mean(theta, torch.tensor([100, 300])).tolist() == [4, 5]

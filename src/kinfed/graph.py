@@ -5,8 +5,10 @@ new comes in large pages.
 """
 
 import math
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from sys import getrefcount
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +20,11 @@ from .layout import Layout
 
 BLOCK = 64  # rows of a symmetric product that are worked out together: half the work is left out, bar half a block
 PANEL = 1 << 19  # numbers of a table that are centred together, so that the copy stays in the cache
+SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
 LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
+
+_SPARE: list["np.ndarray[tuple[int], np.dtype[np.uint8]]"] = []  # memory of tables, oldest first
+_LOCK = threading.Lock()
 
 
 def blank(count: int, like: Tensor) -> Tensor:
@@ -27,11 +33,29 @@ def blank(count: int, like: Tensor) -> Tensor:
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < 1 << 22:
         return like.new_empty(shape)
-    # Linux gives out memory in pages of 4 kB, which takes longer than to fill it; NumPy asks it for larger ones.
     # Where a table begins must not vary, or products may round differently.
-    memory = torch.from_numpy(np.empty(size + 64, np.uint8))
+    memory = _memory(size + 64)
     begin = -memory.data_ptr() % 64
     return memory[begin : begin + size].view(like.dtype).view(shape)
+
+
+def _memory(size: int) -> Tensor:
+    """[size] bytes with anything in them: those of a table that is gone, if there are.
+
+    Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large
+    pages. Up to SPARE bytes are kept for the next round, which needs the same again.
+    """
+    if size > SPARE // 4:
+        return torch.from_numpy(np.empty(size, np.uint8))
+    with _LOCK:
+        for memory in _SPARE:
+            if memory.nbytes == size and getrefcount(memory) == 3:  # ours, the loop's and getrefcount's own
+                return torch.from_numpy(memory)
+        memory = np.empty(size, np.uint8)
+        _SPARE.append(memory)
+        while sum(kept.nbytes for kept in _SPARE) > SPARE:
+            _SPARE.pop(0)  # freed with the table that lies in it
+        return torch.from_numpy(memory)
 
 
 def take(table: Tensor, cohort: Tensor) -> Tensor:
