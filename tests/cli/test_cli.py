@@ -26,6 +26,18 @@ def kinfed_run(capsys, *arguments):
     return code, out, err
 
 
+def test_settings_may_stand_before_and_behind_options(tmp_path, capsys):
+    words = ["run", "local", SMALL[0], "--out", str(tmp_path / "a"), *SMALL[1:], "--json", "model=linear"]
+    code, out, _ = kinfed_run(capsys, *words)
+    assert code == 0
+    summary = json.loads(out)
+    assert (summary["rounds"], summary["clients"], summary["parameters"]) == (3, 6, 650)
+    for wrong in (["--outt=x"], ["more"]):
+        with pytest.raises(SystemExit):
+            main([*words, *wrong])
+        assert f"unrecognized arguments: {wrong[0]}" in capsys.readouterr().err
+
+
 def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
     code, out, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"), "--json")
     assert code == 0

@@ -18,7 +18,13 @@ COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns the exit code: 0, 1 if a run failed, 2 if the request was wrong, 130 if interrupted."""
-    asked = _parser().parse_args(arguments)
+    parser = _parser()
+    asked, rest = parser.parse_known_args(arguments)
+    behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(asked, "overrides")]
+    if len(behind) < len(rest):
+        parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
+    if behind:  # settings that stand behind an option
+        asked.overrides = [*asked.overrides, *behind]
     console = Console(stderr=True, highlight=False)
     said = set()
 
