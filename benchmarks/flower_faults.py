@@ -290,9 +290,9 @@ class Results:
             with self.path.open("a") as file:
                 file.write(json.dumps(found) + "\n")
             print(json.dumps(found), flush=True)
-            self.write()
 
     def write(self):
+        """The page, of all runs that are kept."""
         rows = []
         for case, (_, _, said) in CASES.items():
             runs = [found for found in self.runs if found["case"] == case]
@@ -306,9 +306,9 @@ class Results:
             )
         PAGE.write_text(
             "# Faults of a federation\n\n"
-            f"Written by `python benchmarks/flower_faults.py --times {self.times}`.\n\n"
+            f"Written by `python benchmarks/flower_faults.py --times {self.times} --faults {self.faults}`.\n\n"
             f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, several such federations "
-            f"at a time; FedAGHN, {self.faults} faults of a kind one after another, at one site. *Failed* are "
+            f"at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. *Failed* are "
             "runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers left out* are "
             "uploads that a round went on without, all runs together. *Models lost* are sites that ended without one, "
             "*wrong* those whose private state at the end is not that of a simulation in which the clients that were "
@@ -355,6 +355,8 @@ def main():
             for program in programs.values():
                 program.send_signal(signal.SIGINT)
             raise
+        finally:
+            results.write()
 
 
 if __name__ == "__main__":
