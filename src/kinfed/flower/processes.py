@@ -431,7 +431,7 @@ def _environment(home: Path) -> dict[str, str]:
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
         "NO_PROXY": local,
         "no_proxy": local,
         "PYTHONUNBUFFERED": "1",
