@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from kinfed import config, runs
+from kinfed import config
 from kinfed.runs import Machine
 from kinfed.study import Study
 
@@ -16,8 +16,9 @@ SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "m
 @pytest.fixture
 def study(tmp_path, monkeypatch):
     """A study of a small experiment on rotated digits, with overrides; its runs draw no pictures of their own."""
-    monkeypatch.setattr(runs, "charts", Mock())
-    monkeypatch.setattr(runs, "heatmaps", Mock())
+    for picture in ("charts.classes_by_client", "charts.accuracy_by_round", "charts.accuracy_by_client"):
+        monkeypatch.setattr(f"kinfed.report.{picture}", Mock())
+    monkeypatch.setattr("kinfed.report.heatmaps.relation_heatmap", Mock())
 
     def make(method, *overrides):
         return Study(config.read(method, [*SMALL, *overrides]), Machine(), tmp_path)
@@ -33,17 +34,17 @@ def invented(tmp_path):
         def finished(name):
             values = np.asarray(tests[name], dtype=float)
             folder = tmp_path / "runs" / name
+            valid = {"validation": validation[name]} if validation else {}
             for seed, scores in enumerate(values):
                 one = folder / f"seed-{seed}"
                 one.mkdir(parents=True)
-                _summary(one, scores[-1].mean(), metric, higher_is_better)
+                _summary(one, scores[-1].mean(), metric, higher_is_better, **valid)
                 with (one / "history.csv").open("w", newline="") as file:
                     table = csv.writer(file)
                     table.writerow(["round", "client", "model", "split", "metric", "value"])
                     for round, row in enumerate(scores, 1):
                         for model, split, shift in (("own", "validation", 9), ("own", "test", 0), ("other", "test", 7)):
                             table.writerows([5 * round, i, model, split, metric, v + shift] for i, v in enumerate(row))
-            valid = {"validation": validation[name]} if validation else {}
             seeds = list(range(len(values)))
             _summary(folder, values[:, -1].mean(), metric, higher_is_better, seeds=seeds, **valid)
             return folder
@@ -59,6 +60,7 @@ def _summary(folder, mean, metric, higher_is_better, seeds=None, **more):
         "metric": metric,
         "higher_is_better": higher_is_better,
         "chosen": "own",
+        "leaking": False,
         "scores": {"own": {"mean": mean, "std": 0.5, **more}},
     }
     (folder / "summary.json").write_text(json.dumps(summary | ({"seeds": seeds} if seeds else {})))
