@@ -48,15 +48,19 @@ class Clock:
     """Times things beside a fixed product, and knows which times to believe."""
 
     def __init__(self, loaded):
-        self.loaded, self.square = loaded, torch.randn(640, 640)
+        self.loaded, self.square = loaded, torch.randn(512, 512, dtype=torch.float64)  # one library computes it
         self.beats = []
         for _ in range(30):
             self.beat()
 
     def beat(self):
-        begun = time.perf_counter()
-        torch.mm(self.square, self.square)
-        self.beats.append(time.perf_counter() - begun)
+        """Seconds of the fixed product, the least of three: the first finds nothing of it in the cache."""
+        seconds = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            torch.mm(self.square, self.square)
+            seconds.append(time.perf_counter() - begun)
+        self.beats.append(min(seconds))
         return self.beats[-1]
 
     @property
