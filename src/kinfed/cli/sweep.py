@@ -31,7 +31,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     sweeping.add_argument("source", metavar="METHOD|FILE.toml")
     sweeping.add_argument(
-        "settings",
+        "overrides",
         nargs="*",
         metavar="key=a,b,c",
         help="values to try; 0..2 are the whole numbers, and [1,2] is one value; methods.NAME.KEY is for one method",
@@ -47,7 +47,7 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
     methods = asked.method.split(",") if asked.method else []
     with Bar(console, asked.quiet) as bar:
         study = Study(config.read(asked.source, []), machine(asked, bar), out)
-        wanted = sweep(study, methods, asked.settings)
+        wanted = sweep(study, methods, asked.overrides)
         for line in wanted.check():
             if not asked.quiet:
                 console.print(line)
