@@ -95,9 +95,9 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
         asked = parser.parse_args(words)
-        if hasattr(asked, "settings"):
+        if words[0] == "sweep":
             study = Study(config.read(asked.source, []), Machine(), tmp_path)
-            sweep(study, asked.method.split(",") if asked.method else [], asked.settings).check()
+            sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
         elif hasattr(asked, "source"):
             table = config.read(asked.source, asked.overrides)
             settings = table.pop("analysis", {})
