@@ -45,12 +45,11 @@ def estimate(experiment: Experiment, federation: Federation, machine: Machine, b
     """
     _reset_peak()
     table = experiment.table
-    most, few = int(federation.sizes.max()), experiment.training.batch
+    most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
-    while not trials or (trials[-1].examples < int(federation.sizes.sum()) and _spent(trials) < budget):
+    while not trials or (trials[-1].examples < whole and _spent(trials) < budget):
         trials.append(_try(experiment, _short(federation, min(few, most)), machine))
         few *= 4
-    whole = int(federation.sizes.sum())
     rounds, evaluations = table["rounds"], -(-table["rounds"] // table["evaluate_every"])
     each = _at(whole, [(trial.examples, trial.round) for trial in trials])
     scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])

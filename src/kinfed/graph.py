@@ -23,7 +23,7 @@ PANEL = 1 << 19  # numbers of a table that are centred together, so that the cop
 SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
 LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
 
-_SPARE: list["np.ndarray[tuple[int], np.dtype[np.uint8]]"] = []  # memory of tables, oldest first
+_MEMORIES: list["np.ndarray[tuple[int], np.dtype[np.uint8]]"] = []  # memory of tables, oldest first
 _LOCK = threading.Lock()
 
 
@@ -48,13 +48,13 @@ def _memory(size: int) -> Tensor:
     if size > SPARE // 4:
         return torch.from_numpy(np.empty(size, np.uint8))
     with _LOCK:
-        for memory in _SPARE:
+        for memory in _MEMORIES:
             if memory.nbytes == size and getrefcount(memory) == 3:  # ours, the loop's and getrefcount's own
                 return torch.from_numpy(memory)
         memory = np.empty(size, np.uint8)
-        _SPARE.append(memory)
-        while sum(kept.nbytes for kept in _SPARE) > SPARE:
-            _SPARE.pop(0)  # freed with the table that lies in it
+        _MEMORIES.append(memory)
+        while sum(kept.nbytes for kept in _MEMORIES) > SPARE:
+            _MEMORIES.pop(0)  # freed with the table that lies in it
         return torch.from_numpy(memory)
 
 

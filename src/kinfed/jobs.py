@@ -64,7 +64,7 @@ def _side_by_side(
     running: dict[connection.Connection, tuple[str, Path, Any]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < jobs:
+            if waiting and len(running) < jobs:
                 name, (experiment, folder) = waiting.pop()
                 if (folder / "summary.json").exists():
                     yield Outcome(name, folder, None)
@@ -75,7 +75,8 @@ def _side_by_side(
                 process.start()
                 theirs.close()
                 running[ours] = name, folder, process
-            for pipe in connection.wait(list(running)) if running else ():  # it would wait for nothing for ever
+                continue
+            for pipe in connection.wait(list(running)):
                 assert isinstance(pipe, connection.Connection)
                 name, folder, process = running[pipe]
                 try:
