@@ -45,7 +45,7 @@ def _memory(size: int) -> Tensor:
     Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large
     pages. Up to SPARE bytes are kept for the next round, which needs the same again.
     """
-    if size > SPARE // 4:
+    if size > SPARE // 2:
         return torch.from_numpy(np.empty(size, np.uint8))
     with _LOCK:
         for memory in _MEMORIES:
@@ -109,13 +109,13 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
     """[K, N] inner products of the rows of a: [K, m] and b: [N, m]; half the work if these are the same tensor."""
-    with _fast(a, len(a), a.shape[1], len(b)):
+    with _fast_inner(a, b):
         return _inner(a, b)
 
 
 def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
     """[L, K, N] inner products of a: [K, d] and b: [N, d], layer by layer, over trainable entries."""
-    with _fast(a, len(a), a.shape[1], len(b)):
+    with _fast_inner(a, b):
         parts = [(a[:, layer.trainable], b[:, layer.trainable]) for layer in layout.layers]
         return torch.stack([_inner(x, x if a is b else y) for x, y in parts])
 
@@ -266,6 +266,16 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 def _is_everyone(cohort: Tensor, count: int) -> bool:
     """Whether the cohort is 0, ..., count - 1."""
     return len(cohort) == count and torch.equal(cohort, torch.arange(count, device=cohort.device))
+
+
+def _fast_inner(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
+    """Where inner products should be computed: few rows that lie far apart take oneDNN up to twice as long as MKL.
+
+    A probe does not see that, as its rows are short.
+    """
+    if min(len(a), len(b)) <= BLOCK:
+        return nullcontext()
+    return _fast(a, len(a), a.shape[1], len(b))
 
 
 def _fast(
