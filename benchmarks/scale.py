@@ -9,7 +9,6 @@ at so many clients and writes nothing.
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -46,9 +45,9 @@ def federation(clients):
 
 
 def memory():
-    """MB of resident memory: now, and at its peak."""
-    now = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
-    return int(now.split()[1]) / 1e3, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3
+    """MB of resident memory, now and at its peak; that of getrusage a process has from the one that started it."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return tuple(int(status[name].split()[0]) / 1e3 for name in ("VmRSS", "VmHWM"))
 
 
 def case(name, clients, cohort):
@@ -97,7 +96,8 @@ def main():
 
 Written by `python benchmarks/scale.py`: training rounds of clients with {EACH} examples each and a model of 62,006
 parameters, the median of {ROUNDS}. Every case has a process of its own. Memory is what was resident: before the first
-round, which holds the examples and what is known of every client, and what the rounds added to it at their peak.
+round, which holds the examples and what is known of every client, and what the rounds added to it at their peak. Private
+states of more than 1 GiB lie in files, and what was touched of these counts until the system needs the room.
 
 PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads.
 
