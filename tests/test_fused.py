@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call
 
 import kinfed.fused
-from kinfed import SGD, Federation, Training, towards
+from kinfed import SGD, Federation, Training, executors, towards
 from kinfed.client import Quadratic
 from kinfed.fleet import Simulation
 from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused, _Span
@@ -346,6 +346,7 @@ def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch
     loop, vmap = (uploads(run, executor) for executor in ("loop", "vmap"))
     calls, real = [], Fused.descend
     monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
+    monkeypatch.setattr(executors, "GRAIN", 1)  # work for every worker
     for how in ({"workers": 1}, {"workers": 2}, {"workers": 3}, {"workers": 1, "chunk": 3}):
         del calls[:]
         found = uploads(run, "fused", **how)
@@ -355,8 +356,18 @@ def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch
     assert len(calls) == 2 * times  # four clients, at most three at a time
 
 
+@pytest.mark.parametrize("grain, blocks", [(1, 2), (1 << 62, 1)])
+def test_a_little_work_is_left_to_one_worker(grain, blocks, monkeypatch):
+    calls, real = [], Fused.descend
+    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
+    monkeypatch.setattr(executors, "GRAIN", grain)
+    uploads(PROGRAMS["steps"][0], "fused", workers=2)
+    assert sum(calls) == len(SIZES) and len(calls) == blocks
+
+
 @pytest.mark.parametrize("name", ["rnn", "gru"])
-def test_recurrent_models_train_alike_under_every_executor(name):
+def test_recurrent_models_train_alike_under_every_executor(name, monkeypatch):
+    monkeypatch.setattr(executors, "GRAIN", 1)
     program, _ = PROGRAMS["towards"]
     agree(uploads(program, "fused", name, workers=2), uploads(program, "loop", name))
 

@@ -19,6 +19,8 @@ from .graph import blank
 from .model import Model
 from .tasks import Task
 
+GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
+
 Tree = Any
 Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found
 
@@ -117,8 +119,8 @@ class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
 
-    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on as many one-thread workers as
-    there are cores to use.
+    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on at most as many one-thread
+    workers as there are cores to use.
     """
 
     def __init__(self, chunk: int, name: str = "vmap", workers: int = 1, fused: Fused | None = None) -> None:
@@ -178,8 +180,11 @@ class Batched:
         order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
         order = order.to(ids.device)
         if self.fused:  # about as much work in every chunk
-            count = -(-len(ids) // (self.chunk * self.workers)) * self.workers
-            _spread(self.workers, model, [order[i::count] for i in range(min(count, len(ids)))], run)
+            batch = min(training.batch, max(clients.sizes["train"][i] for i in ids.tolist()))
+            step = 6 * model.layout.size * batch * len(ids)  # forward, and gradients of weights and of inputs
+            workers = max(1, min(self.workers, step // GRAIN))
+            count = -(-len(ids) // (self.chunk * workers)) * workers
+            _spread(workers, model, [order[i::count] for i in range(min(count, len(ids)))], run)
         else:  # clients with equally many steps run together, so that few steps are spent on those who are done
             for places in order.split(self.chunk):
                 run(model, places)
