@@ -218,7 +218,7 @@ def _spread(
 
         with ThreadPoolExecutor(count) as pool:
             try:
-                done = [pool.submit(work, model.twin()) for _ in range(count)]
+                done = [pool.submit(work, twin) for twin in model.twins(count)]
                 wait(done, return_when=FIRST_EXCEPTION)
             finally:
                 halt.set()  # on an exception in one of them, or Ctrl-C, the others end at their next batch

@@ -138,6 +138,7 @@ class Model:
         self.original = module
         self.module = _adapt(module)
         self.layout = Layout.of(self.module, head)
+        self._twins: list[Model] = []
         self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
         self._bind()
         self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
@@ -145,9 +146,15 @@ class Model:
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
         other = copy.copy(self)
-        other.module = copy.deepcopy(self.module)
+        other.module, other._twins = copy.deepcopy(self.module), []
         other._bind()
         return other
+
+    def twins(self, count: int) -> list["Model"]:
+        """As many twins, always the same: to copy a module takes as long as to train a small one."""
+        while len(self._twins) < count:
+            self._twins.append(self.twin())
+        return self._twins[:count]
 
     def _bind(self) -> None:
         """Find where in the modules' own tables each tensor of the layout stands; a shared one stands in several."""
