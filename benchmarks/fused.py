@@ -3,8 +3,9 @@
 What is timed is the training half of a round, nothing else. Programs take turns, and those beside which something else
 ran on the machine are dropped, see `Clock` in engine.py. Writes docs/results/fused.md.
 
-`--loaded` keeps disturbed turns and writes nothing; `--only W2` runs one workload; `--jax PYTHON` names an interpreter
-that has JAX, which then takes its turns on the recurrent workloads that fused_jax.py can do.
+`--loaded` keeps disturbed turns and writes nothing; `--only W2` runs the workloads that begin so and leaves the rest of
+the page; `--jax PYTHON` names an interpreter that has JAX, which then takes its turns on the recurrent workloads that
+fused_jax.py can do.
 """
 
 import argparse
@@ -217,10 +218,12 @@ def main():
     asked.add_argument("--only", default="")
     asked.add_argument("--jax", default="")
     asked = asked.parse_args()
-    sections = [measure(n, load, asked) for n, load in WORKLOADS.items() if n.startswith(asked.only)]
-    if asked.loaded or asked.only:
+    measured = {n: measure(n, load, asked) for n, load in WORKLOADS.items() if n.startswith(asked.only)}
+    if asked.loaded:
         return
-    before = PAGE.read_text().split(MARK)[0]
+    before, _, found = PAGE.read_text().partition(MARK)
+    kept = {part.splitlines()[0]: ["## " + part.strip(), ""] for part in found.split("\n## ")[1:]}
+    sections = [measured.get(n) or kept[n] for n in WORKLOADS]
     machine = (
         f"Written by `python benchmarks/fused.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} cores of {processor()}."

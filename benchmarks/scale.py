@@ -96,8 +96,8 @@ def main():
 
 Written by `python benchmarks/scale.py`: training rounds of clients with {EACH} examples each and a model of 62,006
 parameters, the median of {ROUNDS}. Every case has a process of its own. Memory is what was resident: before the first
-round, which holds the examples and what is known of every client, and what the rounds added to it at their peak. Private
-states of more than 1 GiB lie in files, and what was touched of these counts until the system needs the room.
+round, which holds the examples and what is known of every client, and what the rounds added to it at their peak.
+Private states of more than 1 GiB lie in files, and what was touched of these counts until the system needs the room.
 
 PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads.
 

@@ -356,13 +356,14 @@ def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch
     assert len(calls) == 2 * times  # four clients, at most three at a time
 
 
-@pytest.mark.parametrize("grain, blocks", [(1, 2), (1 << 62, 1)])
+@pytest.mark.parametrize(("grain", "blocks"), [(1, 2), (1 << 62, 1)])
 def test_a_little_work_is_left_to_one_worker(grain, blocks, monkeypatch):
     calls, real = [], Fused.descend
     monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
     monkeypatch.setattr(executors, "GRAIN", grain)
     uploads(PROGRAMS["steps"][0], "fused", workers=2)
-    assert sum(calls) == len(SIZES) and len(calls) == blocks
+    assert sum(calls) == len(SIZES)
+    assert len(calls) == blocks
 
 
 @pytest.mark.parametrize("name", ["rnn", "gru"])
