@@ -5,7 +5,8 @@ examples scored. Programs take turns, a round each. Before and after every round
 rounds beside which it took a fifth longer than at its best were disturbed by other work and are dropped. What has fewer
 than three undisturbed rounds goes on; a machine that never gets quiet ends in an error. Writes docs/results/engine.md.
 
-`--loaded` keeps disturbed rounds and writes nothing; `--only W1` runs one workload.
+`--loaded` keeps disturbed rounds and writes nothing; `--only W1` runs the workloads that begin so and leaves the
+others' sections as they are.
 """
 
 import argparse
@@ -278,8 +279,8 @@ def main():
     asked.add_argument("--loaded", action="store_true")
     asked.add_argument("--only", default="")
     asked = asked.parse_args()
-    sections = [measure(n, load, asked.loaded) for n, load in WORKLOADS.items() if n.startswith(asked.only)]
-    if asked.loaded or asked.only:
+    measured = {n: measure(n, load, asked.loaded) for n, load in WORKLOADS.items() if n.startswith(asked.only)}
+    if asked.loaded:
         return
     intro = f"""# What a round costs
 
@@ -291,7 +292,13 @@ maximum fell the other way, which happens in every executor, the plain loop incl
 
 PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} cores of {processor()}.
 """
-    PAGE.write_text("\n".join([intro, *(line for section in sections for line in section)]).rstrip() + "\n")
+    PAGE.write_text("\n".join([intro, *sections(PAGE.read_text(), WORKLOADS, measured)]).rstrip() + "\n")
+
+
+def sections(page, names, measured):
+    """Lines of the workloads of these names: those that were measured, and what the page has of the others."""
+    kept = {part.splitlines()[0]: [f"## {part.strip()}", ""] for part in page.split("\n## ")[1:]}
+    return [line for name in names for line in measured.get(name) or kept.get(name, [])]
 
 
 def processor():

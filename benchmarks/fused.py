@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from engine import Clock, mlp, on_one_thread, processor
+from engine import Clock, mlp, on_one_thread, processor, sections
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed import SGD, Federation, Training
@@ -222,13 +222,11 @@ def main():
     if asked.loaded:
         return
     before, _, found = PAGE.read_text().partition(MARK)
-    kept = {part.splitlines()[0]: ["## " + part.strip(), ""] for part in found.split("\n## ")[1:]}
-    sections = [measured.get(n) or kept[n] for n in WORKLOADS]
     machine = (
         f"Written by `python benchmarks/fused.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, "
         f"{torch.get_num_threads()} cores of {processor()}."
     )
-    lines = [line for section in sections for line in section]
+    lines = sections(found, WORKLOADS, measured)
     PAGE.write_text(before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
 
 
