@@ -99,7 +99,8 @@ def plain(load, module, data):
                     F.cross_entropy(local(data.x[rows]), data.y[rows]).backward()
                     optimiser.step()
             for name, t in local.state_dict().items():
-                total[name] += t / cohort
+                if t.is_floating_point():  # BatchNorm counts its batches
+                    total[name] += t / cohort
         server.load_state_dict(total)
         server.eval()
         scores = []
