@@ -177,11 +177,11 @@ class Batched:
                 return False  # tried again elsewhere: while the exception is held, so is the memory
             return True
 
-        order = torch.argsort(torch.tensor([clients.sizes["train"][i] for i in ids.tolist()]), stable=True)
-        order = order.to(ids.device)
+        sizes = [clients.sizes["train"][i] for i in ids.tolist()]
+        order = torch.argsort(torch.tensor(sizes), stable=True).to(ids.device)
         if self.fused:  # about as much work in every chunk
-            batch = min(training.batch, max(clients.sizes["train"][i] for i in ids.tolist()))
-            step = 6 * model.layout.size * batch * len(ids)  # forward, and gradients of weights and of inputs
+            # Forward, and gradients of weights and of inputs.
+            step = 6 * model.layout.size * min(training.batch, max(sizes)) * len(ids)
             workers = max(1, min(self.workers, step // GRAIN))
             count = -(-len(ids) // (self.chunk * workers)) * workers
             _spread(workers, model, [order[i::count] for i in range(min(count, len(ids)))], run)
