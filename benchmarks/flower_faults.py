@@ -46,14 +46,22 @@ import os, sys
 what = os.environ.get("SPOIL")
 program = " ".join(sys.orig_argv)
 if what == "twice" and "flower-supernode" in program:
+    from flwr.supernode import start_client_internal as node
     from flwr.supernode.fleet_http_client import FleetHttpClient
-    push = FleetHttpClient.PushMessages
+    push, deliver, sent = FleetHttpClient.PushMessages, node.push_object_contents_from_iterable, []
 
-    def twice(self, request):
-        push(self, request)
-        return push(self, request)  # what belongs to the answer is asked for by the last
+    def remember(self, request):
+        sent[:] = self, request
+        return push(self, request)
 
-    FleetHttpClient.PushMessages = twice
+    def again(*args, **options):
+        deliver(*args, **options)  # only a whole answer can come twice: Flower gives one in parts up for lost
+        try:
+            push(*sent)
+        except Exception as refused:
+            print("the second answer is refused:", repr(refused)[:200], flush=True)
+
+    FleetHttpClient.PushMessages, node.push_object_contents_from_iterable = remember, again
 elif what and "flwr-clientapp" in program:
     import time
     import torch
@@ -127,7 +135,7 @@ CASES = {  # what strikes, or what a site does by itself, and how that reads
     "SuperLink killed": (link_killed, "", link_killed.__doc__),
     "server app killed": (app_killed, "", app_killed.__doc__),
     "late": (None, "late", f"A site answers {LATE:.0f} s late, when the deadline is over"),
-    "twice": (None, "twice", "A site's node sends every answer twice"),
+    "twice": (None, "twice", "A site's node sends every answer a second time"),
     "NaN": (None, "nan", "A site's upload is NaN"),
     "wrong shape": (None, "shape", "One number of an upload is missing"),
     "huge norm": (None, "norm", "An upload is a million times as long"),
@@ -257,8 +265,8 @@ def simulate(federation, absent, rounds):
 class Results:
     """Finished runs, one line of JSON each, and what is still to be run: of the rarest case first."""
 
-    def __init__(self, path, cases, times, faults):
-        self.path, self.cases, self.times, self.faults = path, cases, times, faults
+    def __init__(self, path, cases, times, faults, jobs):
+        self.path, self.cases, self.times, self.faults, self.jobs = path, cases, times, faults, jobs
         self._lock = threading.Lock()
         self.runs = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         self._under_way, self.stopped = Counter(), False
@@ -305,8 +313,8 @@ class Results:
             )
         PAGE.write_text(
             "# Faults of a federation\n\n"
-            f"Written by `python benchmarks/flower_faults.py --times {self.times} --faults {self.faults}`.\n\n"
-            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, several such federations "
+            f"Written by `python benchmarks/flower_faults.py --times {self.times} --faults {self.faults} --jobs {self.jobs}`.\n\n"
+            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, {self.jobs} such federations "
             f"at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. *Failed* are "
             "runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers left out* are "
             "uploads that a round went on without, all runs together. *Models lost* are sites that ended without one, "
@@ -329,7 +337,7 @@ def main():
     asked = asked.parse_args()
     if asked.once:
         return print(json.dumps(once(asked.once, asked.faults)))
-    results, programs = Results(asked.keep, asked.only, asked.times, asked.faults), {}
+    results, programs = Results(asked.keep, asked.only, asked.times, asked.faults, asked.jobs), {}
 
     def work(lane):
         while case := results.next():
