@@ -313,10 +313,11 @@ class Results:
             )
         PAGE.write_text(
             "# Faults of a federation\n\n"
-            f"Written by `python benchmarks/flower_faults.py --times {self.times} --faults {self.faults} --jobs {self.jobs}`.\n\n"
-            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, {self.jobs} such federations "
-            f"at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. *Failed* are "
-            "runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers left out* are "
+            f"Written by `python benchmarks/flower_faults.py --times {self.times} --faults {self.faults} "
+            f"--jobs {self.jobs}`.\n\n"
+            f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, {self.jobs} such "
+            f"federations at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. "
+            "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers left out* are "
             "uploads that a round went on without, all runs together. *Models lost* are sites that ended without one, "
             "*wrong* those whose private state at the end is not that of a simulation in which the clients that were "
             "left out did not take part in those rounds. *Seconds* run from the end of the round before the fault to "
