@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from flower_federation import Federation, deal, environment
+from page import put
 
 from kinfed import wire
 from kinfed.flower import courier, plan, server
@@ -87,7 +88,7 @@ def count_bytes():
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
-    replace("bytes", "Bytes a client and round", "benchmarks/flower.py bytes", head + "\n".join(lines))
+    write("bytes", "Bytes a client and round", "benchmarks/flower.py bytes", head + "\n".join(lines))
 
 
 def time_rounds(nodes, rounds):
@@ -113,15 +114,12 @@ def time_rounds(nodes, rounds):
         "Python, which for kinfed loads PyTorch.\n\n"
         "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
     )
-    replace("seconds", "Seconds a round", f"benchmarks/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
+    write("seconds", "Seconds a round", f"benchmarks/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
 
 
-def replace(part, title, command, text):
-    """Write one part of the page, and leave the other as it is."""
-    page = PAGE.read_text() if PAGE.exists() else "# What a federation costs\n"
-    text = f"<!-- {part} -->\n## {title}\n\nWritten by `python {command}`.\n\n{text}\n<!-- end of {part} -->\n"
-    old = re.compile(rf"<!-- {part} -->.*<!-- end of {part} -->\n", re.DOTALL)
-    PAGE.write_text(old.sub(lambda _: text, page) if old.search(page) else f"{page}\n{text}")
+def write(part, title, command, text):
+    """One part of the page."""
+    put(PAGE, part, f"## {title}\n\nWritten by `python {command}`.\n\n{text}", "What a federation costs")
 
 
 if __name__ == "__main__":
