@@ -115,6 +115,17 @@ def accuracies(tmp_path, column, method, model):
     return [100 * json.loads((f / "summary.json").read_text())["scores"][model]["mean"] for f in folders]
 
 
+def test_ctrl_c_leaves_a_table_of_what_is_finished_and_says_how_to_go_on(capsys, second_run_interrupted):
+    asked = ["--method", "local", "--column", "digits/iid", "--jobs", "1"]
+    _, err = reproduce(capsys, *asked, code=130)
+    assert err.splitlines()[-1] == "kinfed: interrupted; the same command goes on with what is left"
+    assert table()["digits/iid", "local"]["seeds"] == "1"
+    before = (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns
+    reproduce(capsys, *asked)
+    assert (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns == before
+    assert table()["digits/iid", "local"]["seeds"] == "2"
+
+
 def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, capsys):
     asked = ["--method", "local", "--column", "digits/average", "--jobs", "1"]
     _, err = reproduce(capsys, *asked)

@@ -86,25 +86,15 @@ def test_where_every_run_fails_there_is_no_table(tmp_path, capsys):
     assert not list(tmp_path.glob("table*"))
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, monkeypatch):
+def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, second_run_interrupted):
     asked = ["local", *SMALL, "training.batch=8,16", "--out", str(tmp_path)]
-    once, begun = runs.once, []
-
-    def interrupted(experiment, folder, machine):
-        begun.append(folder)
-        if len(begun) == 2:
-            raise KeyboardInterrupt
-        return once(experiment, folder, machine)
-
-    monkeypatch.setattr(runs, "once", interrupted)
     code, _, err = sweep(capsys, *asked)
     assert code == 130
     assert err.splitlines()[-1] == f"kinfed: interrupted; the same command with --out {tmp_path} goes on"
     assert not (tmp_path / "table.csv").exists()
-    monkeypatch.setattr(runs, "once", once)
-    before = (begun[0] / "summary.json").stat().st_mtime_ns
+    before = (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns
     assert sweep(capsys, *asked)[0] == 0
-    assert (begun[0] / "summary.json").stat().st_mtime_ns == before
+    assert (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns == before
     assert (tmp_path / "table.csv").exists()
 
 

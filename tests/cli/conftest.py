@@ -1,0 +1,20 @@
+"""What tests of commands share."""
+
+import pytest
+
+from kinfed import runs
+
+
+@pytest.fixture
+def second_run_interrupted(monkeypatch):
+    """Ctrl-C comes when a command begins its second run, the first time that it does; the folders that were begun."""
+    once, begun = runs.once, []
+
+    def interrupted(experiment, folder, machine):
+        begun.append(folder)
+        if len(begun) == 2:
+            raise KeyboardInterrupt
+        return once(experiment, folder, machine)
+
+    monkeypatch.setattr(runs, "once", interrupted)
+    return begun
