@@ -126,7 +126,7 @@ def _agree(planned: Plan, courier: Courier) -> Words:
         counted = Counter(_kind(words) for words in courier.found.values())
         return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
 
-    courier.discover(lambda: most()[1] >= wanted, f"{wanted} sites")
+    courier.discover(lambda: most()[1] >= wanted, f"{wanted} site{'s' if wanted > 1 else ''}")
     kind = most()[0]
     alike = {client: words for client, words in courier.found.items() if _kind(words) == kind}
     first = next(iter(alike.values()))
