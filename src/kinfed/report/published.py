@@ -147,7 +147,8 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
 def _described(table: Config) -> str:
     training, split, federation = table["training"], table["federation"]["split"], table["federation"]
     optimiser = ", ".join(f"{key} {value:g}" for key, value in training["optimiser"].items() if key != "name" and value)
-    work = f"{training['steps']} steps" if training.get("steps") else f"{training['epochs']} epochs"
+    unit = "steps" if training.get("steps") else "epochs"
+    work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
     share = table["participation"]["share"]
     who = f"{federation['clients']} clients" if federation["clients"] else "the data's own clients"
     return (
