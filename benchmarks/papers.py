@@ -20,8 +20,8 @@ RELATIONS = "fedavg,fedavg-ft,per-fedavg,sfl,pfedhn,panacea"
 PARTS = {  # what is asked of kinfed reproduce
     "sfl.table1": "sfl.table1 --method fedavg,sfl,sfl-star "
     "--column metr_la_week,metr_la_subset,pems_bay_subset,pems08_partial --seeds 1",
-    "panacea.table2-points": f"panacea.table2 --method {RELATIONS} --column fl60,dg60,tpt48 --seeds 3",
-    "panacea.table3-points": f"panacea.table3 --method {RELATIONS} --column fl60,dg60,tpt48 --seeds 3",
+    "panacea.table2-points": f"panacea.table2 --method {RELATIONS} --column fl60,dg60,tpt48 --seeds 1",
+    "panacea.table3-points": f"panacea.table3 --method {RELATIONS} --column fl60,dg60,tpt48 --seeds 1",
     "pfedgat.table1-cifar10": f"pfedgat.table1 --method {SIX} "
     "--column cifar10/iid,cifar10/pathological,cifar10/dirichlet --seeds 1 --scale 0.3",
     "fedcedar.table1": "fedcedar.table1 --method fedavg,fedprox,per-fedavg,sfl,fedcedar "
