@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from page import put
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
@@ -206,17 +207,13 @@ def main():
 
 def write(lines, gflops):
     """docs/performance.md between its markers, so that what is written around the table stays."""
-    page = PAGE.read_text() if PAGE.exists() else "# Performance\n\n"
-    begin, end = "<!-- measured: python benchmarks/peers.py -->", "<!-- end -->"
     about = (
-        f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
+        f"Written by `python benchmarks/peers.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
         f"{platform.processor() or platform.machine()}; matrix products reach {gflops:.0f} GFLOP/s. Parameters: "
         + ", ".join(f"{name} {count:,}" for name, count in PARAMETERS.items())
         + "."
     )
-    head, _, rest = page.partition(begin)
-    _, _, tail = rest.partition(end)
-    PAGE.write_text("\n".join([head + begin, "", about, "", *lines, "", end]) + tail)
+    put(PAGE, "peers", "\n".join([about, "", *lines]), "Performance")
     print("\n".join(lines))
 
 

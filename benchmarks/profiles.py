@@ -13,6 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import torch
+from page import put
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -30,7 +31,6 @@ from networks import build  # noqa: E402
 from workload import EPOCHS, WORKLOADS, cohort, make, read  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "performance.md"
-BEGIN, END = "<!-- measured: python benchmarks/profiles.py -->", "<!-- end of profiles -->"
 TIMES = 3
 KINDS = {  # by how the operation's name begins
     "convolutions": ("convolution", "mkldnn_convolution"),
@@ -134,11 +134,9 @@ def main():
         jobs = {name: (lambda name=name: images(name)) for name in WORKLOADS} | {"W3 GRU, 5 clients": series}
         table += [profile(name, *make_job(), rate) for name, make_job in jobs.items()]
     print("\n".join(table))
-    page = PAGE.read_text() if PAGE.exists() else "# Performance\n"
-    head, _, rest = page.partition(BEGIN)
-    tail = rest.partition(END)[2]
-    about = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
-    PAGE.write_text("\n".join([head + BEGIN, "", about, "", *table, "", END]) + tail)
+    peak = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
+    about = f"Written by `python benchmarks/profiles.py`. {peak}"
+    put(PAGE, "profiles", "\n".join([about, "", *table]), "Performance")
 
 
 if __name__ == "__main__":
