@@ -208,7 +208,8 @@ def main():
 def write(lines, gflops):
     """docs/performance.md between its markers, so that what is written around the table stays."""
     about = (
-        f"Written by `python benchmarks/peers.py`. PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
+        "Written by `python benchmarks/peers.py`. "
+        f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads, "
         f"{platform.processor() or platform.machine()}; matrix products reach {gflops:.0f} GFLOP/s. Parameters: "
         + ", ".join(f"{name} {count:,}" for name, count in PARAMETERS.items())
         + "."
