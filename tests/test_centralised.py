@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,7 +128,9 @@ def experiment(tmp_path):
     return ["--data-dir", str(tmp_path), str(path)]
 
 
-def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_path, capsys):
+def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_path, capsys, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
     out = str(tmp_path / "a")
     assert main(["reference", "graph-wavenet", *experiment, "reference.epochs=2", "--out", out, "--json"]) == 0
     said = capsys.readouterr()
@@ -145,3 +148,4 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert "unknown key 'reference.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
     assert main(["reference", "graph-wavenet", *experiment, "federation.split.validation=0.01"]) == 2
     assert "the validation share covers 4 steps, but a window needs 24" in capsys.readouterr().err
+    assert not list(Path.cwd().iterdir())

@@ -13,7 +13,10 @@ import kinfed
 from kinfed import config
 from kinfed.analyses import ANALYSES
 from kinfed.cli import _parser, main
+from kinfed.datasets import DATASETS
 from kinfed.methods import METHODS
+from kinfed.originals import ORIGINALS
+from kinfed.protocol import load, tables
 from kinfed.runs import Machine
 from kinfed.study import Study
 from kinfed.sweep import sweep
@@ -98,7 +101,20 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         if words[0] == "sweep":
             study = Study(config.read(asked.source, []), Machine(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
-        elif hasattr(asked, "source"):
+        elif (
+            words[0] in ("reproduce", "estimate") and (name := getattr(asked, "table", "") or asked.subject) in tables()
+        ):
+            known_rows, known_columns = load(name).rows, load(name).columns
+            assert {*asked.method.split(","), ""} <= {*known_rows, ""}, command
+            assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
+        elif words[0] == "reproduce":
+            raise AssertionError(f"there is no table {asked.table}: {command}")
+        elif words[:2] == ["data", "fetch"]:
+            assert set(asked.names) <= set(ORIGINALS), command
+        elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):
+            config.make(DATASETS, config.override({"name": asked.subject}, asked.overrides), "dataset", given=1)
+        elif hasattr(asked, "source") or hasattr(asked, "subject"):
+            asked.source = getattr(asked, "source", None) or asked.subject
             table = config.read(asked.source, asked.overrides)
             settings = table.pop("analysis", {})
             config.resolve(table)

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kinfed import config, runs, study
+from kinfed.analyses.curves import curves
 from kinfed.errors import UsageError
 from kinfed.runs import Machine, read_summary
 from kinfed.study import Study
@@ -53,6 +54,20 @@ def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     assert first.rounds[first.selected] == 2
     assert first.weights.shape == (3, 1, 4, 4)
     assert (first.layers, first.origin) == (["head"], "learned")
+
+
+def test_attackers_do_not_count(ask, tmp_path):
+    asked, _ = ask("fedavg", "attack.name=label_flip", "attack.share=0.5", "seeds=2")
+    folder = asked.run("a")
+    found = study.score(folder)
+    each = [read_summary(one)["attack"] for one in study.repeats(folder)]
+    assert found.test == pytest.approx([one["scores"][found.model]["mean"] for one in each])
+    assert found.over_clients == pytest.approx(np.mean([one["scores"][found.model]["std"] for one in each]))
+    _, tests = study.scores_by_round(folder, found.model)
+    names = read_summary(folder / "seed-0")["names"]
+    assert [[names[i] for i in np.flatnonzero(np.isnan(one[0]))] for one in tests] == [a["attackers"] for a in each]
+    row = curves(asked, ["fedavg"]).rows[0]
+    assert row["last"] == pytest.approx(100 * np.nanmean(tests[:, -1]))
 
 
 def test_a_run_with_one_seed_is_its_own_repeat_and_has_no_spread_over_seeds(ask):

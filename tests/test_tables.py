@@ -10,7 +10,9 @@ from torch import nn
 
 from kinfed import SGD, Federation, Split, Training, UsageError, fit
 from kinfed.cli import main
+from kinfed.federation import divide
 from kinfed.methods import SFL, FedAvg, Local
+from kinfed.partitions import IID, Dirichlet, LabelPermutations
 from kinfed.tables import read
 from kinfed.tasks import Classification, Forecasting, Regression
 
@@ -72,7 +74,7 @@ def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_
     assert isinstance(read(path, client="who", target="y").task, Forecasting)
     data = read(path, client="who", target=["y", "z"])
     assert isinstance(data.task, Regression)
-    scaled = data.prepare(torch.arange(20))
+    scaled = data.prepare(data, torch.arange(20))
     torch.testing.assert_close(scaled.y[:, 0], scaled.y[:, 1])
     assert scaled.y[:20].mean(0).abs().max() < 1e-6
     assert data.x.shape == (30, 1)
@@ -150,9 +152,9 @@ def test_parquet_is_read_with_its_types(tmp_path):
         read(tmp_path / "t.parquet", client="who", target="y")
     with pytest.warns(UserWarning, match="1 of 4 rows lack a value and were left out"):
         data = read(tmp_path / "t.parquet", client="who", target="y", drop_missing=True)
-    assert data.client.tolist() == [0, -1, 1, 1]
+    assert data.client.tolist() == [0, 1, 1]
     assert data.owners == ("7", "8")
-    assert data.x[:, 1].tolist() == [1, 0, 1, 1]
+    assert data.x.tolist() == [[1, 1], [3, 1], [4, 1]]
     polars.DataFrame({"who": [1, 2], "x": [1.0, -np.inf], "y": [0.5, 1.5]}).write_parquet(tmp_path / "i.parquet")
     with pytest.raises(UsageError, match="row 2, column 'x': '-inf' is not a finite number"):
         read(tmp_path / "i.parquet", client="who", target="y")
@@ -165,6 +167,24 @@ def test_parquet_is_read_with_its_types(tmp_path):
     ).names == ("7", "8")
 
 
+def test_rows_that_were_left_out_are_dealt_to_nobody_and_a_partitions_changes_stay(tmp_path):
+    rows = "".join(f"{'abc'[i % 3]},{i},{'' if i % 5 == 0 else i % 4}\n" for i in range(200)) + "d,1000,1\n"
+    path, edges = write(tmp_path, "who,x,y\n" + rows), write(tmp_path, "from,to\na,b\nb,c\n", "edges.csv")
+    with pytest.warns(UserWarning, match="left out"):
+        data = read(path, client="who", target="y", edges=edges, drop_missing=True, least=2)
+    assert sorted(data.x[:, 0].tolist()) == [i for i in range(200) if i % 5]
+    draw = torch.Generator().manual_seed(0)
+    for partition in (IID(), Dirichlet(alpha=1.0), LabelPermutations(groups=2)):
+        parts = partition(data, 3, draw)
+        federation = divide(parts.dataset, parts.owned, Split(0.2, 0.0), 0, parts.groups)
+        assert sum(len(rows) for split in federation.rows.values() for rows in split) == 160
+        assert federation.graph is None  # that of owners who are no clients any more
+        assert torch.equal(federation.y, parts.dataset.y)
+        train = torch.cat(federation.rows["train"])
+        assert federation.x[train].mean().abs() < 1e-5
+    assert not torch.equal(federation.y, data.y)  # the labels are renamed
+
+
 def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
     rows = "".join(f"{who},{i},{i % 2}\n" for who, n in (("a", 5), ("b", 1), ("c", 5)) for i in range(n))
     path = write(tmp_path, "who,x,y\n" + rows)
@@ -175,7 +195,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         data = read(path, client="who", target="y", edges=edges, least=3)
     assert data.owners == ("a", "c")
     assert data.graph.weights.tolist() == [[0, 1], [1, 0]]
-    assert data.client.tolist() == [0] * 5 + [-1] + [1] * 5
+    assert data.client.tolist() == [0] * 5 + [1] * 5
     with pytest.raises(UsageError, match=r"edges\.csv: line 2: there is no client 'z'"):
         read(path, client="who", target="y", edges=write(tmp_path, "from,to\na,z\n", "edges.csv"))
 
@@ -300,7 +320,7 @@ def test_a_target_that_never_differs_in_training_has_no_scale(tmp_path):
     rows = "".join(f"a,{i},{0.5 if i < 20 else i}\n" for i in range(30))
     data = read(write(tmp_path, "who,x,y\n" + rows), client="who", target="y")
     with pytest.raises(UsageError, match="the same in all training rows: there is nothing to learn"):
-        data.prepare(torch.arange(10))
+        data.prepare(data, torch.arange(10))
 
 
 def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
@@ -334,6 +354,18 @@ def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert "1 link between different clients" in " ".join(capsys.readouterr().out.split())
     assert main(["run", "mine.toml", "federation.dataset.target=levl", "--out", "other"]) == 2
     assert "levels.csv has no column 'levl'; did you mean 'level'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("time", ["", "age"])
+def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, capsys, monkeypatch, time):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, "town,rooms,age,price\n" + "".join(f"Ulm,{i % 7},{i},{i}.5\n" for i in range(40)), "houses.csv")
+    asked = ["csv", "path=houses.csv", "client=town", "target=price"] + [f"time={time}"] * bool(time)
+    assert main(["data", "inspect", *asked]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "examples 40" in told
+    assert "steps" not in told
+    assert (tmp_path / "csv.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("method", [Local(), FedAvg(), SFL()])

@@ -41,7 +41,7 @@ def test_windows_by_hand():
     assert data.y[[1, 2, 3, 6, 7, 9], 0].tolist() == [4, 5, 6, 30, 40, 60]
     assert data.owners == ("a", "b")
     # Row 1 covers the readings 2, missing and 4, row 6 covers 10, 20 and 30: their mean is 13.2.
-    scaled = data.prepare(torch.tensor([1, 6]))
+    scaled = data.prepare(data, torch.tensor([1, 6]))
     assert (scaled.task.mean, scaled.task.deviation) == pytest.approx((13.2, math.sqrt(109.76)))
     told = scaled.x[..., 0] * scaled.task.deviation + scaled.task.mean
     # What is missing is told as the last reading known before it.
@@ -54,7 +54,7 @@ def test_a_gap_is_never_reached_across_nor_filled_over():
     data = Windows(2, 1)(values, np.array([0, 1, 2, 5, 6, 7, 8]), ["a"])
     assert (data.client >= 0).nonzero().flatten().tolist() == [0, 3, 4]
     assert data.time[[0, 3, 4]].tolist() == [0, 5, 6]
-    scaled = data.prepare(torch.tensor([0, 4]))
+    scaled = data.prepare(data, torch.tensor([0, 4]))
     assert scaled.x[3, 0, 0] == 0  # unknown since the gap: the mean
 
 

@@ -46,7 +46,9 @@ class Dataset:
     owners: Sequence[str] = ()  # their names
     time: Tensor | None = None  # [n] int64 the step at which each example begins, if it has a place in time
     span: int = 1  # how many steps an example covers
-    prepare: Callable[[Tensor], "Dataset"] | None = None  # from all training rows: itself, on a scale found in these
+    # From a data set with these examples, as a partition has left them, and all training rows [n]: the same on a scale
+    # that is found in these rows.
+    prepare: Callable[["Dataset", Tensor], "Dataset"] | None = None
 
 
 class Parts(NamedTuple):
@@ -327,7 +329,7 @@ def divide(
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
     if dataset.prepare:
-        dataset = dataset.prepare(torch.cat(rows["train"]))
+        dataset = dataset.prepare(dataset, torch.cat(rows["train"]))
     caution = ""
     if split.shuffle and dataset.span > 1:
         caution = "windows were split at random, so those tested on share readings with those trained on"

@@ -31,8 +31,8 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
     """The file in `folder`: what is there already if its checksum is right, downloaded otherwise.
 
     Where a download breaks off, what has arrived is kept beside it, and the next call goes on from there if there is a
-    checksum to prove the result. KINFED_MIRROR is an address to take the place of everything before the file's name.
-    Raises RunError, in one line, for no network, a missing file, another checksum, and a full disk.
+    checksum to prove the result. KINFED_MIRROR is the address of a mirror that has it as NAME/FILE, NAME being
+    that of `folder`. Raises RunError, in one line, for no network, a missing file, another checksum, and a full disk.
     """
     import pooch  # here, as it would add to every start
     import requests
@@ -40,7 +40,7 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
     mirror = os.environ.get("KINFED_MIRROR", "").rstrip("/")
     if mirror and not mirror.startswith(("http://", "https://")):
         raise UsageError(f"KINFED_MIRROR must be an address, http://... or https://...; got '{mirror}'")
-    url = f"{mirror}/{source.name}" if mirror else source.url
+    url = f"{mirror}/{folder.name}/{source.name}" if mirror else source.url
     part = folder / f"{source.name}.part"
     pooch.get_logger().setLevel(logging.ERROR)
 

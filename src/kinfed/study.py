@@ -131,16 +131,15 @@ def repeats(folder: Path) -> list[Path]:
 
 
 def score(*folders: Path) -> Score:
-    """The score of a finished run, or of several that differ in their seeds only."""
+    """The score of a finished run, or of several that differ in their seeds only; attackers do not count."""
     each = [runs.read_summary(one) for folder in folders for one in repeats(folder)]
     first, scores = each[0], over_seeds([one["scores"] for one in each])
     model = preferred(scores, first["higher_is_better"])
-    test = np.array([one["scores"][model]["mean"] for one in each])
+    heard = [one.get("attack", one)["scores"][model] for one in each]  # honest clients', where others attack
+    test = np.array([found["mean"] for found in heard])
     cautions = tuple(dict.fromkeys(one["caution"] for one in each if one["leaking"]))
-    found = scores[model]
-    return Score(
-        model, first["metric"], first["higher_is_better"], test, found["std"], found.get("validation"), cautions
-    )
+    over_clients, validation = float(np.mean([found["std"] for found in heard])), scores[model].get("validation")
+    return Score(model, first["metric"], first["higher_is_better"], test, over_clients, validation, cautions)
 
 
 def clusters(folder: Path) -> Tensor:
@@ -180,15 +179,19 @@ def relations(folder: Path) -> Relations:
 def scores_by_round(folder: Path, model: str, metric: str = "") -> tuple[Array, Array]:
     """The evaluated rounds [T] (from 1), and the test score of a model's clients, of each seed: [S, T, N].
 
-    The score is the run's own metric unless another of its test scores is named.
+    The score is the run's own metric unless another of its test scores is named; that of an attacker is NaN.
     """
     metric = metric or runs.read_summary(folder)["metric"]
     found = []
     for one in repeats(folder):
+        summary = runs.read_summary(one)
         with (one / "history.csv").open(newline="") as file:
             rows = [r for r in csv.DictReader(file) if (r["model"], r["split"], r["metric"]) == (model, "test", metric)]
         rounds = np.unique([int(row["round"]) for row in rows])
-        found.append(np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1))
+        scores = np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1)  # [T, N]
+        if "attack" in summary:
+            scores[:, np.isin(summary["names"], summary["attack"]["attackers"])] = np.nan
+        found.append(scores)
     return rounds, np.stack(found)
 
 

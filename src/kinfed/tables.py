@@ -162,9 +162,12 @@ def _rows(
         warnings.warn(f"{frame.path}: {count:,} of {len(usable):,} rows lack a value and were left out", stacklevel=3)
     held = held.keep(usable, least, "rows", frame.path)
     steps = frame.moments(time, held)[1] if time else None
-    x = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1))).to(torch.get_default_dtype())
+    # Rows that are left out are gone: a partition may deal the others anew.
+    used = np.flatnonzero(usable & (held.who >= 0))
+    x = torch.from_numpy(np.stack([values[used] for values in columns.values()], 1)).to(torch.get_default_dtype())
 
-    def scaled(rows: Tensor) -> Dataset:
+    def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
+        x, y = dataset.x, dataset.y
         mean, deviation = _moments(x[rows])
         fair = replace(dataset, x=((x - mean) / torch.where(deviation > 0, deviation, 1.0)).to(x.dtype))
         if isinstance(task, Classification):
@@ -176,18 +179,17 @@ def _rows(
             return replace(fair, task=replace(task, mean=float(middle), deviation=float(spread)))
         return replace(fair, y=((y - middle) / spread).to(y.dtype))
 
-    dataset = Dataset(
+    return Dataset(
         x,
-        y,
+        y[torch.from_numpy(used)],
         task,
         classes,
-        client=torch.from_numpy(np.where(usable, held.who, -1)),
+        client=torch.from_numpy(held.who[used]),
         graph=held.graph,
         owners=tuple(held.names),
-        time=None if steps is None else torch.from_numpy(steps),
+        time=None if steps is None else torch.from_numpy(steps[used]),
         prepare=scaled,
     )
-    return dataset
 
 
 def _target(frame: "_Frame", targets: list[str]) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:

@@ -82,7 +82,7 @@ class Windows:
         flat = readings.view(-1)
         y = flat.as_strided((size, self.horizon), (1, 1), self.past)
 
-        def scaled(rows: Tensor) -> Dataset:
+        def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
             covered = torch.zeros(count * length + 1, dtype=torch.int64)
             covered.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + self.span, -torch.ones_like(rows))
             seen = flat[(covered[:-1].cumsum(0) > 0) & known.view(-1)].double()
@@ -100,7 +100,7 @@ class Windows:
             width = len(parts)
             return held.as_strided((size, self.past, width), (width, width, 1))
 
-        dataset = Dataset(
+        return Dataset(
             inputs(filled),
             y,
             Forecasting(error=self.error, horizons=tuple(self.horizons)),
@@ -111,7 +111,6 @@ class Windows:
             span=self.span,
             prepare=scaled,
         )
-        return dataset
 
     def _check(self, values: NDArray[Any], steps: NDArray[np.int64], names: Sequence[str]) -> None:
         if values.ndim != 2 or values.dtype.kind != "f" or not values.size or values.shape[1] != len(names):

@@ -173,6 +173,9 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert "oracle graph: the graph is made from labels" in err
     assert found["digits/shards", "pfedgat"]["status"] == ""
     assert found["digits/iid", "local"]["seeds"] == "1"
+    page = (tmp_path / "reproductions/made.table9/table.md").read_text()
+    # What it shows came bit by bit; its command makes all of it at once.
+    assert "$ kinfed reproduce made.table9 --method local,made,pfedgat --column digits/iid,digits/shards" in page
     reproduce(capsys, *asked)
     assert {key: line for key, line in table().items() if key[1] == "local"} == written
 

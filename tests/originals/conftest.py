@@ -22,7 +22,7 @@ class Publisher:
                 name = self.path.rpartition("/")[2]
                 span = self.headers.get("Range")
                 publisher.asked.append((name, span))
-                data = publisher.files.get(name)
+                data = publisher.files.get(self.path.lstrip("/"), publisher.files.get(name))
                 if data is None:
                     return self.send_error(404)
                 begin = int(span.removeprefix("bytes=").rstrip("-")) if span and publisher.ranges else 0

@@ -1,15 +1,16 @@
 """Every data set from small originals, served by a local publisher, to arrays that its loader takes."""
 
+import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from small_originals import SMALL, archive, images, jpeg
+from small_originals import SMALL, archive, idx, images, jpeg
 
 from kinfed.datasets import DATASETS
 from kinfed.errors import RunError, UsageError
-from kinfed.originals import ORIGINALS, obtain
+from kinfed.originals import ORIGINALS, Original, obtain
 
 
 def load(path):
@@ -192,6 +193,35 @@ def test_broken_originals_leave_no_data_set(name, file, data, said, publish, pub
     assert not (tmp_path / f"{name}.npz").exists()
 
 
+def test_a_mirror_has_a_folder_for_each_data_set(publisher, tmp_path, monkeypatch):
+    for name, labels in (("mnist", [3, 1, 4]), ("fashion_mnist", [1, 5, 9])):  # their files have the same names
+        files = SMALL[name]() | {"train-labels-idx1-ubyte.gz": idx(np.array(labels, np.uint8))}
+        publisher.files |= {f"{name}/{file}": data for file, data in files.items()}
+        known = ORIGINALS[name]
+        sources = tuple(s._replace(checksum=f"md5:{hashlib.md5(files[s.name]).hexdigest()}") for s in known.sources)
+        monkeypatch.setitem(ORIGINALS, name, Original(sources, known.convert))
+    for name, labels in (("mnist", [3, 1, 4]), ("fashion_mnist", [1, 5, 9])):
+        assert load(obtain(name, tmp_path).path)["y_train"].tolist() == labels
+
+
+def test_a_wrong_file_without_a_checksum_is_fetched_anew(publish, publisher, tmp_path):
+    good = publish("tpt48", checksums=False)
+    (file,) = good
+    publisher.files[file] = b"<html>please sign in</html>"
+    with pytest.raises(RunError, match="tpt48: the originals cannot be read"):
+        obtain("tpt48", tmp_path)
+    assert not list(tmp_path.rglob(file))
+    publisher.files[file] = good[file]
+    assert obtain("tpt48", tmp_path).path.exists()
+
+
+def test_distances_between_other_detectors_are_the_wrong_file(publish, publisher, tmp_path):
+    publish("metr_la", checksums=False)
+    publisher.files["distances_la_2012.csv"] = b"from,to,cost\n1,2,30.5\n"
+    with pytest.raises(RunError, match=r"distances_la_2012\.csv has no distance between the detectors of METR-LA\.csv"):
+        obtain("metr_la", tmp_path)
+
+
 def test_the_wrong_version_of_cifar_and_cut_records(publish, publisher, tmp_path):
     publish("cifar10", checksums=False)
     publisher.files["cifar-10-binary.tar.gz"] = archive({"cifar-10-batches-py/data_batch_1": b"pickle"})
@@ -215,9 +245,10 @@ def test_checksums_that_nobody_published_are_recorded_once_and_checked_from_then
     publisher.files["climdiv-tmpcst-v1.0.0-20200106"] += b" "
     with pytest.raises(RunError, match="is not the file that was expected: its checksum differs from sha256:"):
         obtain("tpt48", tmp_path)
-    (tmp_path / "checksums.json").write_text("[broken")
-    with pytest.raises(RunError, match=r"checksums\.json is not a record of checksums"):
-        obtain("tpt48", tmp_path)
+    for broken in ("[broken", "[3]"):
+        (tmp_path / "checksums.json").write_text(broken)
+        with pytest.raises(RunError, match=r"checksums\.json is not a record of checksums"):
+            obtain("tpt48", tmp_path)
 
 
 def test_names_without_originals_are_refused(tmp_path):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from ..study import Finding
 from .controls import controls
 from .curves import curves
+from .defence import defence
 from .late import late
 from .layers import layers
 from .map import map
@@ -21,4 +22,5 @@ ANALYSES: dict[str, Callable[..., Finding]] = {
     "topologies": topologies,
     "late": late,
     "novel": novel,
+    "defence": defence,
 }

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..report.charts import accuracy_by_round
 from ..report.drawing import Array, scaled
 from ..study import Finding, Row, Study, score, scores_by_round, setting
@@ -22,7 +24,7 @@ def curves(
     for name, folder in folders.items():
         one = score(folder)
         rounds, tests = scores_by_round(folder, one.model)
-        found[name] = tests.mean(2).T  # [T, S]
+        found[name] = np.nanmean(tests, 2).T  # [T, S]
         mean = found[name].mean(1)
         best = float(mean.max() if one.higher_is_better else mean.min())
         row: Row = {"method": name, **one.row(), "best": float(scaled(best, one.metric))}

@@ -75,7 +75,7 @@ def held_back(folder: Path, share: float) -> Array:
 
 def over(scores: Array, chosen: Array) -> Array:
     """[S, T] means of scores: [S, T, N] over the clients chosen: [S, N]."""
-    return np.stack([values[:, mine].mean(1) for values, mine in zip(scores, chosen, strict=True)])
+    return np.stack([np.nanmean(values[:, mine], 1) for values, mine in zip(scores, chosen, strict=True)])
 
 
 def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:

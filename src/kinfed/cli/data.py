@@ -44,7 +44,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[where, common],
         help="get data sets from their publishers",
         description="Download the originals, check them, and write NAME.npz; an interrupted download goes on.",
-        epilog="KINFED_MIRROR is an address that takes the place of the publishers'.",
+        epilog="KINFED_MIRROR is the address of a mirror that has the originals as NAME/FILE.",
     )
     fetched.add_argument("names", nargs="+", metavar="NAME", help=", ".join(ORIGINALS))
     fetched.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="a folder that holds the originals")
@@ -163,7 +163,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         found["classes"] = f"{dataset.task.classes}, {_spread(counts)} examples each"
     else:
         found["target"] = _shape(dataset.y)
-    if isinstance(dataset.task, Forecasting) and dataset.time is not None:
+    if isinstance(dataset.task, Forecasting) and dataset.time is not None and dataset.span > 1:
         numbers = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
         readings = numbers.view(len(dataset.owners), -1)  # [N, T]
         known = ~readings.isnan()

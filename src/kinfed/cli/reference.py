@@ -10,9 +10,9 @@ from rich.console import Console
 
 from .. import config
 from ..centralised import train
-from ..errors import RunError, UsageError
+from ..errors import UsageError
 from ..experiment import pick_device
-from ..files import replacing
+from ..files import make_folder, replacing
 from ..references import REFERENCES
 from ..runs import write_history
 from .running import Bar, machine, options, show
@@ -45,12 +45,9 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     out = asked.out or Path("runs") / asked.reference / dealt["dataset"]["name"] / time.strftime("%Y-%m-%d-%H%M%S")
     if (out / "summary.json").exists():
         raise UsageError(f"{out} holds a run already; choose another --out")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise RunError(f"cannot make the folder {out}: {problem.strerror}") from None
+    federation = experiment.federation(where.data_dir, seed)
+    make_folder(out)
     with Bar(console, asked.quiet) as bar:
-        federation = experiment.federation(where.data_dir, seed)
         device = pick_device(asked.device)
         found = train(reference, federation, seed=seed, device=device, progress=bar.update)
     write_history(found.history, None, "given", [], out)

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..files import make_folder, replacing
 from ..jobs import carry_out
 from ..protocol import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
-from ..reproduction import Reproduction
+from ..reproduction import Line, Reproduction
 from ..runs import Machine
 from .running import options
 
@@ -82,7 +83,12 @@ def jobs(asked: argparse.Namespace) -> int:
     """How many runs go side by side."""
     if asked.jobs is not None:
         return int(asked.jobs)
-    return 1 if asked.device != "cpu" and torch.cuda.is_available() else len(os.sched_getaffinity(0))
+    return 1 if asked.device != "cpu" and torch.cuda.is_available() else cores()
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def executor(asked: argparse.Namespace, experiment: Experiment) -> str:
@@ -100,7 +106,6 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     left = {name: run for name, run in runs.items() if not (run[1] / "summary.json").exists()}
     workers = asked.workers or (1 if side_by_side > 1 else None)
     where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
-    command = _command(asked)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -124,12 +129,12 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
                             failed[str(outcome.folder)] = why
                             console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
                         elif outcome.name in left:
-                            _write(made, command, failed)
+                            _write(made, failed)
                             if not (shown_live or asked.quiet):  # into a log
                                 console.print(f"done: {outcome.name}", soft_wrap=True)
         except KeyboardInterrupt:
             raise KeyboardInterrupt("interrupted; the same command goes on with what is left") from None
-    shown = _write(made, command, failed)
+    shown = _write(made, failed)
     if asked.json:
         print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
     if not asked.quiet:
@@ -140,9 +145,10 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
 
 
-def _write(made: Reproduction, command: str, failed: dict[str, str]) -> Sheet:
+def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     make_folder(made.out)
     lines = made.lines(failed)
+    command = _command(made, lines)
     shown = sheet(made, lines)
     for name, text in (
         ("table.md", markdown(shown, command)),
@@ -154,10 +160,16 @@ def _write(made: Reproduction, command: str, failed: dict[str, str]) -> Sheet:
     return shown
 
 
-def _command(asked: argparse.Namespace) -> str:
-    """The command that makes this table, without what changes no result."""
-    words = ["kinfed", "reproduce", asked.table]
-    for option in ("method", "column", "seeds"):
-        if value := getattr(asked, option):
-            words += [f"--{option}", str(value)]
-    return shlex.join(words + (["--scale", f"{asked.scale:g}"] if asked.scale < 1 else []))
+def _command(made: Reproduction, lines: Sequence[Line]) -> str:
+    """The command that makes all that the table shows, which may have come bit by bit."""
+    words = ["kinfed", "reproduce", made.protocol.name]
+    for option, names, whole in (
+        ("--method", {line.row.name for line in lines}, made.protocol.rows),
+        ("--column", {line.column.name for line in lines}, made.protocol.columns),
+    ):
+        if len(names) < len(whole):
+            words += [option, ",".join(name for name in whole if name in names)]
+    seeds = max([made.count, *(len(line.ours) for line in lines)])
+    if seeds != made.protocol.seeds:
+        words += ["--seeds", str(seeds)]
+    return shlex.join(words + (["--scale", f"{made.scale:g}"] if made.scale < 1 else []))

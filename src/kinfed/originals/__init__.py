@@ -187,9 +187,14 @@ def obtain(
         files[source.name] = file
     try:
         arrays = convert(files)
-    except (UsageError, RunError, MemoryError):
+    except MemoryError:
         raise
     except Exception as problem:  # damage can surface in any layer of these formats
+        for source in sources if folder is None else ():
+            if not source.checksum:  # nobody knows that it is the right file: the next call fetches it anew
+                files[source.name].unlink()
+        if isinstance(problem, UsageError | RunError):
+            raise
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise RunError(f"{name}: the originals cannot be read ({reason}); are they complete?") from problem
     with replacing(path) as part, part.open("wb") as whole:
@@ -221,5 +226,5 @@ def _recorded(data_dir: Path) -> dict[str, str]:
         return dict(json.loads((data_dir / RECORDED).read_text()))
     except FileNotFoundError:
         return {}
-    except ValueError:
+    except (ValueError, TypeError):
         raise RunError(f"{data_dir / RECORDED} is not a record of checksums; delete it or put it right") from None

@@ -48,6 +48,8 @@ def _speeds(readings: Path, distances: Path) -> Arrays:
     for a, b, metres in _rows(distances):
         if a in index and b in index:
             apart[index[a], index[b]] = float(metres)
+    if not np.isfinite(apart).any():
+        raise RunError(f"{distances} has no distance between the detectors of {readings.name}; is it the right file?")
     # DCRNN's scale is the spread of all distances that are listed, those of 0 to itself included.
     scale = float(apart[np.isfinite(apart)].std())
     return {

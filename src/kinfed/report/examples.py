@@ -18,7 +18,7 @@ STEPS = 1008  # of a series: half a week of readings every 5 minutes
 
 def examples(dataset: Dataset, name: str, path: Path) -> None:
     """Draw what its kind of data needs and write it to `path`."""
-    if isinstance(dataset.task, Forecasting):
+    if isinstance(dataset.task, Forecasting) and dataset.span > 1:
         _series(dataset, name, path)
     elif dataset.x.ndim == 4 and dataset.x.shape[1] in (1, 3) and isinstance(dataset.task, Classification):
         _images(dataset, name, path)

@@ -1,0 +1,95 @@
+"""Defence: what a backdoor is still good for when clients learn their classifier anew (Panacea, Table V)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..attacks import Backdoor
+from ..config import Experiment
+from ..errors import UsageError
+from ..fleet import Simulation
+from ..method import Params
+from ..methods.local import Local
+from ..model import Model
+from ..report.drawing import Array, scaled
+from ..report.holdout import score_by_source
+from ..runs import Machine, load_model, read_summary
+from ..study import Finding, Row, Study, repeats, setting
+
+
+@dataclass(frozen=True)
+class SimpleTuning(Local):
+    """A client keeps its model up to the classifier, which it learns anew from the first numbers on its own data."""
+
+    epochs: int
+
+    def personalise(self, client, state, received):
+        layout = client.model.layout
+        head = layout.index(layout.head).to(state.theta.device)
+        fresh = state.theta.index_copy(0, head, client.model.theta[head])
+        return {"kept": state, "tuned": Params(client.descend(fresh, only=layout.head, epochs=self.epochs))}
+
+
+def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"), epochs: int = 10) -> Finding:
+    """Accuracy and a backdoor's success at honest clients, before and after Simple-Tuning, for each of `methods`.
+
+    Simple-Tuning: every client trains a new classifier under the finished model, for so many `epochs` on its own
+    examples. The model is the one that validation prefers. The experiment's attack is a backdoor, with its defaults if
+    it names none.
+    """
+    if epochs < 1:
+        raise UsageError(f"analysis.epochs must be at least 1; got {epochs}")
+    attack = [] if study.experiment().attack else [setting("attack.name", "backdoor")]
+    if not isinstance(study.experiment(attack).attack, Backdoor):
+        raise UsageError("Simple-Tuning is for backdoors, but the experiment has another attack; see attack.name")
+    asked = {name: [*attack, setting("method.name", name)] for name in methods}
+    folders = study.runs(asked)
+    rows: list[Row] = []
+    plain: dict[str, Array] = {}
+    marked: dict[str, Array] = {}
+    for name, overrides in asked.items():
+        experiment = study.experiment(overrides)
+        each = [_tuned(experiment, one, study.machine, epochs) for one in repeats(folders[name])]
+        found = np.array(each)  # [S, 2, 2]
+        for i, source in enumerate((name, f"{name}, tuned")):
+            plain[source], marked[source] = found[:, i].T
+        accuracy, success = scaled(found.mean(0), "accuracy").T  # [2] each
+        rows.append(
+            {
+                "method": name,
+                "model": str(read_summary(folders[name])["chosen"]),
+                "accuracy (%)": float(accuracy[0]),
+                "tuned": float(accuracy[1]),
+                "success of the backdoor (%)": float(success[0]),
+                "success, tuned": float(success[1]),
+            }
+        )
+    picture = study.out / "defence.png"
+    panels = {"test examples": plain, "with the pattern, the target is right": marked}
+    score_by_source(panels, "honest clients' accuracy", picture)
+    return Finding(f"a backdoor before and after {epochs} epochs of Simple-Tuning, honest clients", rows, [picture])
+
+
+def _tuned(experiment: Experiment, folder: Path, machine: Machine, epochs: int) -> list[list[float]]:
+    """Accuracy and success, means over honest clients, of the models of a run with one seed: kept, and tuned."""
+    seed, attack = read_summary(folder)["seed"], experiment.attack
+    assert attack is not None
+    federation = experiment.federation(machine.data_dir, seed)
+    attackers = attack.attackers(federation.names, seed)
+    federation = attack.corrupt(federation, attackers, seed)
+    model = Model(experiment.module(federation, seed).to(federation.x.dtype))
+    method = SimpleTuning(epochs)
+    fleet = Simulation(
+        federation, model, method, experiment.training, seed=seed, executor=machine.executor, workers=machine.workers
+    )
+    theta = torch.stack([Model(load_model(folder, i)).theta for i in range(len(federation))])  # [N, d]
+    fleet.state = Params(theta)
+    scores = fleet.evaluate(0, torch.arange(len(federation)), ()).scores
+    metric = federation.task.metric
+    return [
+        [float(scores[name, split, metric][~attackers].mean()) for split in ("test", "triggered")]
+        for name in ("kept", "tuned")
+    ]
