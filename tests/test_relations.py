@@ -301,6 +301,8 @@ def test_adjacency_from_arrays(tmp_path):
     for path in ("g.npz", "g.npy"):
         assert read(tmp_path / path, ["a", "b", "c"]).weights.tolist() == table.tolist()
     np.savez(tmp_path / "g.npz", adjacency=table, names=np.array(["c", "a", "b"]))
+    kept = read(tmp_path / "g.npz", ["a", "b"], strangers=True).weights
+    assert torch.equal(kept, read(tmp_path / "g.npz", ["a", "b", "c"]).weights[:2, :2])
     found = read(tmp_path / "g.npz", ["a", "b", "lonely", "c"]).weights
     assert found.tolist() == [[0, 4, 0, 3], [6, 0, 0, 5], [0, 0, 0, 0], [1, 2, 0, 0]]
 

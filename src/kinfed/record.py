@@ -118,13 +118,15 @@ class History:
         return torch.stack([scores[model, split, metric] for scores in self.scores])
 
     def select(self, model: str) -> int:
-        """The round whose mean validation score is best (the first of equals); the last without validation data.
+        """The round whose mean validation score is best (the first of equals); the last without validation scores.
 
         A client without a score (NaN), as one that has not answered yet, does not count, and no attacker does.
         """
         if (model, "validation", self.task.metric) not in self.scores[0]:
             return self.rounds[-1]
         mean = self._heard(self.curve(model, "validation", self.task.metric)).double().nanmean(1)
+        if mean.isnan().all():
+            return self.rounds[-1]
         better = mean if self.task.higher_is_better else -mean
         return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 

@@ -61,8 +61,11 @@ def read(
     directed: bool = False,
     sigma: float | None = None,
     threshold: float = 0.1,
+    strangers: bool = False,
 ) -> Graph:
     """The relation of the clients `names` from a file; a client that the file leaves out has no links.
+
+    Others may be in the file only if `strangers` may; their links are left out.
 
     `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps `weight` (default 1), or
     `distance`, which `kinfed.relations.distance` turns into weights with `sigma` and `threshold`. Links go both ways
@@ -77,7 +80,7 @@ def read(
     if kind not in readers:
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
-        table, apart = readers[kind](path, list(names), directed)
+        table, apart = readers[kind](path, list(names), directed, strangers)
         return distance(table, sigma=sigma, threshold=threshold) if apart else adjacency(table)
     except FileNotFoundError:
         raise UsageError(f"there is no graph file {path}") from None
@@ -93,7 +96,7 @@ def read(
 Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, value
 
 
-def _from_csv(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
         columns = rows.fieldnames or []
@@ -108,31 +111,33 @@ def _from_csv(path: Path, names: list[str], directed: bool) -> tuple[Tensor, boo
                     raise UsageError(f"{place} must have {len(columns)} entries, as the heading has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
-        return _table(links(), names, directed, math.inf if value == "distance" else 0.0), value == "distance"
+        empty = math.inf if value == "distance" else 0.0
+        return _table(links(), names, directed, strangers, empty), value == "distance"
 
 
-def _from_graphml(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     import networkx  # here, as few read such a file
 
     graph = networkx.read_graphml(path)
     called = {node: str(node if str(node) in names else held.get("label", node)) for node, held in graph.nodes.items()}
     edges = graph.edges(data="weight", default=1.0)
     links = ((f"edge {a} - {b}", called[a], called[b], _number(w, f"edge {a} - {b}")) for a, b, w in edges)
-    return _table(links, names, graph.is_directed(), 0.0), False
+    return _table(links, names, graph.is_directed(), strangers, 0.0), False
 
 
-def _from_arrays(path: Path, names: list[str], directed: bool) -> tuple[Tensor, bool]:
+def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     held = np.load(path, allow_pickle=False)
     if isinstance(held, np.ndarray):
-        return _square(held, "the array"), False
+        return _of(names, _square(held, "the array")), False
     with held:
         if "adjacency" not in held.files:
             raise UsageError(f"it must hold the array adjacency; it holds {', '.join(held.files) or 'nothing'}")
         table = _square(held["adjacency"], "adjacency")
         if "names" not in held.files:
-            return table, False
+            return _of(names, table), False
         order = [str(name) for name in held["names"]]
-    _known(set(order), names, "names")
+    if not strangers:
+        _known(set(order), names, "names")
     place = [order.index(name) for name in names if name in order]
     whole = torch.zeros(len(names), len(names), dtype=table.dtype)
     at = torch.tensor([i for i, name in enumerate(names) if name in order])
@@ -140,7 +145,15 @@ def _from_arrays(path: Path, names: list[str], directed: bool) -> tuple[Tensor, 
     return whole, False
 
 
-def _table(links: Links, names: list[str], directed: bool, empty: float) -> Tensor:
+def _of(names: list[str], table: Tensor) -> Tensor:
+    if len(table) != len(names):
+        raise UsageError(
+            f"the array is {list(table.shape)}, but there are {len(names)} clients; say whose its rows are with names"
+        )
+    return table
+
+
+def _table(links: Links, names: list[str], directed: bool, strangers: bool, empty: float) -> Tensor:
     """[N, N] values of the links, `empty` where there is none."""
     index = {name: i for i, name in enumerate(names)}
     table = torch.full((len(names), len(names)), empty, dtype=torch.float64)
@@ -148,7 +161,10 @@ def _table(links: Links, names: list[str], directed: bool, empty: float) -> Tens
         table.fill_diagonal_(0)
     told: dict[tuple[int, int], tuple[str, float]] = {}
     for place, a, b, value in links:
-        _known({a, b}, index, place)
+        if not strangers:
+            _known({a, b}, index, place)
+        elif not {a, b} <= index.keys():
+            continue
         i, j = index[a], index[b]
         for pair in {(i, j)} if directed else {(i, j), (j, i)}:
             before, other = told.setdefault(pair, (place, value))

@@ -21,7 +21,7 @@ from kinfed.engine import run
 from kinfed.federation import Federation, Graph
 from kinfed.fleet import Simulation
 from kinfed.flower import client, courier, plan
-from kinfed.flower.grid import Post
+from kinfed.flower.grid import Post, unpack
 from kinfed.flower.server import serve
 from kinfed.layout import Layout
 from kinfed.record import History
@@ -53,6 +53,8 @@ class FakeGrid(Grid):
         self.sites = dict(enumerate(sites, 101))
         self.faults, self.log, self._ids, self._answers = {}, [], itertools.count(1), {}
         self.stamps = dict.fromkeys(self.sites, "first")
+        self.keys = {}  # the names under which nodes' keys are registered
+        self.sent = []  # (client, what is asked, message)
 
     def set_run(self, run):
         raise NotImplementedError
@@ -68,7 +70,9 @@ class FakeGrid(Grid):
         raise NotImplementedError
 
     def get_nodes(self):
-        return [NodeInfo(node_id=node, last_activated_at=self.stamps[node]) for node in self.sites]
+        return [
+            NodeInfo(node_id=node, last_activated_at=self.stamps[node], name=self.keys.get(node)) for node in self.sites
+        ]
 
     def get_node_ids(self):
         return list(self.sites)
@@ -87,6 +91,7 @@ class FakeGrid(Grid):
             name, kind = config["client-id"], message.metadata.message_type.partition(".")[2]
             context = Context(1, node, config, RecordDict(), {})
             self.log.append((name, kind, message.metadata.group_id))
+            self.sent.append((name, kind, unpack(message.content)))
             answer = client.app(message, context)
             fault = self.faults.get((name, int(message.metadata.group_id)))
             if fault and kind == "round":
@@ -213,6 +218,7 @@ def trial(grid, tmp_path, examples, monkeypatch):
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(courier, "LOOK", 0.0)
     monkeypatch.setattr(courier, "AGAIN", 0.0)
+    monkeypatch.setattr(courier, "LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]

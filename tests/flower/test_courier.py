@@ -1,11 +1,15 @@
 """Clients that come, go, hide and pretend: on a carrier that does as it is told, with time that does too."""
 
+import re
+
 import pytest
 
 from kinfed import RunError, __version__
 from kinfed.flower import courier as module
-from kinfed.flower.courier import Courier, Failure
+from kinfed.flower.courier import Courier, Failure, Node
 from kinfed.flower.messages import Message
+
+EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}
 
 
 class Clock:
@@ -31,17 +35,18 @@ class Carrier:
         self.clock, self.clients = clock, dict(enumerate(clients, 1))
         self.online = {node: "first" for node in self.clients}
         self.delay, self.answers, self.sent, self._due = 1.0, {}, [], {}
-        self.versions = {}
+        self.versions, self.keys, self.words = {}, {}, {}
 
     def nodes(self):
-        return dict(self.online)
+        return {node: Node(stamp, self.keys.get(node, "")) for node, stamp in self.online.items()}
 
     def push(self, node, kind, message, seconds):
         id = f"{len(self.sent)}"
         client = self.clients[node]
         self.sent.append((client, kind, self.clock.now))
         if kind == "hello":
-            answer = Message({"client": client, "kinfed": self.versions.get(client, __version__)}, {})
+            said = {"client": client, "kinfed": self.versions.get(client, __version__)}
+            answer = Message(said | EXAMPLES | self.words.get(client, {}), {})
         else:
             answer = self.answers.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
         if answer is not None:
@@ -93,7 +98,7 @@ def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):
     answers = courier.ask("round", order("abc"), needed=2)
     assert set(answers) == {"a", "c"}
     assert 100 < clock.now - begin < 103
-    assert said[-1] == "went on without b: no answer"
+    assert said[-1] == "went on without b: no answer; a node that is started again is asked again"
 
 
 def test_below_the_quorum_it_waits_on_and_then_gives_up(world):
@@ -157,7 +162,7 @@ def test_two_nodes_cannot_be_the_same_client(world):
     clock.sleep(5)
     courier.ask("round", order("ab"))
     assert [line for line in said if "node 7" in line] == [
-        "cannot use node 7: client b is at another node already; give every site a name of its own"
+        "cannot use the node 7: client b is at another node already; give every site a name of its own"
     ]
     assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 2
 
@@ -167,7 +172,7 @@ def test_another_version_of_kinfed_is_told_apart(world):
     carrier.versions["b"] = "0.0.9"
     found(courier, "a")
     assert set(courier.found) == {"a"}
-    assert any(f"cannot use node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in said)
+    assert any(f"cannot use the node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in said)
 
 
 def test_a_node_that_breaks_down_is_asked_three_times_and_then_left_out(world):
@@ -193,9 +198,66 @@ def test_a_quorum_that_cannot_be_reached_any_more_ends_the_wait_at_once(world):
     found(courier, "ab")
     carrier.answers["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
     begin = clock.now
-    with pytest.raises(RunError, match="only 1 of 2"):
-        courier.ask("round", order("ab"), needed=2)
+    assert set(courier.ask("round", order("ab"), needed=2)) == {"a"}
     assert clock.now - begin < 5
+
+
+def test_a_client_is_whom_its_key_says(world):
+    _, carrier, courier, said = world("ab")
+    carrier.keys = {1: "a", 2: "carol"}
+    found(courier, "a")
+    assert set(courier.found) == {"a"}
+    assert said[-1] == "cannot use the node of carol: it says that it is client b, but its key is that of carol"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ({"task": 7}, "its task is 7"),
+        ({"task": {"name": "Classification", "classes": "x"}}, "its labels show 'x' classes"),
+        ({"task": {"name": "Classification", "classes": 10**30}}, "classes"),
+        ({"columns": [[1]]}, r"its columns are \[\[1\]\]"),
+        ({"columns": 7}, "its columns are 7"),
+        ({"shape": [-1]}, "its examples have the shape"),
+        ({"shape": {"a": 1}}, "its examples have the shape"),
+        ({"outputs": None}, "its examples have the shape"),
+        ({"client": "b\nkinfed: done: {}"}, "it does not say which client it is"),
+        ({"refused": "no\nkinfed: done: {}"}, "no kinfed: done: {}$"),
+    ],
+)
+def test_a_greeting_that_is_made_up_does_not_disturb(world, words, why):
+    _, carrier, courier, said = world("ab")
+    carrier.words["b"] = words
+    found(courier, "a")
+    assert set(courier.found) == {"a"}
+    (line,) = [line for line in said if "node 2" in line]
+    assert "\n" not in line
+    assert re.search(why, line)
+
+
+def test_who_was_sent_away_is_asked_again_and_told_why_once(world):
+    clock, _, courier, said = world("ab")
+    found(courier, "ab")
+    for _ in range(2):
+        courier.dismiss("b", "its examples are others")
+        assert set(courier.found) == {"a"}
+        clock.sleep(61)
+        found(courier, "ab")
+    assert said.count("left client b out: its examples are others") == 1
+
+
+def test_before_the_first_round_a_site_that_was_started_again_is_asked_what_it_has_now(world):
+    clock, carrier, courier, _ = world("ab")
+    clock.plans.append((20, lambda: carrier.words.update(b={"outputs": 5}) or carrier.online.update({2: "second"})))
+    courier.discover(lambda: courier.found.get("b", {}).get("outputs") == 5, "b with five outputs")
+    assert 20 < clock.now < 40
+
+
+def test_a_node_that_cannot_be_used_keeps_nobody_waiting(world):
+    clock, carrier, courier, _ = world("ab")
+    carrier.versions["b"] = "0.0.9"
+    found(courier, "a")
+    assert clock.now < 10
 
 
 def test_too_few_sites_end_the_wait_for_them(world):

@@ -73,6 +73,17 @@ def test_what_is_there_stays(tmp_path):
     assert names == ["localhost", "two.example.org"]
 
 
+def test_an_authority_whose_key_lies_elsewhere_is_not_replaced(tmp_path):
+    keys.make(tmp_path, ["one.example.org"], ["a"])
+    before = (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / "ca.key").unlink()
+    keys.make(tmp_path, [], ["b"])  # needs no signature
+    assert (tmp_path / "sites" / "b" / "ca.crt").read_bytes() == before
+    with pytest.raises(UsageError, match=r"has the authority's ca\.crt without its ca\.key"):
+        keys.make(tmp_path, ["two.example.org"], [])
+    assert (tmp_path / "ca.crt").read_bytes() == before
+
+
 def test_a_site_may_make_its_own_key_and_send_the_public_half(tmp_path):
     (tmp_path / "sites" / "a").mkdir(parents=True)
     (tmp_path / "sites" / "a" / "key.pub").write_text("its own\n")

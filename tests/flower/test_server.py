@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
 from kinfed.flower import grid as carrier
+from kinfed.flower import plan, site
 from kinfed.flower import server as serving
-from kinfed.flower import site
 from kinfed.methods import METHODS
 
 
@@ -77,7 +78,7 @@ FAULTS = {  # where it happens: what happens, and what is said about it
         changed(lambda name, t: t.double()),
         "client a out: upload/theta is torch.float64 [53], not torch.float",
     ),
-    ("b", 3): (changed(lambda name, t: t * 1e6), "times as long as the cohort's median, more than 10"),
+    ("b", 3): (changed(lambda name, t: t * 1e6), "times as long as the median of others, more than 10"),
     ("c", 3): (garbage, "client c out: the message cannot be read"),
     ("a", 4): (oversized, "client a out: the message cannot be read"),
     ("d", 4): (said(round=7), "client d out: it answers for round 7"),
@@ -114,6 +115,99 @@ def test_scores_that_are_no_scores_do_not_end_a_run(trial):
     summary = trial.serve()
     assert summary["rounds"] == 3
     assert sum("scores that cannot be read" in line for line in trial.said) == 2
+
+
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        [["evil", "validation", "accuracy", 1.0], ["shared", "validation", "accuracy", 0.5]],
+        [["shared", "validation", "accuracy", float("inf")]],
+        [["shared", "validation", "accuracy", 1.5]],
+        [["shared", "test", "loss", -1.0]],
+        [["shared", "validation", "accuracy", 10**400]],
+    ],
+)
+def test_made_up_scores_neither_end_a_run_nor_choose_its_models(trial, monkeypatch, made_up):
+    trial = trial("fedavg", rounds=4)
+    clean = trial.simulate().history
+    trial.grid.faults["c", 2] = said(scores=made_up)  # of round 1
+    real = serving.checkpoint.save
+
+    def dying(path, at, history):
+        real(path, at, history)
+        if at.done == 3:
+            raise Stopped
+
+    monkeypatch.setattr(serving.checkpoint, "save", dying)
+    with pytest.raises(Stopped):
+        trial.serve()
+    monkeypatch.setattr(serving.checkpoint, "save", real)
+    summary = trial.serve()
+    assert summary["scores"].keys() == {"shared"}
+    assert summary["scores"]["shared"]["round"] == clean.select("shared") + 1
+
+
+def test_a_site_that_has_validation_examples_where_none_are_asked_for(trial):
+    """All sites of these tests have them; where the split has none they do not count, and the last round is taken."""
+    one = trial("fedavg", rounds=2)
+    one.planned = plan.resolve(one.planned.table | {"federation": {"split": {"validation": 0.0}}})
+    summary = one.serve()
+    assert summary["scores"]["shared"]["round"] == 2
+    assert "validation" not in summary["scores"]["shared"]
+
+
+def test_a_round_whose_only_client_gives_nothing_good_passes_and_three_in_a_row_end_the_run(trial):
+    once = trial("fedavg", rounds=3, share=0.1)
+    first = next(_asked(once))[0]
+    once.grid.faults[first, 1] = changed(lambda name, t: t * torch.nan)
+    assert once.serve()["rounds"] == 3
+    assert f"round 1 passes: only 0 of 1 clients gave an answer that can be used, and 1 must; look after {first}" in (
+        once.said
+    )
+    with (once.folder / "out" / "bytes.csv").open() as file:
+        counted = {(row["client"], row["round"]): row["counted"] for row in csv.DictReader(file)}
+    assert counted[first, "1"] == "0"
+    assert sorted(counted.values()).count("1") == 2  # one client a round
+
+
+def test_too_many_bad_answers_three_rounds_in_a_row_end_the_run(trial):
+    trial = trial("fedavg", rounds=5, quorum=0.7)
+    for round in (2, 3, 4):
+        for name in "abc":
+            trial.grid.faults[name, round] = changed(lambda name, t: t * torch.nan)
+    with pytest.raises(RunError, match=r"round 4, the 3rd in a row: only 3 of 6 clients gave .* and 5 must"):
+        trial.serve()
+    trial.grid.faults.clear()
+    assert trial.serve()["rounds"] == 5
+
+
+def test_in_a_cohort_of_two_an_upload_is_compared_with_those_before(trial):
+    trial = trial("fedavg", rounds=4, clients=2, linked=False)
+    for node in list(trial.grid.sites)[2:]:
+        del trial.grid.sites[node]
+    trial.grid.faults["b", 3] = changed(lambda name, t: t * 1e6)
+    trial.serve()
+    assert sum("client b out: its upload is" in line for line in trial.said) == 1
+
+
+def test_nobody_can_pretend_to_be_the_owner_of_another_key(trial):
+    trial = trial("fedavg", clients=5, linked=False)
+    trial.grid.keys = dict(zip(trial.grid.sites, "abcdx", strict=False))
+    (last,) = list(trial.grid.sites)[5:]
+    trial.grid.keys[last] = "mallory"
+    trial.planned.table["flower"]["clients"] = 4
+    trial.planned = plan.resolve(trial.planned.table)
+    assert trial.serve()["names"] == list("abcd")
+    assert "cannot use the node of mallory: it says that it is client f, but its key is that of mallory" in trial.said
+
+
+def test_two_servers_do_not_work_in_one_folder(trial, monkeypatch):
+    trial = trial("fedavg")
+    monkeypatch.setattr(serving, "WAIT", 1)
+    (trial.folder / "out").mkdir()
+    with serving._alone(trial.folder / "out", print), pytest.raises(UsageError, match="another process works in"):
+        trial.serve()
+    assert trial.serve()["rounds"] == 3
 
 
 def test_an_answer_lost_on_the_way_is_given_again_without_training_twice(trial, monkeypatch):
@@ -265,6 +359,70 @@ def test_clients_that_come_later_count_from_the_next_round(trial):
     rows = (late.folder / "out" / "history.csv").read_text().splitlines()
     assert any(row.startswith("2,e,") and row.endswith("nan") for row in rows)
     assert any(row.startswith("4,e,") and not row.endswith("nan") for row in rows)
+
+
+@pytest.mark.parametrize("name", ["sfl", "panacea"])
+def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, name):
+    late = trial(name, rounds=4, clients=5)
+    (late.folder / "links.csv").write_text("from,to\na,b\nb,c\nc,d\na,e\nf,b\nf,stranger\n")
+    (node,) = list(late.grid.sites)[5:]
+    config = late.grid.sites.pop(node)
+    late.grid.faults["a", 1] = lambda answer: late.grid.sites.update({node: config}) or answer
+    assert late.serve()["names"] == list("abcdef")
+    links = json.loads((late.folder / "out" / "federation.json").read_text())["graph"]
+    assert links[5] == [0, 1, 0, 0, 0, 0]
+    assert [row[5] for row in links] == [0, 1, 0, 0, 0, 0]
+
+
+def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
+    late = trial("fedamp", rounds=6, linked=False, clients=5)
+    (node,) = list(late.grid.sites)[5:]
+    config = late.grid.sites.pop(node)
+    late.grid.faults["a", 1] = lambda answer: late.grid.sites.update({node: config}) or answer
+    real, full = site.checkpoint.write, [True]
+
+    def write(arrays, path, metadata=None):
+        if "sites/f/" in str(path) and full:
+            full.pop()
+            raise OSError(28, "No space left on device")
+        real(arrays, path, metadata)
+
+    monkeypatch.setattr(site.checkpoint, "write", write)
+    assert late.serve()["names"] == list("abcdef")
+    assert any("left client f out" in line and "No space left" in line for line in late.said)
+
+
+@pytest.mark.parametrize("stale", ["keep", "drop", "decay"])
+def test_a_server_that_died_after_a_client_had_come_goes_on(trial, monkeypatch, stale):
+    def run(folder_of, dies):
+        one = trial("fedamp", rounds=6, linked=False, clients=5, stale=stale, decay=0.5)
+        (node,) = [node for node, site in one.grid.sites.items() if site["client-id"] == "f"]
+        config = one.grid.sites.pop(node)
+        one.grid.faults["a", 1] = lambda answer: one.grid.sites.update({node: config}) or answer
+        real = serving.checkpoint.save
+
+        def dying(path, at, history):
+            real(path, at, history)
+            if at.done == 4 and dies:
+                raise Stopped
+
+        monkeypatch.setattr(serving.checkpoint, "save", dying)
+        if dies:
+            with pytest.raises(Stopped):
+                one.serve()
+            monkeypatch.setattr(serving.checkpoint, "save", real)
+        summary = one.serve()
+        (one.folder / "out").rename(one.folder / folder_of)
+        monkeypatch.setattr(serving.checkpoint, "save", real)
+        for name in "abcdef":
+            for folder in (one.folder / "sites" / name / name).iterdir():
+                shutil.rmtree(folder)
+        return summary
+
+    whole, resumed = run("whole", False), run("resumed", True)
+    assert whole["names"] == resumed["names"] == list("abcdef")
+    for model, scores in whole["clients_scores"].items():
+        assert resumed["clients_scores"][model] == pytest.approx(scores, nan_ok=True)
 
 
 def test_a_client_that_leaves_keeps_its_last_model_and_the_others_go_on(trial):
@@ -425,6 +583,19 @@ def test_decay_ends_well_whoever_is_drawn(trial):
     assert trial.serve()["rounds"] == 6
     with np.load(trial.folder / "out" / "relations.npz") as file:
         np.testing.assert_allclose(file["relation"].sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_decay_no_site_is_ever_sent_a_model_of_zeros(trial, seed):
+    trial = trial("fedaghn", rounds=8, stale="decay", decay=0.5)
+    trial.planned.table["seed"] = seed
+    trial.planned = plan.resolve(trial.planned.table)
+    for round in (2, 4, 6):
+        trial.grid.faults["f", round] = failed(2)
+    trial.serve()
+    for client, kind, message in trial.grid.sent:
+        for name, array in message.arrays.items():
+            assert not name.endswith("theta") or array.any(), (client, kind, message.words)
 
 
 def test_a_round_for_which_nobody_is_there_passes(trial):

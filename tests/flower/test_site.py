@@ -129,6 +129,10 @@ def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
         (lambda m: m.words.update(layout="other"), "other layers than this site's"),
         (lambda m: m.words.update(train=["os:system", None]), "structure that this version of kinfed does not know"),
         (lambda m: m.words.update(experiment="../../etc"), "an experiment is named by letters"),
+        (lambda m: m.words.update(round=0), "round 1 is over: this client was counted in round 1 already"),
+        (lambda m: m.words.update(round="1"), "the server's round must be a round; got '1'"),
+        (lambda m: m.words.update(accepted=0.0), "the server's accepted must be a round; got 0.0"),
+        (lambda m: m.words.update(evaluate=m.words["train"], evaluated="../../e2/state"), "evaluated must be a round"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_and_changes_nothing(joined, invitation, spoil, why):
@@ -155,6 +159,11 @@ def test_it_joins_only_what_it_runs_itself(site, invitation):
     assert "an example is [6] here but [7] at other sites" in site.answer("join", other).words["refused"]
     other = invitation._replace(arrays={"theta": torch.zeros(9)})
     assert "the server's model has 9 numbers, this site's 53" in site.answer("join", other).words["refused"]
+    other = invitation._replace(arrays={"theta": invitation.arrays["theta"] * torch.nan})
+    assert "theta holds NaN or infinity" in site.answer("join", other).words["refused"]
+    other = Message(invitation.words | {"layout": "another"}, invitation.arrays)
+    assert "other layers than this site's" in site.answer("join", other).words["refused"]
+    assert not list(Path(site._folder).glob("*/*"))
     assert site.answer("round", order(invitation)).words == {"client": "d", "join": True}
 
 

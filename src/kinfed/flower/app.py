@@ -1,8 +1,6 @@
 """The app that the SuperLink runs, once a run."""
 
 import json
-import sys
-import traceback
 from pathlib import Path
 
 from flwr.app import Context
@@ -11,7 +9,10 @@ from flwr.serverapp import Grid, ServerApp
 from ..errors import RunError, UsageError
 from . import plan
 from .grid import Post
+from .messages import plain
 from .server import serve
+
+UNEXPECTED = "unexpected {}: {}; please report it"
 
 app = ServerApp()
 
@@ -27,11 +28,8 @@ def main(grid: Grid, context: Context) -> None:
     try:
         planned = plan.resolve(json.loads(str(asked["config"])))
         summary = serve(planned, Post(grid), Path(str(asked["out"])), log)
-    except (UsageError, RunError, OSError) as problem:
-        log(f"failed: {problem}")
-        sys.exit(1)
     except Exception as problem:
-        traceback.print_exc()
-        log(f"failed: unexpected {type(problem).__name__}: {problem}; please report it")
-        sys.exit(1)
+        known = isinstance(problem, UsageError | RunError | OSError)
+        log(f"failed: {plain(problem)}" if known else f"failed: {UNEXPECTED.format(type(problem).__name__, problem)}")
+        raise  # Flower then sends the log off and marks the run as failed; at an exit it would do neither
     log(f"done: {json.dumps(summary)}")

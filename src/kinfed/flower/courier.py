@@ -1,6 +1,7 @@
 """Courier: finds the clients among the nodes, brings them messages and comes back with answers."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -13,7 +14,17 @@ from .messages import Message, Words
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
 AGAIN = 10.0  # seconds before a node that failed is asked again
+LATER = 60.0  # seconds before one that cannot take part is asked again what it has
 TRIES = 3  # times that a client is asked the same
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a client
+LARGEST = 1 << 40  # number that an honest client tells of its examples
+
+
+class Node(NamedTuple):
+    """What is known of a node before it is asked."""
+
+    stamp: str  # when it last came online
+    name: str  # under which its key was registered; empty without keys
 
 
 class Failure(NamedTuple):
@@ -26,7 +37,7 @@ class Failure(NamedTuple):
 class Carrier(Protocol):
     """What carries messages, see `kinfed.flower.grid.Post`."""
 
-    def nodes(self) -> dict[int, str]: ...  # those online, with the time they last came online
+    def nodes(self) -> dict[int, Node]: ...  # those online
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str: ...  # its id, empty if it failed
 
@@ -57,7 +68,9 @@ class Courier:
     round: int = 0  # the one under way, from 1; 0 before the first
     travelled: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
     _nodes: dict[str, int] = field(default_factory=dict)  # where each client was last
-    _online: dict[int, str] = field(default_factory=dict)
+    _online: dict[int, Node] = field(default_factory=dict)
+    _greeted: dict[int, str] = field(default_factory=dict)  # nodes that answered a greeting, with their stamp then
+    _told: dict[str, str] = field(default_factory=dict)  # why a client was sent away
     _greet: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
     _looked: float = -math.inf
     _flights: dict[str, Flight] = field(default_factory=dict)
@@ -70,10 +83,10 @@ class Courier:
         """Greet all nodes until enough clients are known and no node that is online is still to answer."""
         begin, said = time.monotonic(), 0.0
         while True:
-            self._look()
+            self._look(anew=True)
             self._collect()
             waited = time.monotonic() - begin
-            silent = self._online.keys() - set(self._nodes.values())
+            silent = self._online.keys() - self._greeted.keys()
             if enough() and (not silent or waited > 60):  # a node silent for so long may join later
                 return
             there = (
@@ -85,6 +98,14 @@ class Courier:
                 self.log(f"waiting for {waiting_for}; {there}")
                 said = waited + 30
             time.sleep(self.poll)
+
+    def dismiss(self, client: str, why: str = "") -> None:
+        """Forget a client that cannot take part; in a minute its node is asked again what it has."""
+        if why and self._told.get(client) != why:
+            self._told[client] = why
+            self.log(f"left client {client} out: {messages.plain(why)}")
+        del self.found[client]
+        self._greet[self._nodes.pop(client)] = time.monotonic() + LATER
 
     def wait(self, clients: Collection[str]) -> bool:
         """Whether one of the clients is online, or comes online before the deadline."""
@@ -109,11 +130,11 @@ class Courier:
         """Bring each client its message and return the good answers; clients that give none are named and left out.
 
         A node that comes back is asked again: a site does no round twice. Nobody waits for clients that are offline,
-        or for anybody after the deadline, as long as `needed` of those `counted` (default: all) have answered. Raises
-        RunError if they cannot be had.
+        or for anybody after the deadline, as long as `needed` of those `counted` (default: all) have answered. If too
+        many refuse, fewer answers than needed come back at once; raises RunError if too many are silent.
         """
         counted = set(orders) if counted is None else set(counted)
-        waiting, answers = dict(orders), dict[str, Message]()
+        waiting, answers, missing = dict(orders), dict[str, Message](), 0
         tries, pause = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0.0)
         begin, warned = time.monotonic(), self.deadline
         while waiting:
@@ -133,7 +154,7 @@ class Courier:
                     continue
                 pause[client] = now + AGAIN
                 if tries[client] >= TRIES or not (isinstance(answer, Failure) and answer.gone):
-                    self.log(f"left client {client} out: {why}")
+                    self.log(f"left client {client} out: {messages.plain(why)}")
                     del waiting[client]
             waited, missing = time.monotonic() - begin, needed - len(counted & answers.keys())
             if missing <= 0 and (not (ready or flying - {""}) or waited > self.deadline):
@@ -146,33 +167,35 @@ class Courier:
             if waiting:
                 time.sleep(self.poll)
         self._flights = {id: flight for id, flight in self._flights.items() if not flight.client}
-        if len(counted & answers.keys()) < needed:
-            raise RunError(
-                f"only {len(counted & answers.keys())} of {len(counted)} clients gave an answer that can be used, and "
-                f"{needed} must; look after {_list(counted - answers.keys())} and go on with --resume"
-            )
+        if 0 < missing <= len(counted & waiting.keys()):
+            raise RunError(short(counted, answers, needed))
         if waiting:
-            self.log(f"went on without {_list(waiting)}: no answer")
+            self.log(f"went on without {_list(waiting)}: no answer; a node that is started again is asked again")
         return answers
 
     def _push(self, client: str, node: int, kind: str, order: Message) -> None:
         id = self.carrier.push(node, kind, order, self.patience)
         if id:
-            self._flights[id] = Flight(client, node, self._online[node])
+            self._flights[id] = Flight(client, node, self._online[node].stamp)
         if client:
             self._count(client)[0] += messages.size(order)
 
     def _count(self, client: str) -> list[int]:
         return self.travelled.setdefault(client, {}).setdefault(self.round, [0, 0])
 
-    def _look(self) -> None:
-        """See which nodes are online; greet those whose client is not known, forget messages to those that went."""
+    def _look(self, anew: bool = False) -> None:
+        """See which nodes are online; greet those whose client is not known, forget messages to those that went.
+
+        `anew`: greet those too that went and came back, perhaps with other examples.
+        """
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
         self._looked, self._online = now, self.carrier.nodes()
-        self._flights = {id: f for id, f in self._flights.items() if self._online.get(f.node) == f.stamp}
-        for node in self._online.keys() - set(self._nodes.values()) - {f.node for f in self._flights.values()}:
+        stamps = {node: known.stamp for node, known in self._online.items()}
+        self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
+        met = {node for node in self._nodes.values() if not anew or self._greeted.get(node) == stamps.get(node)}
+        for node in self._online.keys() - met - {f.node for f in self._flights.values()}:
             if now >= self._greet.get(node, 0.0):
                 self._greet[node] = now + AGAIN
                 self._push("", node, "hello", Message({}, {}))
@@ -195,20 +218,48 @@ class Courier:
     def _meet(self, node: int, answer: Message | Failure) -> None:
         """Learn which client a node is, unless it cannot be one of ours."""
         words: Words = {"refused": answer.why} if isinstance(answer, Failure) else answer.words
-        client = words.get("client")
-        why = str(words.get("refused", ""))
-        if not why and (not isinstance(client, str) or not client):
+        client, known = words.get("client"), self._online.get(node, Node("", ""))
+        self._greeted[node] = known.stamp
+        why = messages.plain(words.get("refused", ""))
+        if not why and (not isinstance(client, str) or not re.fullmatch(NAME, client)):
             why = "it does not say which client it is"
+        elif not why and known.name and known.name != client:
+            why = f"it says that it is client {client}, but its key is that of {known.name}"
         elif not why and words.get("kinfed") != __version__:
-            why = f"it runs kinfed {words.get('kinfed')}, the server {__version__}"
+            why = f"it runs kinfed {words.get('kinfed')!s:.40}, the server {__version__}"
         elif not why and self._nodes.get(str(client), node) != node and self.is_online(str(client)):
             why = f"client {client} is at another node already; give every site a name of its own"
+        why = why or _misfit(words)
         if why:
-            self._greet[node] = time.monotonic() + 60
-            self.log(f"cannot use node {node}: {why}")
+            self._greet[node] = time.monotonic() + LATER
+            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {messages.plain(why)}")
         else:
             self._nodes[str(client)] = node
             self.found[str(client)] = words
+
+
+def short(asked: Collection[str], answered: Collection[str], needed: int) -> str:
+    """What to say if fewer than needed of those asked gave an answer that can be used."""
+    good = set(asked) & set(answered)
+    return (
+        f"only {len(good)} of {len(asked)} clients gave an answer that can be used, and {needed} must; look after "
+        f"{_list(set(asked) - good)} and go on with --resume"
+    )
+
+
+def _misfit(words: Words) -> str:
+    """What is wrong with a greeting's answer, which anybody may have made up; empty if nothing is."""
+    shape, outputs, task, columns = (words.get(key) for key in ("shape", "outputs", "task", "columns"))
+    sizes = [*shape, outputs] if isinstance(shape, list) else [None]
+    if not all(type(n) is int and 0 < n < LARGEST for n in sizes):
+        return f"its examples have the shape {shape!r:.80} and {outputs!r:.20} outputs"
+    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
+        return f"its columns are {columns!r:.80}"
+    if not isinstance(task, dict) or not isinstance(task.get("name"), str):
+        return f"its task is {task!r:.80}"
+    if task["name"] == "Classification" and not (type(task.get("classes")) is int and 0 < task["classes"] < LARGEST):
+        return f"its labels show {task.get('classes')!r:.20} classes"
+    return ""
 
 
 def _judge(client: str, answer: Message | Failure, problem: Check) -> str:

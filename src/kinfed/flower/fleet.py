@@ -7,6 +7,7 @@ the next round is sent the models alone; after the last round everyone is.
 
 import json
 import math
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,13 +19,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .. import wire
 from ..errors import RunError
 from ..fleet import Evaluation, Key
+from ..tasks import Classification
 from . import messages
-from .courier import Check, Courier
+from .courier import LARGEST, Check, Courier, short
 from .messages import Message, Words
 from .plan import Deployment
 from .rehearsal import Rehearsal
 
 Tree = Any
+PASSES = 3  # rounds in a row without enough good uploads, after which a run ends
+NORMS = 20  # uploads before, with whose length new ones are compared
 
 
 class FleetState(NamedTuple):
@@ -35,7 +39,7 @@ class FleetState(NamedTuple):
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for and did not answer
     replied: Tensor  # [N] bool, in the round just over
     introductions: Tree  # [N, ...]
-    words: Tensor  # uint8: names, last scores, the round and the bytes that travelled, as JSON
+    words: Tensor  # uint8: names, last scores, the round, what travelled and what was counted, as JSON
 
 
 @dataclass
@@ -54,14 +58,19 @@ class FlowerFleet:
     silent: Callable[[], Tensor | None] = lambda: None
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
+    counted: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
     _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
-    _pending: tuple[int, Tensor, Tree] | None = None  # a round to be judged
+    _keys: list[Key] = field(default_factory=list)  # what scores are named, the headline's first
+    _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be judged, and what is for whom
+    _norms: list[float] = field(default_factory=list)  # of the last good uploads
+    _passed: int = 0  # rounds in a row without enough good uploads
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
         """Local training of the cohort: [K]; returns the ids of those who answered and their uploads.
 
-        An upload of another form, with NaN or infinity, or far longer than the others is left out. Nobody answers if
-        only clients that were not drawn are there. Raises RunError if fewer than the quorum give a good upload.
+        An upload of another form, with NaN or infinity, or far longer than the others is left out. A round passes, and
+        nobody answers, if only clients that were not drawn are there, or if fewer than the quorum give a good upload.
+        Raises RunError if that is so PASSES times in a row, or if too many are silent.
         """
         self.courier.round = round + 1
         drawn = [self.names[i] for _, i in self._audible(cohort)]
@@ -89,12 +98,21 @@ class FlowerFleet:
         uploads = {
             name: wire.unpack(answers[name].arrays, like, "upload/") for name, like in likes.items() if name in answers
         }
-        for name, why in _too_long(uploads, self.deployment.norm_bound).items():
+        norms = {name: _norm(upload) for name, upload in uploads.items()}
+        for name, why in _too_long(norms, self._norms, self.deployment.norm_bound).items():
             self.courier.log(f"left client {name} out: {why}")
-            del uploads[name]
+            del uploads[name], norms[name]
+        needed = max(1, math.ceil(self.deployment.quorum * len(likes)))
+        if len(uploads) < needed:
+            self._passed += 1
+            why = short(likes, uploads, needed)
+            if self._passed == PASSES:
+                raise RunError(f"round {round + 1}, the {PASSES}rd in a row: {why}")
+            self.courier.log(f"round {round + 1} passes: {why.partition(' and go on')[0]}")
+            self._account(round, cohort, [])
+            return torch.zeros(0, dtype=torch.int64), ()
+        self._passed, self._norms = 0, [*self._norms, *norms.values()][-NORMS:]
         heard = [i for i in sorted(rows) if self.names[i] in uploads]
-        if not heard:
-            raise RunError(f"round {round + 1}: no client gave an upload that can be used; go on with --resume")
         self._account(round, cohort, heard)
         return torch.tensor(heard), tree_map(lambda *t: torch.stack(t), *(uploads[self.names[i]] for i in heard))
 
@@ -103,18 +121,21 @@ class FlowerFleet:
 
         A client that does not answer counts with its last scores. The models themselves stay at their sites.
         """
-        self._pending = (round, cohort, sent)
+        rows = {i: tree_map(lambda t, at=place: t[at], sent) for place, i in self._audible(cohort)}
+        self._pending = round, rows
+        self._keys = self._keys or self.rehearsal.scores(round, next(iter(rows.values())))
 
         def wait() -> Evaluation:
             if self._pending and self._pending[0] == round:
                 orders: dict[str, Message] = {}
                 self._add_evaluation(orders)
                 self._ask(orders, orders)
-            keys = list(dict.fromkeys(key for name in self.names for key in self._scores.get(name, {})))
-            if not keys:
+            if not any(self._scores.values()):
                 raise RunError(f"round {round + 1}: no site has told a score")
             known = [self._scores.get(self.names[i], {}) for i in cohort.tolist()]
-            return Evaluation({key: torch.tensor([mine.get(key, math.nan) for mine in known]) for key in keys}, {})
+            return Evaluation(
+                {key: torch.tensor([mine.get(key, math.nan) for mine in known]) for key in self._keys}, {}
+            )
 
         return wait
 
@@ -123,17 +144,22 @@ class FlowerFleet:
         self.courier.ask("round", {name: self._order(i) for i, name in enumerate(self.names)})
 
     def join(self, names: Collection[str], needed: int = 0) -> list[str]:
-        """Make sites join and count those that do, after all others and in the order of their names; returns them."""
+        """Make sites join and count those that do, after all others and in the order of their names; returns them.
+
+        Raises RunError if fewer than needed can.
+        """
         like = messages.forms(wire.pack(self.rehearsal.introduction, "introduction/"))
 
         def problem(client: str, answer: Message) -> str:
             size = answer.words.get("size")
-            if not isinstance(size, int) or size < 1:
+            if type(size) is not int or not 0 < size < LARGEST:
                 return f"it says that it has {size!r:.20} training examples"
             return messages.problem_with(answer.arrays, like)
 
         invited = {name: self.invitation for name in names}
         answers = dict(sorted(self.courier.ask("join", invited, needed, problem=problem).items()))
+        if len(answers) < needed:
+            raise RunError(short(invited, answers, needed))
         if not answers:
             return []
         said = [wire.unpack(a.arrays, self.rehearsal.introduction, "introduction/") for a in answers.values()]
@@ -153,8 +179,9 @@ class FlowerFleet:
     def save(self) -> FleetState:
         """The state, with what is said in words."""
         scores = {name: [[*key, value] for key, value in mine.items()] for name, mine in self._scores.items()}
-        courier = {"round": self.courier.round, "travelled": self.courier.travelled}
-        text = json.dumps({"names": self.names, "scores": scores, **courier})
+        told = {"round": self.courier.round, "travelled": self.courier.travelled, "counted": self.counted}
+        kept = {"norms": self._norms, "passed": self._passed, "keys": self._keys}
+        text = json.dumps({"names": self.names, "scores": scores, **told, **kept})
         return self.state._replace(words=torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
 
     def restore(self, state: FleetState) -> None:
@@ -165,6 +192,8 @@ class FlowerFleet:
             name: {int(round): both for round, both in mine.items()} for name, mine in said["travelled"].items()
         }
         self._scores = {name: {(m, s, k): v for m, s, k, v in mine} for name, mine in said["scores"].items()}
+        self._keys = [(m, s, k) for m, s, k in said["keys"]]
+        self.counted, self._norms, self._passed = said["counted"], said["norms"], said["passed"]
 
     def _order(self, i: int) -> Message:
         words = {"experiment": self.invitation.words["experiment"], "layout": self.invitation.words["layout"]}
@@ -179,11 +208,10 @@ class FlowerFleet:
         """Add the models to be judged to the orders; arrays that an order has already do not travel twice."""
         if self._pending is None:
             return
-        (round, cohort, sent), self._pending = self._pending, None
-        for place, i in self._audible(cohort):
+        (round, rows), self._pending = self._pending, None
+        for i, row in rows.items():
             order = orders.setdefault(self.names[i], self._order(i))
             order.words["evaluated"] = round
-            row = tree_map(lambda t, at=place: t[at], sent)
             order.words["evaluate"] = messages.describe(row)
             for name, array in wire.pack(row).items():
                 twin = order.arrays.get(f"train/{name}")
@@ -214,20 +242,29 @@ class FlowerFleet:
             back = self.courier.ask("join", again)
             answers |= self.courier.ask("round", {name: orders[name] for name in back}, problem=problem)
         for name, answer in answers.items():
-            try:
-                scores = {(str(m), str(s), str(k)): float(v) for m, s, k, v in answer.words.get("scores", [])}
-            except (TypeError, ValueError):
-                self.courier.log(f"client {name} tells scores that cannot be read")
-                continue
-            if scores:
-                self._scores[name] = scores
+            if "scores" in answer.words:
+                try:
+                    self._scores[name] = self._read(answer.words["scores"])
+                except (TypeError, ValueError, OverflowError):
+                    self.courier.log(f"client {name} tells scores that cannot be read")
         return answers
+
+    def _read(self, said: Any) -> dict[Key, float]:
+        """The scores that a client tells; raises ValueError, TypeError or OverflowError if they can be none."""
+        told = {(str(m), str(s), str(k)): float(v) for m, s, k, v in said}
+        for (_, _, metric), value in told.items():
+            share = isinstance(self.rehearsal.task, Classification) and metric != "loss"
+            if not math.isnan(value) and not 0 <= value <= (1 if share else sys.float_info.max):
+                raise ValueError(f"{metric} is {value}")
+        return {key: told[key] for key in self._keys if key in told}
 
     def _account(self, round: int, cohort: Tensor, heard: list[int]) -> None:
         """Write down who answered. A silent client that is back online is heard from the next round on."""
         replied, accepted = torch.zeros_like(self.state.replied), self.state.accepted.clone()
         replied[heard] = True
         accepted[heard] = round
+        for i in heard:
+            self.counted.setdefault(self.names[i], []).append(round + 1)
         missed, silent = self.state.missed.clone(), self.silent()
         for i in cohort.tolist():
             back = silent is not None and silent[i] and self.courier.is_online(self.names[i])
@@ -235,17 +272,22 @@ class FlowerFleet:
         self.state = self.state._replace(accepted=accepted, missed=missed, replied=replied)
 
 
-def _too_long(uploads: dict[str, Tree], bound: float) -> dict[str, str]:
-    """Clients whose upload is more than `bound` times as long as the median, in words."""
-    if not bound or len(uploads) < 3:
+def _norm(upload: Tree) -> float:
+    floats = [t.double().flatten() for t in tree_leaves(upload) if t.is_floating_point()]
+    return float(torch.cat(floats).norm()) if floats else 0.0
+
+
+def _too_long(norms: dict[str, float], before: list[float], bound: float) -> dict[str, str]:
+    """Clients whose upload is more than `bound` times as long as the median of the cohort's, in words.
+
+    In a cohort of one or two the uploads `before` count as well; the first two of all have nothing to be compared with.
+    """
+    known = [*norms.values(), *(before if len(norms) < 3 else [])]
+    if not bound or len(known) < 3:
         return {}
-    norms = {}
-    for client, tree in uploads.items():
-        floats = [t.double().flatten() for t in tree_leaves(tree) if t.is_floating_point()]
-        norms[client] = float(torch.cat(floats).norm()) if floats else 0.0
-    median = float(torch.tensor(list(norms.values()), dtype=torch.float64).median())
+    median = float(torch.tensor(known, dtype=torch.float64).median())
     return {
-        client: f"its upload is {norm / median:.3g} times as long as the cohort's median, more than {bound:g}"
+        client: f"its upload is {norm / median:.3g} times as long as the median of others, more than {bound:g}"
         for client, norm in norms.items()
         if median and norm > bound * median
     }

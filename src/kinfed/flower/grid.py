@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..errors import UsageError
-from .courier import Failure
+from .courier import Failure, Node
 from .messages import Message
 
 KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # what Flower's clients call them
@@ -27,9 +27,9 @@ class Post:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
 
-    def nodes(self) -> dict[int, str]:
-        """The nodes that are online, each with the time it last came online."""
-        return {node.node_id: node.last_activated_at for node in self._grid.get_nodes()}
+    def nodes(self) -> dict[int, Node]:
+        """The nodes that are online."""
+        return {node.node_id: Node(node.last_activated_at, node.name) for node in self._grid.get_nodes()}
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
         """Send a message that is of no use after so many seconds; returns its id, empty if it could not be sent."""
@@ -53,8 +53,9 @@ class Post:
                 continue
             try:
                 found[asked] = unpack(envelope.content)
-            except UsageError as problem:
-                found[asked] = Failure(str(problem), False)
+            except Exception as problem:  # whatever reading what somebody made up can end in
+                known = isinstance(problem, UsageError)
+                found[asked] = Failure(str(problem) if known else f"the message cannot be read: {problem!r}", False)
         return found
 
 

@@ -15,6 +15,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import UsageError
 from ..files import replacing
+from .courier import NAME
 
 YEARS = 5
 LOOPBACK = ("localhost", "127.0.0.1")
@@ -27,12 +28,15 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
     authority and the keys of sites are never replaced. Raises UsageError for names that cannot be used.
     """
     for client in clients:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", client):
+        if not re.fullmatch(NAME, client):
             raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    if not (folder / "ca.key").exists():
+    certify = bool(hosts) or not (folder / "server.crt").exists()
+    if not (folder / "ca.crt").exists():
         _make_authority(folder)
-    if hosts or not (folder / "server.crt").exists():
+    elif certify and not (folder / "ca.key").exists():
+        raise UsageError(f"{folder} has the authority's ca.crt without its ca.key, which must sign the certificate")
+    if certify:
         _certify_server(folder, hosts)
     made = []
     for client in clients:
@@ -45,9 +49,9 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
         form = serialization.PrivateFormat.OpenSSH
         private = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        _write(site / "key.pub", public + b"\n")
         shutil.copy(folder / "ca.crt", site / "ca.crt")
         _write(site / "key", private, secret=True)
+        _write(site / "key.pub", public + b"\n")  # last: a site that has one is done
         made.append(site)
     return made
 
@@ -60,8 +64,8 @@ def _make_authority(folder: Path) -> None:
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(usage, critical=True)
     built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    _write(folder / "ca.crt", built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
     _write(folder / "ca.key", _pem(key), secret=True)
+    _write(folder / "ca.crt", built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
 def _certify_server(folder: Path, hosts: Sequence[str]) -> None:

@@ -114,6 +114,12 @@ def forms(arrays: dict[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: (str(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
 
 
+def plain(text: object) -> str:
+    """What a site says, in one line that a person can read and no program takes for another."""
+    said = "".join(c if c.isprintable() else " " for c in str(text))
+    return " ".join(said.split())[:500]
+
+
 def size(message: Message) -> int:
     """Bytes of a message's arrays and words."""
     return wire.size(message.arrays) + len(json.dumps(message.words))

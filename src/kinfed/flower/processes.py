@@ -25,6 +25,7 @@ import tomli_w
 
 from ..errors import RunError, UsageError
 from ..files import make_folder, replacing
+from .courier import NAME
 
 Say = Callable[[str], None]
 LINK = "link.json"
@@ -114,7 +115,7 @@ def node(
     client: str, data: Path, target: str, state: Path, link: Link, key: Path | None, device: str, say: Say
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", client):
+    if not re.fullmatch(NAME, client):
         raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
     if not data.is_file():
         raise UsageError(f"there is no file {data}")
@@ -165,6 +166,9 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
     make_folder(app)
     _write_app(app, {"config": json.dumps(config), "out": str(out)})
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
+    finished = (out / "summary.json").exists()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # stopped from elsewhere it stops the run as well
+        signal.signal(number, _interrupt)
     while True:
         id = ""
         try:
@@ -182,6 +186,8 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
             return json.loads(last.removeprefix("done: "))  # type: ignore[no-any-return]
         if last.startswith("failed: "):
             raise RunError(f"{last.removeprefix('failed: ')}; {resume}")
+        if not finished and (out / "summary.json").exists():  # its process has gone after its last word
+            return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
         left = GIVE_UP if any(line.startswith("round ") for line in said) else left - 1
         why = f"{status['status']}, {status.get('status-details')}"
         if status["status"] == "finished:stopped" or not left:

@@ -1,10 +1,13 @@
 """serve: one run of a federation, from the first hello to the summary; taken up again where it stopped."""
 
 import csv
+import fcntl
 import json
 import secrets
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +35,7 @@ from .rehearsal import Rehearsal
 
 Tree = Any
 FACTS = "federation.json"  # what the sites agreed upon before round 1
+WAIT = 180  # seconds for the process before to notice that its SuperLink has gone
 
 
 class _Joined(Exception):
@@ -44,8 +48,15 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
     The folder gets what any run's folder holds, except models: these stay at the sites. Raises UsageError for requests
     that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
-    deployed, began = planned.deployment, time.perf_counter()
+    deployed = planned.deployment
     courier = Courier(carrier, deployed.deadline, deployed.patience, log, poll)
+    make_folder(out)
+    with _alone(out, log):
+        return _serve(planned, courier, out, log)
+
+
+def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, Any]:
+    deployed, began = planned.deployment, time.perf_counter()
     if (out / "summary.json").exists():
         raise UsageError(f"{out} holds a finished run; choose another --out")
     resumed = (out / CHECKPOINT).exists()
@@ -68,15 +79,15 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
         fleet.join(_fitting(courier, facts), deployed.clients)
         history.names = tuple(fleet.names)
         if deployed.graph:
-            facts["graph"] = relations.read(deployed.graph, fleet.names).weights.tolist()
+            facts["graph"] = relations.read(deployed.graph, fleet.names, strangers=True).weights.tolist()
         _write(facts, out / FACTS)
     log(f"{len(fleet.names)} clients: {', '.join(fleet.names)}; {model.layout.parameters:,} parameters")
-    roster, before, turned_away = _roster(facts, planned, model, fleet), at.seconds, set[str]()
+    roster, before = _roster(facts, planned, model, fleet), at.seconds
     if at.done:
         _judge_again(planned, method, roster, fleet, history, at)
 
     def newcomers() -> list[str]:
-        return sorted(set(_fitting(courier, facts)) - set(fleet.names) - turned_away)
+        return sorted(filter(courier.is_online, set(_fitting(courier, facts)) - set(fleet.names)))
 
     def after(round: int, state: Tree) -> None:
         nonlocal at
@@ -105,8 +116,11 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
             history.settle()  # the scores of the clients that there are
             asked = newcomers()
             new = fleet.join(asked)
-            turned_away.update(set(asked) - set(new))
+            for client in set(asked) - set(new):
+                courier.dismiss(client)
             if new:
+                _read_again(facts, deployed.graph, fleet.names, log)
+                _write(facts, out / FACTS)
                 log(f"joined after round {at.done}: {', '.join(new)}")
                 grown = replace(_roster(facts, planned, model, fleet), round=at.done)
                 at = at._replace(server=method.admit(grown, at.server, grown.everyone[len(roster) :]))
@@ -116,6 +130,32 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
     summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, out)
     (out / CHECKPOINT).unlink(missing_ok=True)
     return summary
+
+
+@contextmanager
+def _alone(out: Path, log: Any) -> Iterator[None]:
+    """Two servers would undo each other's work; one that is about to end, as its SuperLink has, is waited for."""
+    with (out / "lock").open("w") as lock:
+        for second in range(WAIT):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if not second:
+                    log(f"waiting for the process that works in {out} to end")
+                time.sleep(1)
+        else:
+            raise UsageError(f"another process works in {out}; end that run first: flwr stop, or kinfed flower down")
+        yield
+
+
+def _read_again(facts: Words, path: str, names: Sequence[str], log: Any) -> None:
+    """The relation with those who came later, if the file tells of them."""
+    if path:
+        try:
+            facts["graph"] = relations.read(path, names, strangers=True).weights.tolist()
+        except UsageError as problem:
+            log(f"who came later has no links: {problem}")
 
 
 def _agree(planned: Plan, courier: Courier) -> Words:
@@ -145,21 +185,20 @@ def _kind(words: Words) -> str:
 
 
 def _fitting(courier: Courier, facts: Words) -> list[str]:
-    """Sites with examples of the agreed kind; others are named once."""
+    """Sites with examples of the agreed kind; others are named, and asked again later."""
     fitting, agreed = [], _kind(facts)
     for client, words in sorted(courier.found.items()):
-        classes = words.get("task", {}).get("classes", 0)
+        classes = words["task"].get("classes", 0)
         if _kind(words) == agreed and classes <= facts["task"].get("classes", 0):
             fitting.append(client)
-        elif not words.get("told"):
-            words["told"] = True
+        else:
             why = (
                 f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
                 f"{facts['shape']} with {facts['task']}"
             )
-            if other := set(words.get("columns", [])) ^ set(facts["columns"]):
+            if other := set(words["columns"]) ^ set(facts["columns"]):
                 why = f"only it or only the federation has the columns {', '.join(sorted(other))}"
-            courier.log(f"left client {client} out: {why}")
+            courier.dismiss(client, why)
     return fitting
 
 
@@ -251,7 +290,7 @@ def _summarise(
     layers, caution = [layer.name for layer in model.layout.layers], planned.learning.method.caution
     runs.write_history(history, relation, origin, layers, out, caution=caution)
     travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
-    _write_bytes(travelled, out / "bytes.csv")
+    _write_bytes(travelled, fleet.counted, out / "bytes.csv")
     totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
     down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
     task = history.task
@@ -291,14 +330,14 @@ def _summarise(
     return summary
 
 
-def _write_bytes(travelled: dict[str, dict[int, list[int]]], path: Path) -> None:
-    """One tidy table: client, round, down, up; what travels before round 1 is its round 0."""
+def _write_bytes(travelled: dict[str, dict[int, list[int]]], counted: dict[str, list[int]], path: Path) -> None:
+    """One tidy table: client, round, down, up, and 1 if its upload was used; what travels before round 1 is round 0."""
     with replacing(path) as part, part.open("w", newline="") as file:
         table = csv.writer(file)
-        table.writerow(["client", "round", "down", "up"])
+        table.writerow(["client", "round", "down", "up", "counted"])
         for client, rounds in travelled.items():
             for round, both in sorted(rounds.items()):
-                table.writerow([client, round, *both])
+                table.writerow([client, round, *both, int(round in counted.get(client, []))])
 
 
 def _write(values: dict[str, Any], path: Path) -> None:

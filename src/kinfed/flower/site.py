@@ -80,16 +80,20 @@ class Site:
             raise UsageError(
                 f"this site runs kinfed {__version__}, the server {order.words.get('kinfed')}; install the same version"
             )
-        known = self._joined(order.words["experiment"])
+        simulation = self._simulate(order)
+        problem = messages.problem_with(order.arrays, messages.forms({"theta": simulation.model.theta}))
+        if problem:
+            raise UsageError(f"the server's model cannot be used: {problem}")
+        if order.words.get("layout") != messages.layout_digest(simulation.model.layout):
+            raise UsageError("the server's model has other layers than this site's; install the same version of kinfed")
+        known, done = self._joined(order.words["experiment"]), _round_of(order, "accepted")
         if known is None or messages.digest(known) != messages.digest(order):
             make_folder(self._at(order))
             checkpoint.write(order.arrays, self._at(order) / "join.safetensors", {"words": json.dumps(order.words)})
-        simulation = self._simulate(order)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         messages.put(tree_map(lambda t: t[0], simulation.introduce()), reply, "introduction")
         if self._recall(order) is None:
             state = tree_map(lambda t: t[0].clone(), simulation.state)
-            done = order.words["accepted"]
             self._remember(order, Memory(state, state, done, done, "", Message({}, {}), {}))
         return reply
 
@@ -104,7 +108,11 @@ class Site:
         simulation = self._simulate(joined)
         if order.words["layout"] != messages.layout_digest(simulation.model.layout):
             raise UsageError("the server's model has other layers than this site's; install the same version of kinfed")
-        base, accepted = self._base(memory, order.words["accepted"]), order.words["accepted"]
+        accepted = _round_of(order, "accepted")
+        base = self._base(memory, accepted)
+        round = _round_of(order, "round") if "train" in order.words else None
+        if round is not None and round <= accepted:
+            raise UsageError(f"round {round + 1} is over: this client was counted in round {accepted + 1} already")
         memory = memory._replace(base=base, state=base, accepted=accepted, trained=accepted)
         reply = Message({"client": self.name}, {})
         forms = dict(memory.forms)
@@ -114,20 +122,21 @@ class Site:
             same = {f"evaluate/{n[6:]}": t for n, t in order.arrays.items() if n.startswith("train/")}
             received = self._receive(order._replace(arrays=same | order.arrays), "evaluate", forms)
             simulation.state = tree_map(lambda t: t[None].clone(), base)
-            found = simulation.evaluate(order.words["evaluated"], ALONE, received)
+            evaluated = _round_of(order, "evaluated")
+            found = simulation.evaluate(evaluated, ALONE, received)
             assert isinstance(found, Evaluation)
-            models.keep(order.words["evaluated"], tree_map(lambda t: t[0], found.models))
+            models.keep(evaluated, tree_map(lambda t: t[0], found.models))
             reply.words["scores"] = [[*key, float(value)] for key, value in found.scores.items()]
-            reply.words["evaluated"] = order.words["evaluated"]
+            reply.words["evaluated"] = evaluated
             models.choose(order.words)
-        if "train" in order.words:
+        if round is not None:
             received = self._receive(order, "train", forms)
             simulation.state = tree_map(lambda t: t[None].clone(), base)
-            _, upload = simulation.train(order.words["round"], ALONE, received)
+            _, upload = simulation.train(round, ALONE, received)
             messages.put(tree_map(lambda t: t[0], upload), reply, "upload")
-            reply.words["round"] = order.words["round"]
+            reply.words["round"] = round
             state = tree_map(lambda t: t[0].clone(), simulation.state)
-            memory = memory._replace(state=state, trained=order.words["round"])
+            memory = memory._replace(state=state, trained=round)
         self._remember(joined, memory._replace(digest=digest, reply=reply, forms=forms))
         return reply
 
@@ -232,6 +241,14 @@ class Site:
         checkpoint.write(whole.arrays, self._at(joined) / "state.safetensors", {"memory": json.dumps(said)})
 
 
+def _round_of(order: Message, name: str) -> int:
+    """A round that an order names, -1 before the first; it becomes a part of file names."""
+    value = order.words.get(name)
+    if type(value) is not int or value < -1:
+        raise UsageError(f"the server's {name} must be a round; got {value!r:.40}")
+    return value
+
+
 class Models:
     """The personalised models of one client: those that may still be chosen, and the chosen one as model.safetensors.
 
@@ -265,15 +282,16 @@ class Models:
         names = json.loads(text["names"])
         name = chosen if chosen in names else names[0]
         said = {"round": round + 1, "model": name}
-        path = self._folder / "model.json"
-        if path.exists() and json.loads(path.read_text()) == said:
+        path = self._folder / "model.safetensors"
+        # In the file itself, as two files are not replaced at once.
+        if path.exists() and _load(path)[1].get("said") == json.dumps(said):
             return
         mine = {leaf.removeprefix(f"{name}/"): t for leaf, t in arrays.items() if leaf.startswith(f"{name}/")}
         theta = mine.pop("theta", None)
         if theta is not None:
             mine |= self._layout.tensors(theta) if theta.numel() == self._layout.size else {"theta": theta}
-        checkpoint.write(mine, self._folder / "model.safetensors")
-        with replacing(path) as part:
+        checkpoint.write(mine, path, {"said": json.dumps(said)})
+        with replacing(self._folder / "model.json") as part:
             part.write_text(json.dumps(said))
 
 
