@@ -4,10 +4,13 @@ import json
 
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 from kinfed.cli import main
+from kinfed.record import History
 from kinfed.report.compare import compare
+from kinfed.tasks import Classification
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "method.heads=2", "method.width=2"]
 
@@ -48,3 +51,12 @@ def test_results_that_saw_test_examples_are_marked_everywhere(feedback, leaks, t
     assert compare([out]).to_dict()["runs"][0]["leaking"] == leaks
     assert main(["compare", str(out)]) == 0
     assert ("* leaking" in capsys.readouterr().out) == leaks
+
+
+def test_where_nobody_has_a_validation_score_the_last_round_is_taken():
+    none = torch.full((2,), torch.nan)
+    keys = ("own", "validation", "accuracy"), ("own", "test", "accuracy")
+    history = History(("a", "b"), Classification(2), rounds=[0, 1, 2], scores=[dict.fromkeys(keys, none)] * 3)
+    assert history.select("own") == 2
+    history.scores[1] = dict.fromkeys(keys, torch.tensor([torch.nan, 0.5]))
+    assert history.select("own") == 1

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -69,7 +70,6 @@ class Plan(NamedTuple):
     place: Tensor  # [T, B] int64 positions in the client's training rows
     weight: Tensor  # [T, B] 1 on real rows, 0 on those that only fill a batch up
     valid: Tensor  # [T] bool, False past the client's last step
-    real: list[tuple[int, int]]  # T times the most and the fewest real rows that a client has in this step
 
 
 class Rows(NamedTuple):
@@ -187,7 +187,15 @@ class Client:
         start = self.key("batches", draw)
         plan = self._plan(start, epochs, steps, size)
         keys = fold(start, ~torch.arange(len(plan.valid), device=start.device))
-        for t, (most, least) in enumerate(plan.real):
+        passes = [-(-n // size) for n in self._sizes]
+        ends = [steps if steps is not None else epochs * p for p in passes]
+        for t in range(len(plan.valid)):
+            # How many real rows clients have in this step; Python knows, so nobody need ask a tensor.
+            real = [
+                min(size, n - t % p * size) if t < end else 0
+                for n, p, end in zip(self._sizes, passes, ends, strict=True)
+            ]
+            most, least = max(real), min(real)
             now = self._rows["train"].at[plan.place[t, :most]]
             yield Batch(
                 self._pool.x[now],
@@ -210,14 +218,7 @@ class Client:
         place = order.view(-1)[turn[:, None] * order.shape[1] + position % count]
         valid = step < (mine * epochs if steps is None else steps)
         weight = ((position < count) & valid[:, None]).to(self.model.theta.dtype)
-        real = []
-        for t in range(max(length)):
-            each = [
-                min(size, n - t % p * size) if t < total else 0
-                for n, p, total in zip(self._sizes, passes, length, strict=True)
-            ]
-            real.append((max(each), min(each)))
-        return Plan(place, weight, valid, real)
+        return Plan(place, weight, valid)
 
     def _shuffled(self, keys: Tensor) -> Tensor:
         """[turns, n] positions in the client's training rows, shuffled by keys: [turns]; the real ones come first."""
@@ -282,12 +283,14 @@ class Client:
         with self.model.bound(tensors | dict(zip(moving, leaves, strict=True)), training=True):
             for batch in batches:
                 outputs = self.model.forward(batch.x, batch.weight, batch.key)
-                slopes = _differentiate(_mean(self.task.loss(outputs, batch.y), batch.weight), leaves)
+                loss = self.task.loss(outputs, batch.y)
+                slopes = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
                 if penalty:
                     whole = theta.detach().requires_grad_()
                     slope = self.model.layout.tensors(_differentiate(penalty(whole), [whole])[0])
                     slopes = [s + slope[n] for s, n in zip(slopes, moving, strict=True)]
                 _, memory = optimiser.step(values, slopes, memory, inplace=True)
+                del slopes  # the next ones take their memory, while it is in the cache
                 self.model.settle(tensors)
         return theta
 
@@ -342,11 +345,17 @@ def _mean(loss: Tensor, weight: Tensor | None) -> Tensor:
     return loss.mean() if weight is None else (loss * weight).sum() / weight.sum().clamp(min=1)
 
 
-def _differentiate(value: Tensor, leaves: list[Tensor]) -> list[Tensor]:
-    """Gradients of a number; zero for leaves that it does not depend on."""
+@cache
+def _share(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gradient of a mean with respect to what it is taken of."""
+    return torch.full(shape, 1 / shape.numel(), dtype=dtype, device=device)
+
+
+def _differentiate(value: Tensor, leaves: list[Tensor], along: Tensor | None = None) -> list[Tensor]:
+    """Gradients of a number, or of the inner product of value and `along`; zero for leaves that it does not touch."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    slopes = torch.autograd.grad(value, leaves, allow_unused=True)
+    slopes = torch.autograd.grad(value, leaves, along, allow_unused=True)
     return [torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)]
 
 

@@ -66,7 +66,7 @@ class Evaluator:
         for places in self._groups(cohort):
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
-            outputs, personal = self._each(round, ids, program, states(ids), _rows(sent, places))
+            outputs, personal = ({}, {}) if alike else self._each(round, ids, program, states(ids), _rows(sent, places))
             common = {name: _find(sent, where) for name, where in shared.items() if where is not None}
             outputs |= {name: self._pooled(tree.theta[0], ids) for name, tree in common.items()}
             scores.put(places, {name: self._score(ids, outputs[name]) for name in shared})
