@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def kinfed(*arguments, **how):
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory, examples):
-    """Its folder, and what runs a command there and returns what that printed."""
+    """Its folder, and what runs a command there and returns what that printed, or what it said if it failed."""
     folder = tmp_path_factory.mktemp("federation")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -35,13 +36,13 @@ def federation(tmp_path_factory, examples):
     environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     started = []
 
-    def do(*arguments):
+    def do(*arguments, code=0):
         process = kinfed(
             *arguments, env=environment, cwd=folder, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         out, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said
-        return out
+        assert process.returncode == code, said
+        return said if code else out
 
     do("keys", "keys", *NAMES)
     do("up", "--keys", "keys", "--port", port)
@@ -58,6 +59,22 @@ def federation(tmp_path_factory, examples):
         for process in started:
             process.wait(timeout=60)
         do("down")
+
+
+def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(federation, trial):
+    folder, do = federation
+    trial = trial("sfl", rounds=2, clients=len(NAMES))
+    links = Path(trial.planned.deployment.graph)
+    good = links.read_text()
+    links.write_text("here,there\na,b\n")
+    config.write(trial.planned.table, folder / "broken.toml")
+    begin = time.monotonic()
+    said = do("run", "broken.toml", "--out", "broken", code=1)
+    assert time.monotonic() - begin < 90
+    assert "the heading must have the columns from and to; got here, there" in said.splitlines()[-1]
+    assert "going on" not in said
+    links.write_text(good)
+    assert json.loads(do("run", "--resume", "broken", "--json"))["rounds"] == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
