@@ -151,7 +151,7 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert ours in err
     assert f"| Local | 50.50 ± 0.25 | {ours} |" in page
     assert f"Local & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
-    assert "$ kinfed reproduce made.table9 --method local --column digits/average" in page
+    assert "$ kinfed reproduce made.table9 --method local --column digits/iid,digits/shards,digits/average" in page
     assert "digits/iid, digits/shards: 4 clients, all in a round; 12 rounds of 1 epoch, batch 16, sgd (lr 0.1)" in page
     assert "[1] two shards a client." in page
     assert "oracle graph" not in page  # Local uses none

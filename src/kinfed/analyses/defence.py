@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..attacks import Backdoor
+from ..attacks.backdoor import Backdoor
+from ..client import Client
 from ..config import Experiment
 from ..errors import UsageError
 from ..fleet import Simulation
@@ -26,7 +27,7 @@ class SimpleTuning(Local):
 
     epochs: int
 
-    def personalise(self, client, state, received):
+    def personalise(self, client: Client, state: Params, received: object) -> dict[str, Params]:
         layout = client.model.layout
         head = layout.index(layout.head).to(state.theta.device)
         fresh = state.theta.index_copy(0, head, client.model.theta[head])
