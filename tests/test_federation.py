@@ -149,3 +149,17 @@ def test_a_client_uses_a_share_of_its_examples_but_never_too_few(monkeypatch):
     for share in (0, 1.5):
         with pytest.raises(UsageError, match="share, of a client's examples that it uses, must lie in"):
             Split(share=share)
+
+
+def test_arrays_with_a_time_are_split_in_its_order():
+    days = np.tile(np.arange(20), 2)
+    owner = np.repeat(["a", "b"], 20)
+    order = np.random.default_rng(0).permutation(40)
+    x, y = days[order, None].astype(np.float32), (days[order] % 2).astype(np.int64)
+    found = Federation.from_arrays(x, y, owner[order], time=days[order], split=Split(0.2, 0.1))
+    for split, told in (("train", range(14)), ("validation", (14, 15)), ("test", range(16, 20))):
+        for rows in found.rows[split]:
+            assert sorted(found.x[rows, 0].tolist()) == list(told)
+    for wrong in (days[:5], days / 2):
+        with pytest.raises(UsageError, match="time must be a whole number for each of 40 examples"):
+            Federation.from_arrays(x, y, owner, time=wrong)

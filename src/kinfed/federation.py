@@ -238,12 +238,14 @@ class Federation:
         seed: int = 0,
         task: Task | None = None,
         graph: ArrayLike | Tensor | None = None,
+        time: ArrayLike | Tensor | None = None,
     ) -> "Federation":
         """A federation from your own arrays.
 
         `x: [n, ...]` are inputs, `y: [n]` labels (integers: classification) or targets (floats: regression),
         `client: [n]` says whose each example is; clients are ordered by this value. `graph: [N, N]` is a known
-        relation in that order. Each client's examples are split at random into train, validation and test.
+        relation in that order. Each client's examples are split at random into train, validation and test; with
+        `time: [n]`, whole numbers such as days, in order of time, at the same two steps for all.
         Raises UsageError on anything that could not be trained on.
         """
         pool = _tensor(x, "x")
@@ -276,7 +278,13 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
         relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
-        dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)))
+        steps = None if time is None else _tensor(time, "time")
+        if steps is not None and (steps.shape != (len(pool),) or steps.is_floating_point()):
+            raise UsageError(
+                f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
+            )
+        steps = None if steps is None else steps.to(torch.int64)
+        dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)), time=steps)
         return divide(dataset, owned, split or Split(), seed)
 
     @staticmethod

@@ -73,7 +73,7 @@ class Windows:
         if without:
             raise UsageError(
                 f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
-                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; leave these out"
+                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; take these out of the data"
             )
         owner = torch.full((count, length), -1)
         owner[:, :starts] = torch.where(usable, torch.arange(count)[:, None], -1)

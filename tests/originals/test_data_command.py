@@ -133,3 +133,22 @@ def test_pictures_of_images_and_points(name, capsys):
     assert run(capsys, "inspect", name, "--picture", "p.png")[0] == 0
     pixels = np.asarray(Image.open("p.png").convert("L"))
     assert pixels.std() > 5  # something was drawn
+
+
+def test_from_an_empty_folder_to_a_papers_table(capsys, publish, tmp_path, monkeypatch):
+    """What a new user types: fetch, look, run, and rebuild a column."""
+    publish("tpt48")
+    (tmp_path / "data").mkdir()
+    monkeypatch.setenv("KINFED_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("kinfed.protocol.LEAST_ROUNDS", 2)
+    assert run(capsys, "fetch", "tpt48")[0] == 0
+    code, out, _ = run(capsys, "inspect", "papers/panacea/table2/tpt48")
+    assert code == 0
+    assert "48 clients" in out
+    assert main(["run", "papers/panacea/table2/tpt48", "rounds=2", "evaluate_every=2", "--out", "one"]) == 0
+    assert "panacea on tpt48: 48 clients" in capsys.readouterr().err
+    asked = ["reproduce", "panacea.table2", "--method", "fedavg,panacea", "--column", "tpt48"]
+    assert main([*asked, "--seeds", "1", "--scale", "0.001", "--out", "table"]) == 0
+    page = (tmp_path / "table" / "table.md").read_text()
+    assert page.count("| scaled 0.001 |") == 2
+    assert "$ kinfed reproduce panacea.table2 --method fedavg,panacea --column tpt48 --seeds 1 --scale 0.001" in page
