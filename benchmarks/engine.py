@@ -17,6 +17,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,8 @@ from torch import nn
 from kinfed import SGD, Federation, Training, engine
 from kinfed.choosing import candidates
 from kinfed.fleet import Simulation
+from kinfed.fused import Fused
+from kinfed.gemm import fast_gemm
 from kinfed.methods import FedAvg
 from kinfed.model import Model
 from kinfed.models import MODELS
@@ -168,11 +171,27 @@ def trained(load, fleet):
     return run
 
 
-def on_one_thread(run):
+def replayed(load, fleet):
+    """The bare fused steps of a round: what the fused form is asked for in one, without all that is around it."""
+    calls, descend = [], Fused.descend
+
+    def noted(*arguments):
+        calls.append(arguments)
+        return descend(*arguments)
+
+    with mock.patch.object(Fused, "descend", noted):
+        trained(load, fleet)()
+    return lambda: [descend(*arguments) for arguments in calls]
+
+
+def on_one_thread(run, onednn):
+    """With the same library for products on both sides, so that what is left is the engine."""
+
     def alone():
         before = torch.get_num_threads()
         torch.set_num_threads(1)
-        run()
+        with fast_gemm("on" if onednn else "off"):
+            run()
         torch.set_num_threads(before)
 
     return alone
@@ -253,16 +272,22 @@ def measure(name, load, loaded):
     programs = {"plain": plain(load, module, data)}
     programs |= {n: federated(load, data, simulation(load, module, data, **how)) for n, how in hows.items()}
     single = simulation(load, module, data, executor="loop", workers=1)
-    programs |= {"steps": on_one_thread(bare(load, module, data)), "training": on_one_thread(trained(load, single))}
+    halves = {"loop": (bare(load, module, data), trained(load, single))}
+    if "fused" in hows:
+        fused = simulation(load, module, data, executor="fused", workers=1)
+        halves["fused"] = replayed(load, fused), trained(load, fused)
+    for n, both in halves.items():
+        both = [on_one_thread(run, single.how["onednn"]) for run in both]
+        programs |= dict(zip((f"{n}: steps", f"{n}: training"), both, strict=True))
     clock = Clock(programs, loaded)
     clock.run()
     size = f"{single.model.layout.parameters:,} parameters, {load.clients} clients x {load.train}, batch {load.batch}"
-    overhead = 100 * (clock.ratio("steps", "training") - 1)
+    adds = [f"`{n}` adds {100 * (clock.ratio(f'{n}: steps', f'{n}: training') - 1):.1f} %" for n in halves]
     lines = [
         f"## {name}",
         "",
-        f"{size}, {load.epochs} epochs, {load.share:.0%} of the clients a round. On one thread the engine adds "
-        f"{overhead:.1f} % to the bare training steps. `auto` takes `{auto.executor}`: {auto.reason}.",
+        f"{size}, {load.epochs} epochs, {load.share:.0%} of the clients a round. On one thread "
+        f"{' and '.join(adds)} to the bare training steps. `auto` takes `{auto.executor}`: {auto.reason}.",
         "",
         "| round by | seconds | times as fast as plain | error of the update | undisturbed rounds |",
         "| --- | --- | --- | --- | --- |",

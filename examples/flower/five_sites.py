@@ -168,6 +168,8 @@ def compare(folder, names, rounds):
     for method in ("fedaghn", "pfedgat"):
         helped = sum(own > alone for own, alone in zip(table[method], table["local"], strict=True))
         print(f"{method} beats learning alone at {helped} of {len(names)} sites")
+    if not all(np.mean(table[method]) > np.mean(table["local"]) for method in ("fedaghn", "pfedgat")):
+        sys.exit("the sites' models are no better than what they learn alone")
     print(f"\nevery site's models are in its own folder, such as {folder / names[0] / 'fedaghn.safetensors'}")
 
 
