@@ -135,7 +135,7 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
 @contextmanager
 def _alone(out: Path, log: Any) -> Iterator[None]:
     """Two servers would undo each other's work; one that is about to end, as its SuperLink has, is waited for."""
-    with (out / "lock").open("w") as lock:
+    with (out / ".lock").open("w") as lock:
         for second in range(WAIT):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
