@@ -117,6 +117,34 @@ def test_scores_that_are_no_scores_do_not_end_a_run(trial):
     assert sum("scores that cannot be read" in line for line in trial.said) == 2
 
 
+class Stopped(Exception):
+    pass
+
+
+def serve_until(trial, monkeypatch, done, when="after"):
+    """Run a trial whose server dies in a round, before or after its checkpoint."""
+    real = serving.checkpoint.save
+
+    def dying(path, at, history):
+        if at.done == done and when == "before":
+            raise Stopped
+        real(path, at, history)
+        if at.done == done:
+            raise Stopped
+
+    with monkeypatch.context() as during:
+        during.setattr(serving.checkpoint, "save", dying)
+        with pytest.raises(Stopped):
+            trial.serve()
+
+
+def come_late(trial):
+    """The last node is away at first, and greeted in round 2."""
+    node = list(trial.grid.sites)[-1]
+    config = trial.grid.sites.pop(node)
+    trial.grid.faults["a", 1] = lambda answer: trial.grid.sites.update({node: config}) or answer
+
+
 @pytest.mark.parametrize(
     "made_up",
     [
@@ -131,17 +159,7 @@ def test_made_up_scores_neither_end_a_run_nor_choose_its_models(trial, monkeypat
     trial = trial("fedavg", rounds=4)
     clean = trial.simulate().history
     trial.grid.faults["c", 2] = said(scores=made_up)  # of round 1
-    real = serving.checkpoint.save
-
-    def dying(path, at, history):
-        real(path, at, history)
-        if at.done == 3:
-            raise Stopped
-
-    monkeypatch.setattr(serving.checkpoint, "save", dying)
-    with pytest.raises(Stopped):
-        trial.serve()
-    monkeypatch.setattr(serving.checkpoint, "save", real)
+    serve_until(trial, monkeypatch, 3)
     summary = trial.serve()
     assert summary["scores"].keys() == {"shared"}
     assert summary["scores"]["shared"]["round"] == clean.select("shared") + 1
@@ -229,29 +247,13 @@ def test_an_answer_lost_on_the_way_is_given_again_without_training_twice(trial, 
     assert [entry for entry in trial.grid.log if entry[0] == "b"].count(("b", "round", "2")) == 2
 
 
-class Stopped(Exception):
-    pass
-
-
 @pytest.mark.parametrize("name", ["fedaghn", "pfedgat"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, when):
     """It dies in round 3, before or after its checkpoint; sites have trained that round already."""
     trial = trial(name, rounds=5, share=0.5)
     expected = trial.simulate()
-    real = serving.checkpoint.save
-
-    def dying(path, at, history):
-        if at.done == 3 and when == "before":
-            raise Stopped
-        real(path, at, history)
-        if at.done == 3:
-            raise Stopped
-
-    monkeypatch.setattr(serving.checkpoint, "save", dying)
-    with pytest.raises(Stopped):
-        trial.serve()
-    monkeypatch.setattr(serving.checkpoint, "save", real)
+    serve_until(trial, monkeypatch, 3, when)
     summary = trial.serve()
     trial.compare(expected)
     assert summary["rounds"] == 5
@@ -365,9 +367,7 @@ def test_clients_that_come_later_count_from_the_next_round(trial):
 def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, name):
     late = trial(name, rounds=4, clients=5)
     (late.folder / "links.csv").write_text("from,to\na,b\nb,c\nc,d\na,e\nf,b\nf,stranger\n")
-    (node,) = list(late.grid.sites)[5:]
-    config = late.grid.sites.pop(node)
-    late.grid.faults["a", 1] = lambda answer: late.grid.sites.update({node: config}) or answer
+    come_late(late)
     assert late.serve()["names"] == list("abcdef")
     links = json.loads((late.folder / "out" / "federation.json").read_text())["graph"]
     assert links[5] == [0, 1, 0, 0, 0, 0]
@@ -376,9 +376,7 @@ def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, n
 
 def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
     late = trial("fedamp", rounds=6, linked=False, clients=5)
-    (node,) = list(late.grid.sites)[5:]
-    config = late.grid.sites.pop(node)
-    late.grid.faults["a", 1] = lambda answer: late.grid.sites.update({node: config}) or answer
+    come_late(late)
     real, full = site.checkpoint.write, [True]
 
     def write(arrays, path, metadata=None):
@@ -396,24 +394,11 @@ def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
 def test_a_server_that_died_after_a_client_had_come_goes_on(trial, monkeypatch, stale):
     def run(folder_of, dies):
         one = trial("fedamp", rounds=6, linked=False, clients=5, stale=stale, decay=0.5)
-        (node,) = [node for node, site in one.grid.sites.items() if site["client-id"] == "f"]
-        config = one.grid.sites.pop(node)
-        one.grid.faults["a", 1] = lambda answer: one.grid.sites.update({node: config}) or answer
-        real = serving.checkpoint.save
-
-        def dying(path, at, history):
-            real(path, at, history)
-            if at.done == 4 and dies:
-                raise Stopped
-
-        monkeypatch.setattr(serving.checkpoint, "save", dying)
+        come_late(one)
         if dies:
-            with pytest.raises(Stopped):
-                one.serve()
-            monkeypatch.setattr(serving.checkpoint, "save", real)
+            serve_until(one, monkeypatch, 4)
         summary = one.serve()
         (one.folder / "out").rename(one.folder / folder_of)
-        monkeypatch.setattr(serving.checkpoint, "save", real)
         for name in "abcdef":
             for folder in (one.folder / "sites" / name / name).iterdir():
                 shutil.rmtree(folder)
@@ -478,17 +463,7 @@ def round_to(value):
 
 def test_bytes_go_on_being_counted_after_a_crash(trial, monkeypatch):
     whole = trial("fedavg", rounds=4)
-    real = serving.checkpoint.save
-
-    def dying(path, at, history):
-        real(path, at, history)
-        if at.done == 2:
-            raise Stopped
-
-    monkeypatch.setattr(serving.checkpoint, "save", dying)
-    with pytest.raises(Stopped):
-        whole.serve()
-    monkeypatch.setattr(serving.checkpoint, "save", real)
+    serve_until(whole, monkeypatch, 2)
     whole.serve()
     rows = [row.split(",")[:2] for row in (whole.folder / "out" / "bytes.csv").read_text().splitlines()[1:]]
     assert rows == [[client, str(round)] for client in "abcdef" for round in range(5)]

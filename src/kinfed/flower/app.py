@@ -12,8 +12,6 @@ from .grid import Post
 from .messages import plain
 from .server import serve
 
-UNEXPECTED = "unexpected {}: {}; please report it"
-
 app = ServerApp()
 
 
@@ -30,6 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         summary = serve(planned, Post(grid), Path(str(asked["out"])), log)
     except Exception as problem:
         known = isinstance(problem, UsageError | RunError | OSError)
-        log(f"failed: {plain(problem)}" if known else f"failed: {UNEXPECTED.format(type(problem).__name__, problem)}")
+        why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"
+        log(f"failed: {plain(why)}")
         raise  # Flower then sends the log off and marks the run as failed; at an exit it would do neither
     log(f"done: {json.dumps(summary)}")
