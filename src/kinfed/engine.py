@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .errors import RunError, UsageError
-from .executors import pick
+from .executors import index, pick
 from .fleet import Fleet, is_finite
 from .graph import put
 from .method import Method, Roster
@@ -112,7 +112,7 @@ def run(
         if history.is_due(round, rounds):
             prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             found = fleet.evaluate(round, whole.everyone, prospect)
-            answered = torch.isin(asked, cohort).nonzero().squeeze(1)
+            answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
             notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads)
             notes = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
         history.add(round, sent, uploads, found, relation, notes)

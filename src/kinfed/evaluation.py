@@ -1,6 +1,7 @@
 """Evaluation: scores of every named model of many clients, and these models while they may still be chosen."""
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .client import Client, Rows
-from .executors import Clients, Gathered, pick
+from .executors import Clients, Gathered, index, pick
 from .method import Method
 from .model import Model
 
@@ -49,9 +50,6 @@ class Evaluator:
         keep, alike = True, False
 
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
-            nonlocal alike
-            if alike:
-                return {}, {}
             places = {id(leaf): i for i, leaf in enumerate(tree_leaves(received)) if repeated[i]}
             outputs, models = {}, {}
             for name, personal in self._method.personalise(client, mine, received).items():
@@ -59,14 +57,20 @@ class Evaluator:
                 shared[name] = tree_map(lambda leaf: places[id(leaf)], personal) if common else None
                 if not common:
                     outputs[name], models[name] = self._outputs(client, personal, widths), personal
-            alike = not outputs  # no client has a model of its own: the others need not be asked
+            if not outputs:
+                raise _Alike
             return outputs, models if keep else {}
 
         scores, models = Gathered(len(cohort)), Gathered(len(cohort))
         for places in self._groups(cohort):
             ids = cohort[places]
             widths = {split: max(self._clients.sizes[split][i] for i in ids.tolist()) for split in self._splits}
-            outputs, personal = ({}, {}) if alike else self._each(round, ids, program, states(ids), _rows(sent, places))
+            outputs, personal = {}, {}
+            if not alike:
+                try:
+                    outputs, personal = self._each(round, ids, program, states(ids), _rows(sent, places))
+                except _Alike:
+                    alike = True
             common = {name: _find(sent, where) for name, where in shared.items() if where is not None}
             outputs |= {name: self._pooled(tree.theta[0], ids) for name, tree in common.items()}
             scores.put(places, {name: self._score(ids, outputs[name]) for name in shared})
@@ -95,8 +99,8 @@ class Evaluator:
             models.put(places, self._each(round, ids, program, states(ids), _rows(sent, places)))
         return models.tree()
 
-    def _groups(self, cohort: Tensor) -> Iterator[Tensor]:
-        """Places in the cohort, of clients with about as many examples."""
+    def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
+        """Places in the cohort, see `index`, of clients with about as many examples."""
         sizes = [sum(self._clients.sizes[split][i] for split in self._splits) for i in cohort.tolist()]
         most = max(1, min(GROUP, BYTES // self._model.theta.nbytes))
         group: list[int] = []
@@ -104,11 +108,11 @@ class Evaluator:
         for place in sorted(range(len(sizes)), key=sizes.__getitem__):
             filled = (len(group) + 1) * sizes[place]  # examples, with those that only fill up
             if group and (len(group) == most or filled > max(BLOCK, 2 * (total + sizes[place]))):
-                yield torch.tensor(group, device=cohort.device)
+                yield index(group, cohort.device)
                 group, total = [], 0
             group.append(place)
             total += sizes[place]
-        yield torch.tensor(group, device=cohort.device)
+        yield index(group, cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, filled up to the widths."""
@@ -139,6 +143,10 @@ class Evaluator:
         return found
 
 
+class _Alike(CancelledError):
+    """No client has a model of its own, so that nobody else need be asked."""
+
+
 class _Again(Mapping[str, Tree]):
     """Models by name, each made when it is asked for."""
 
@@ -155,7 +163,7 @@ class _Again(Mapping[str, Tree]):
         return len(self._names)
 
 
-def _rows(tree: Tree, at: Tensor) -> Tree:
+def _rows(tree: Tree, at: slice | Tensor) -> Tree:
     return tree_map(lambda table: pick(table, at), tree)
 
 

@@ -138,15 +138,17 @@ class Batched:
     ) -> Tree:
         found = Gathered(len(ids))
 
-        def run(model: Model, places: Tensor, halt: threading.Event | None = None) -> None:
+        def run(model: Model, places: Sequence[int], halt: threading.Event | None = None) -> None:
             todo = deque([places])
             while todo:
                 part = todo.popleft()
                 if len(part) > self.chunk or not fits(model, part):
-                    todo.extendleft(reversed(part.split(self.chunk)))
+                    starts = range(0, len(part), self.chunk)
+                    todo.extendleft(part[i : i + self.chunk] for i in reversed(starts))
 
-        def fits(model: Model, places: Tensor) -> bool:
-            tag, rows, sizes = clients.several(ids[places])
+        def fits(model: Model, places: Sequence[int]) -> bool:
+            at = index(places, ids.device)
+            tag, rows, sizes = clients.several(ids[at])
 
             def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
                 client = Client(
@@ -164,9 +166,9 @@ class Batched:
                 )
                 return program(client, *mine)
 
-            parts = [tree_map(lambda t: pick(t, places), tree) for tree in trees]
+            parts = [tree_map(lambda t: pick(t, at), tree) for tree in trees]
             try:
-                found.put(places, vmap(together)(tag, rows, *parts))
+                found.put(at, vmap(together)(tag, rows, *parts))
             except torch.cuda.OutOfMemoryError as problem:
                 if len(places) == 1:
                     raise RunError(
@@ -178,16 +180,19 @@ class Batched:
             return True
 
         sizes = [clients.sizes["train"][i] for i in ids.tolist()]
-        order = torch.argsort(torch.tensor(sizes), stable=True).to(ids.device)
-        if self.fused:  # about as much work in every chunk
+        order = sorted(range(len(sizes)), key=sizes.__getitem__)
+        if self.fused:
             # Forward, and gradients of weights and of inputs.
             step = 6 * model.layout.size * min(training.batch, max(sizes)) * len(ids)
             workers = max(1, min(self.workers, step // GRAIN))
-            count = -(-len(ids) // (self.chunk * workers)) * workers
-            _spread(workers, model, [order[i::count] for i in range(min(count, len(ids)))], run)
+            count = min(-(-len(ids) // (self.chunk * workers)) * workers, len(ids))
+            if sizes[order[0]] == sizes[order[-1]]:  # neighbours, whose rows are taken and put without a copy
+                chunks = [order[i * len(ids) // count : (i + 1) * len(ids) // count] for i in range(count)]
+            else:  # about as much work in every chunk
+                chunks = [order[i::count] for i in range(count)]
+            _spread(workers, model, chunks, run)
         else:  # clients with equally many steps run together, so that few steps are spent on those who are done
-            for places in order.split(self.chunk):
-                run(model, places)
+            run(model, order)
         return found.tree()
 
 
@@ -234,16 +239,22 @@ class Gathered:
         self._count, self._lock = count, threading.Lock()
         self._tables: list[Tensor] | None = None
 
-    def put(self, place: int | Tensor, tree: Tree) -> None:
-        """Keep the tree of the client at `place`: int, or trees: [k, ...] at places: [k]."""
+    def put(self, place: int | slice | Tensor, tree: Tree) -> None:
+        """Keep the tree of the client at `place`: int, or trees: [k, ...] of those at k places, see `index`."""
         leaves, structure = tree_flatten(tree)
         with self._lock:
             if self._tables is None:
-                skip = 0 if isinstance(place, int) else 1
                 self._structure = structure
-                self._tables = [blank(self._count, leaf if skip else leaf.unsqueeze(0)) for leaf in leaves]
+                self._tables = [self._table(place, leaf) for leaf in leaves]
         for table, leaf in zip(self._tables, leaves, strict=True):
-            table[place] = leaf
+            if table is not leaf:
+                table[place] = leaf
+
+    def _table(self, place: int | slice | Tensor, leaf: Tensor) -> Tensor:
+        if isinstance(place, int):
+            return blank(self._count, leaf.unsqueeze(0))
+        whole = len(leaf) == self._count and isinstance(place, slice)
+        return leaf if whole and leaf.is_contiguous() else blank(self._count, leaf)
 
     def tree(self) -> Tree:
         """All of it."""
@@ -262,9 +273,19 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def pick(table: Tensor, at: Tensor) -> Tensor:
+def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Places in a table as what finds them there: if they follow one another a slice, which copies nothing."""
+    first, count = places[0], len(places)
+    if list(places) == list(range(first, first + count)):
+        return slice(first, first + count)
+    return torch.tensor(places, device=device)
+
+
+def pick(table: Tensor, at: slice | Tensor) -> Tensor:
     """Rows of a table: [K, ...]; one row that is repeated stays so."""
-    return table[:1].expand(len(at), *table.shape[1:]) if table.stride(0) == 0 else table[at]
+    if table.stride(0) == 0 and isinstance(at, Tensor):
+        return table[:1].expand(len(at), *table.shape[1:])
+    return table[at]
 
 
 def _line(problem: Exception) -> str:
