@@ -1,5 +1,6 @@
 """Your own tables: what becomes of rows, and what is refused with its line and column."""
 
+import sys
 from datetime import datetime
 
 import numpy as np
@@ -136,6 +137,13 @@ def test_months_count_as_a_step_each_and_have_no_time_of_day(tmp_path):
     data = read(write(tmp_path, "s,m,v\n" + rows), client="s", target="v", time="m", past=2, horizon=1)
     assert data.x.shape[1:] == (2, 1)
     assert int((data.client == 0).sum()) == 28
+
+
+def test_parquet_without_polars_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(UsageError, match=r"t\.parquet: reading Parquet needs polars; .*'kinfed\[parquet\]'"):
+        read(tmp_path / "t.parquet", client="who", target="y")
 
 
 def test_parquet_is_read_with_its_types(tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 from PIL import Image
 
 from kinfed.cli import main
@@ -152,3 +153,21 @@ def test_from_an_empty_folder_to_a_papers_table(capsys, publish, tmp_path, monke
     page = (tmp_path / "table" / "table.md").read_text()
     assert page.count("| scaled 0.001 |") == 2
     assert "$ kinfed reproduce panacea.table2 --method fedavg,panacea --column tpt48 --seeds 1 --scale 0.001" in page
+
+
+def test_ctrl_c_keeps_what_has_arrived_and_the_same_command_goes_on(capsys, publish, publisher, tmp_path, monkeypatch):
+    publish("mnist")
+
+    def broken_off(answer, size):
+        yield answer.raw.read(100)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(requests.Response, "iter_content", broken_off)
+        code, _, err = run(capsys, "fetch", "mnist", "--data-dir", tmp_path)
+    assert code == 130
+    assert err.strip().endswith("interrupted; the same command goes on with what is left")
+    assert not (tmp_path / "mnist.npz").exists()
+    assert run(capsys, "fetch", "mnist", "--data-dir", tmp_path)[0] == 0
+    assert "bytes=100-" in [part for _, part in publisher.asked]
+    assert os.listdir(tmp_path) == ["mnist.npz"]

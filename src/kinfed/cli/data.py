@@ -111,7 +111,10 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
                     tasks[file] = bar.add_task(file)
                 bar.update(tasks[file], completed=so_far, total=whole or None)
 
-            found = obtain(name, Path(asked.data_dir), asked.folder, show)
+            try:
+                found = obtain(name, Path(asked.data_dir), asked.folder, show)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt("interrupted; the same command goes on with what is left") from None
         console.print(f"{name}: {found.path}, {found.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
         for note in found.notes:
             console.print(f"  {note}", soft_wrap=True)
