@@ -83,6 +83,7 @@ VARIANTS = {
         {"structure": "similarity", "compare": "mixed", "neighbours": 3, "beta": 0.5},
         {"structure": "qp", "compare": "change", "gamma": 0.5},
         {"structure": "official"},
+        {"structure": "similarity", "neighbours": 3, "sketch": 8},
     ],
     "fedcedar": [
         {"clusters": 0},

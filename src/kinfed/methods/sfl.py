@@ -14,6 +14,8 @@ from ..errors import UsageError
 from ..graph import blank, gram, largest, mix, project_simplex, put, take
 from ..method import Method, Params
 from ..optimiser import SGD
+from ..seeding import key
+from ..sketch import count_sketch
 
 CHOICES = {
     "norm": ("row", "sym"),
@@ -27,6 +29,9 @@ CHOICES = {
 }
 
 
+SPARSE = 20  # one link in so many pairs, from where on a sparse product is the faster one
+
+
 class Server(NamedTuple):
     """What the server remembers; d' entries of a model leave a client."""
 
@@ -36,6 +41,7 @@ class Server(NamedTuple):
     graph: Tensor  # [N, N] who is linked to whom, itself included: the paper's A + I
     mixing: Tensor  # [N, N] what the last aggregation made of it: U = mixing V
     common: Tensor  # [N] and its read-out: w = common V
+    sketch: Tensor  # [N, s] of what is compared, `theta` or `change`; [N, 0] without sketches
 
 
 class Sent(NamedTuple):
@@ -70,15 +76,16 @@ class SFL(Method):
     neighbours: int = 30  # K, most links of a client, itself included
     beta: float = 0.05  # share of the new graph
     gamma: float = 1.0  # of "qp": how much weights cost that similarity would not give
+    sketch: int = 0  # numbers in a sketch that stands for a model where models are compared; 0: the models themselves
 
     def __post_init__(self):
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"sfl: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
-        if self.steps < 0 or self.neighbours < 1:
+        if self.steps < 0 or self.neighbours < 1 or self.sketch < 0:
             raise UsageError(
-                "sfl: steps must be zero or more, neighbours at least 1; "
-                f"got steps={self.steps}, neighbours={self.neighbours}"
+                "sfl: steps and sketch must be zero or more, neighbours at least 1; "
+                f"got steps={self.steps}, sketch={self.sketch}, neighbours={self.neighbours}"
             )
         if not (0 <= self.rho <= 1 and 0 <= self.beta <= 1):
             raise UsageError(f"sfl: rho and beta are shares, in [0, 1]; got rho={self.rho}, beta={self.beta}")
@@ -103,6 +110,7 @@ class SFL(Method):
             graph=self._links(roster),
             mixing=torch.eye(len(roster), dtype=theta.dtype, device=theta.device),
             common=theta.new_full((len(roster),), 1 / len(roster)),
+            sketch=self._sketch(roster, theta[:1] * (self.compare != "change")).repeat(len(roster), 1),
         )
 
     def send(self, roster, server, cohort):
@@ -111,10 +119,11 @@ class SFL(Method):
         return Sent(mixed[:-1], mixed[-1].expand(len(cohort), -1))
 
     def aggregate(self, roster, server, cohort, uploads):
-        change = server.change
+        change, compared = server.change, uploads.theta
         if self.compare == "change":
             began = self._began(roster, server, cohort)
-            change = put(change, cohort, torch.sub(uploads.theta, began, out=blank(len(cohort), began)))
+            compared = torch.sub(uploads.theta, began, out=blank(len(cohort), began))
+            change = put(change, cohort, compared)
         here = torch.ones_like(cohort, dtype=torch.bool)
         seen = put(server.seen, cohort, here)
         heard = seen if self.absent == "stale" else put(torch.zeros_like(seen), cohort, here)
@@ -128,6 +137,7 @@ class SFL(Method):
             server.graph,
             mixing,
             readout / readout.sum() @ mixing,
+            put(server.sketch, cohort, self._sketch(roster, compared)),
         )
         if self.structure == "given":
             return after
@@ -195,7 +205,7 @@ class SFL(Method):
         links = torch.where(links.sum(1, keepdim=True) > 0, links, itself)
         degree = links.sum(1)
         step = links / degree[:, None] if self.norm == "row" else links * (degree[:, None] * degree).rsqrt()
-        return self.rho * torch.linalg.matrix_power(step, self.steps) + (1 - self.rho) * itself
+        return self.rho * power(step, self.steps) + (1 - self.rho) * itself
 
     def _shared(self, layout):
         """The tensors that leave a client, in order."""
@@ -256,12 +266,22 @@ class SFL(Method):
 
     def _compared(self, roster, server):
         """What tells clients apart, tensor by tensor: tables [N, d'] are large."""
+        if self.sketch:
+            yield server.mixing @ server.sketch if self.compare == "mixed" else server.sketch
+            return
         table, at = server.change if self.compare == "change" else server.theta, 0
         for entry in self._shared(roster.layout):
             at, start = at + entry.shape.numel(), at
             if entry.trainable:
                 part = table[:, start:at]
                 yield mix(server.mixing, part, roster.layout) if self.compare == "mixed" else part
+
+    def _sketch(self, roster, rows):
+        """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
+        if not self.sketch:
+            return rows[:, :0]
+        draw = key(roster.seed, "sfl.sketch", device=rows.device)
+        return count_sketch(rows * self._learned(roster.layout).to(rows.device), draw, self.sketch)
 
     def _alike(self, square, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
@@ -311,6 +331,16 @@ class SFL(Method):
             values, memory = optimiser.step(values, slopes, memory)
         found = links(values) * seen
         return found * largest(found, self.neighbours)
+
+
+def power(step, count):
+    """[N, N] the matrix step: [N, N] to this power; zeros are passed over where they are nearly all of it."""
+    if count < 2 or SPARSE * torch.count_nonzero(step) > step.numel():
+        return torch.linalg.matrix_power(step, count)
+    links = step.to_sparse()
+    for _ in range(count - 1):
+        step = links @ step
+    return step
 
 
 def _share(rows):
