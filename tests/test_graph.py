@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from torch import nn
+from torch.func import vjp
 
 from kinfed import graph
 from kinfed.graph import (
@@ -91,6 +92,13 @@ def test_memory_is_used_again_only_when_nothing_lies_in_it():
     assert where in [one.data_ptr() for one in again]
     assert [one[0, 0].item() for one in again] == [4, 5, 6]
     assert beside[0, 0] == 2
+
+
+def test_large_tables_within_a_gradient():
+    table, cohort = random(4, 1 << 20), torch.tensor([3, 1])
+    rows, pull_back = vjp(lambda weights: weights @ take(table, cohort), torch.eye(2, dtype=float64))
+    assert torch.equal(rows, table[cohort])
+    close(pull_back(table[cohort])[0], table[cohort] @ table[cohort].T, atol=1e-8)
 
 
 def test_weighted_mean_by_hand():

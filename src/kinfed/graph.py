@@ -23,7 +23,8 @@ PANEL = 1 << 19  # numbers of a table that are centred together, so that the cop
 SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
 LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
 
-_MEMORIES: list["np.ndarray[tuple[int], np.dtype[np.uint8]]"] = []  # memory of tables, oldest first
+Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_MEMORIES: list[Bytes] = []  # memory of tables, oldest first
 _LOCK = threading.Lock()
 
 
@@ -35,27 +36,27 @@ def blank(count: int, like: Tensor) -> Tensor:
         return like.new_empty(shape)
     # Where a table begins must not vary, or products may round differently.
     memory = _memory(size + 64)
-    begin = -memory.data_ptr() % 64
-    return memory[begin : begin + size].view(like.dtype).view(shape)
+    begin = -memory.ctypes.data % 64  # NumPy's, as within torch.func.vjp a tensor does not tell
+    return torch.from_numpy(memory[begin : begin + size]).view(like.dtype).view(shape)
 
 
-def _memory(size: int) -> Tensor:
+def _memory(size: int) -> Bytes:
     """[size] bytes with anything in them: those of a table that is gone, if there are.
 
     Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large
     pages. Up to SPARE bytes are kept for the next round, which needs the same again.
     """
     if size > SPARE // 2:
-        return torch.from_numpy(np.empty(size, np.uint8))
+        return np.empty(size, np.uint8)
     with _LOCK:
         for memory in _MEMORIES:
             if memory.nbytes == size and getrefcount(memory) == 3:  # ours, the loop's and getrefcount's own
-                return torch.from_numpy(memory)
+                return memory
         memory = np.empty(size, np.uint8)
         _MEMORIES.append(memory)
         while sum(kept.nbytes for kept in _MEMORIES) > SPARE:
             _MEMORIES.pop(0)  # freed with the table that lies in it
-        return torch.from_numpy(memory)
+        return memory
 
 
 def take(table: Tensor, cohort: Tensor) -> Tensor:
