@@ -20,6 +20,7 @@ import torch
 
 from kinfed import SGD, Federation, Training
 from kinfed.engine import sample
+from kinfed.federation import Graph
 from kinfed.fleet import Simulation
 from kinfed.methods import METHODS
 from kinfed.model import Model
@@ -29,7 +30,17 @@ from kinfed.tasks import Classification
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
 CLIENTS = (1_000, 10_000, 100_000)
 COHORTS = (100, 1_000)
-METHODS_TRIED = ("fedavg", "fedavg-ft", "fedrep", "local")  # the last two have private states
+TRIED = {  # with what is set for many clients, and the most clients that memory has room for
+    "fedavg": ({}, 100_000),
+    "fedavg-ft": ({}, 100_000),
+    "fedrep": ({}, 100_000),  # this and the next have private states
+    "local": ({}, 100_000),
+    "sfl": ({"structure": "similarity", "neighbours": 20, "sketch": 512}, 10_000),
+    "pfedgat": ({"features": "sketch", "neighbours": 20}, 10_000),
+    "fedaghn": ({"neighbours": 20}, 10_000),
+    "fedcedar": ({"neighbours": 20}, 10_000),
+    "panacea": ({"heads": "chunked"}, 10_000),
+}
 POOL, EACH, ROUNDS = 2_000, 16, 5
 
 
@@ -54,9 +65,10 @@ def case(name, clients, cohort):
     """Seconds of a round, and MB before the first round and at the peak of all."""
     torch.manual_seed(0)
     model, training = Model(MODELS["cnn"]((3, 32, 32), 10)), Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
-    method = METHODS[name]()
+    method = METHODS[name](**TRIED[name][0])
     fleet = Simulation(federation(clients), model, method, training)
-    roster = fleet.roster()
+    ring = torch.eye(clients).roll(1, 0) + torch.eye(clients).roll(-1, 0) if name == "panacea" else None
+    roster = fleet.roster(ring if ring is None else Graph(ring, "given"))
     server, _ = method.start(roster), fleet.states
     before, seconds = memory()[0], []
     for round in range(ROUNDS):
@@ -79,9 +91,9 @@ def main():
         print(json.dumps(case(name, int(clients), int(cohort))))
         return
     lines = []
-    for name in METHODS_TRIED:
+    for name, (_, room) in TRIED.items():
         for cohort in COHORTS:
-            for clients in (n for n in CLIENTS if n <= asked.most):
+            for clients in (n for n in CLIENTS if n <= min(asked.most, room)):
                 command = [sys.executable, __file__, "--case", name, str(clients), str(cohort)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 found = json.loads(done.stdout)
