@@ -20,6 +20,7 @@ from .layout import Layout
 
 BLOCK = 64  # rows of a symmetric product that are worked out together: half the work is left out, bar half a block
 PANEL = 1 << 19  # numbers of a table that are centred together, so that the copy stays in the cache
+WORTH = 1 << 22  # bytes of a table whose memory is worth using again
 SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
 LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
 
@@ -32,7 +33,7 @@ def blank(count: int, like: Tensor) -> Tensor:
     """[count, ...] a new table of the type and width of like: [N, ...], with anything in it."""
     shape = (count, *like.shape[1:])
     size = math.prod(shape) * like.element_size()
-    if like.device.type != "cpu" or size < 1 << 22:
+    if like.device.type != "cpu" or size < WORTH:
         return like.new_empty(shape)
     # Where a table begins must not vary, or products may round differently.
     memory = _memory(size + 64)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import checkpoint, wire
+from kinfed import checkpoint, evaluation, graph, sketch, states, wire
 from kinfed.checkpoint import Progress
 from kinfed.client import Training
 from kinfed.engine import run, sample
@@ -202,6 +202,19 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant
     for key, table in wire.pack(fleet.state).items():
         assert torch.equal(table[never], fresh[key][never]), key
     assert all(torch.isfinite(values).all() for at in history.scores for values in at.values())
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES, ids=[told(case) for case in CASES])
+@pytest.mark.filterwarnings("ignore:fed")
+def test_many_clients_and_large_models_are_dealt_with_alike(name, variant, monkeypatch):
+    if variant.get("encoder") == "sparse" and not find_spec("torch_geometric"):
+        pytest.skip("PyTorch Geometric is not installed")
+    expected = tables(*outcome(name, variant))
+    for module, limit in [(graph, "WORTH"), (states, "LARGE"), (evaluation, "KEPT"), (evaluation, "BYTES")]:
+        monkeypatch.setattr(module, limit, 0)
+    for module in (graph, sketch):
+        monkeypatch.setattr(module, "BLOCK", 1)
+    same(expected, tables(*outcome(name, variant)), exact=False)
 
 
 def left_out(roster):
