@@ -2,8 +2,8 @@
 
 A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
 its own, so that its peak of resident memory is its own. Only training rounds: an evaluation of everybody has to look at
-everybody. Private states in files take 25 GB of disk while it runs. Writes docs/results/scale.md. `--most 1000` stops
-at so many clients and writes nothing.
+everybody. Private states in files take 25 GB of disk while it runs. Writes its parts of docs/results/scale.md, a method
+each; `--most 1000` stops at so many clients and writes nothing.
 """
 
 import argparse
@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from page import put
 
 from kinfed import SGD, Federation, Training
 from kinfed.engine import sample
@@ -38,7 +39,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "sfl": ({"structure": "similarity", "neighbours": 20, "sketch": 512}, 10_000),
     "pfedgat": ({"features": "sketch", "neighbours": 20}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
-    "fedcedar": ({"neighbours": 20}, 10_000),
+    "fedcedar": ({}, 10_000),
     "panacea": ({"heads": "chunked"}, 10_000),
 }
 POOL, EACH, ROUNDS = 2_000, 16, 5
@@ -83,6 +84,7 @@ def case(name, clients, cohort):
 
 def main():
     asked = argparse.ArgumentParser()
+    asked.add_argument("methods", nargs="*", choices=[[], *TRIED], metavar="METHOD", help="default: all")
     asked.add_argument("--case", nargs=3)
     asked.add_argument("--most", type=int, default=CLIENTS[-1])
     asked = asked.parse_args()
@@ -90,33 +92,29 @@ def main():
         name, clients, cohort = asked.case
         print(json.dumps(case(name, int(clients), int(cohort))))
         return
-    lines = []
-    for name, (_, room) in TRIED.items():
+    machine = f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads."
+    for name in asked.methods or TRIED:
+        settings, room = TRIED[name]
+        lines = [
+            f"## {name}",
+            "",
+            " ".join([*(f"`{key}={value}`" for key, value in settings.items()), machine]),
+            "",
+            "| cohort | clients | seconds a round | MB before | MB more in rounds |",
+            "| --- | --- | --- | --- | --- |",
+        ]
         for cohort in COHORTS:
             for clients in (n for n in CLIENTS if n <= min(asked.most, room)):
                 command = [sys.executable, __file__, "--case", name, str(clients), str(cohort)]
                 done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
                 found = json.loads(done.stdout)
                 lines.append(
-                    f"| {name} | {cohort:,} | {clients:,} | {found['seconds']:.2f} "
+                    f"| {cohort:,} | {clients:,} | {found['seconds']:.2f} "
                     f"| {found['before']:.0f} | {found['peak'] - found['before']:.0f} |"
                 )
-                print(lines[-1], flush=True)
-    if asked.most < CLIENTS[-1]:
-        return
-    page = f"""# Rounds with many clients
-
-Written by `python benchmarks/scale.py`: training rounds of clients with {EACH} examples each and a model of 62,006
-parameters, the median of {ROUNDS}. Every case has a process of its own. Memory is what was resident: before the first
-round, which holds the examples and what is known of every client, and what the rounds added to it at their peak.
-Private states of more than 1 GiB lie in files, and what was touched of these counts until the system needs the room.
-
-PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads.
-
-| method | cohort | clients | seconds a round | MB before | MB more in rounds |
-| --- | --- | --- | --- | --- | --- |
-"""
-    PAGE.write_text(page + "\n".join(lines) + "\n")
+                print(name, lines[-1], flush=True)
+        if asked.most >= CLIENTS[-1]:
+            put(PAGE, name, "\n".join(lines), "Rounds with many clients")
 
 
 if __name__ == "__main__":
