@@ -6,6 +6,7 @@ Finished runs are kept in --keep, so the same command again does what is left.
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shlex
@@ -34,8 +35,11 @@ def replay(page, keep):
     blocks = [b for b in BLOCK.finditer(text) if not any(start < b.start() < end for start, end in marked)]
     if not blocks:
         sys.exit(f"{page}: no ```console block begins with `$ kinfed`")
+    if crowded := [b.group() for b in blocks if b.group().count("\n$ ") > 1]:
+        sys.exit(f"{page}: a block may have one command; this one has more:\n{crowded[0]}")
     for at, block in reversed(list(enumerate(blocks))):  # from the end, so that earlier places stay valid
-        out, typed = keep / str(at + 1), block.group(1)
+        typed = block.group(1)
+        out = keep / hashlib.sha256(typed.encode()).hexdigest()[:8]
         until = blocks[at + 1].start() if at + 1 < len(blocks) else len(text)
         shown = SHOWN.search(text, block.end(), until)
         text = f"{text[: block.start()]}```console\n{typed}{output(typed, out)}```\n{text[block.end() :]}"
@@ -47,9 +51,11 @@ def replay(page, keep):
 
 def output(typed, out):
     """What a command prints, without its last line: where on this machine its files are."""
-    words = shlex.split(typed.replace("\\\n", " ").removeprefix("$ kinfed"))
+    words = [*shlex.split(typed.replace("\\\n", " ").removeprefix("$ kinfed")), "--out", out]
+    if words[0] == "run" and (out / "config.toml").exists():  # the other commands go on by themselves
+        words = ["resume", out]
     done = subprocess.run(
-        [Path(sys.executable).parent / "kinfed", *words, "--out", out],
+        [Path(sys.executable).parent / "kinfed", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

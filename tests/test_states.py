@@ -100,6 +100,32 @@ def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, mo
             assert all(torch.equal(a[key], b[key]) for key in b)
 
 
+class Twice(Local):
+    """A model, and what it was before it was first trained."""
+
+    def join(self, client):
+        theta = client.model.theta
+        return Params(theta), Params(theta)
+
+    def train(self, client, state, received):
+        return (Params(client.descend(state[0].theta)), state[1]), Params(client.model.theta)
+
+    def personalise(self, client, state, received):
+        return {"own": state[0]}
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+@pytest.mark.parametrize("executor", ["loop", "vmap", "fused"])
+def test_states_are_nobody_elses_memory(clients, executor):
+    fleet = Simulation(federation(clients), Model(module()), Twice(), TRAINING, executor=executor)
+    begin = fleet.model.theta.clone()
+    trained, anchor = fleet.state
+    fleet.train(0, torch.arange(clients), fleet.method.send(fleet.roster(), (), torch.arange(clients)))
+    assert torch.equal(fleet.model.theta, begin)
+    assert torch.equal(anchor.theta, begin.expand(clients, -1))
+    assert (trained.theta != begin).any(1).all()
+
+
 def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_path):
     monkeypatch.setattr(states, "LARGE", 0)
     fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)

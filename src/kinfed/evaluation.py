@@ -144,7 +144,10 @@ class Evaluator:
 
 
 class _Alike(CancelledError):
-    """No client has a model of its own, so that nobody else need be asked."""
+    """No client has a model of its own, so that nobody else need be asked.
+
+    To executors it is the end of what they were asked for, and not a client's failure, which goes before it.
+    """
 
 
 class _Again(Mapping[str, Tree]):

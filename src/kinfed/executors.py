@@ -143,8 +143,8 @@ class Batched:
             while todo:
                 part = todo.popleft()
                 if len(part) > self.chunk or not fits(model, part):
-                    starts = range(0, len(part), self.chunk)
-                    todo.extendleft(part[i : i + self.chunk] for i in reversed(starts))
+                    chunk = self.chunk
+                    todo.extendleft(part[i : i + chunk] for i in reversed(range(0, len(part), chunk)))
 
         def fits(model: Model, places: Sequence[int]) -> bool:
             at = index(places, ids.device)

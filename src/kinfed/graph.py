@@ -24,8 +24,8 @@ WORTH = 1 << 22  # bytes of a table whose memory is worth using again
 SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
 LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
 
-Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
-_MEMORIES: list[Bytes] = []  # memory of tables, oldest first
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_MEMORIES: list[_Bytes] = []  # memory of tables, oldest first
 _LOCK = threading.Lock()
 
 
@@ -41,7 +41,7 @@ def blank(count: int, like: Tensor) -> Tensor:
     return torch.from_numpy(memory[begin : begin + size]).view(like.dtype).view(shape)
 
 
-def _memory(size: int) -> Bytes:
+def _memory(size: int) -> _Bytes:
     """[size] bytes with anything in them: those of a table that is gone, if there are.
 
     Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large

@@ -36,7 +36,8 @@ class States:
             self.tables = tree_map(lambda leaf: self._mapped(count, leaf, folder), first)
             self.joined = torch.zeros(count, dtype=torch.bool, device=device)
         else:
-            self.tables = join(torch.arange(count, device=device))
+            # Copies, for these are written in place, and what a program returns may be seen from elsewhere.
+            self.tables = tree_map(torch.clone, join(torch.arange(count, device=device)))
             self.joined = torch.ones(count, dtype=torch.bool, device=device)
 
     def take(self, ids: Tensor) -> Tree:

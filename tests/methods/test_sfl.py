@@ -624,11 +624,22 @@ def test_sketches_stand_for_models(roster, perceptron, compare):
     exact, sketched = found
     assert exact.sketch.shape == (20, 0)
     assert sketched.sketch.shape == (20, size)
+    assert sketched.change.shape == (20, 0)
     if compare != "change":  # what the second round changed has no groups
         assert torch.equal(sketched.graph > 0, exact.graph > 0)
         assert torch.equal(sketched.graph > 0, group[:, None] == group)
     apart = torch.pdist((exact.change if compare == "change" else exact.theta)[:, known.layout.trainable])
     close(torch.pdist(sketched.sketch) / apart, torch.ones_like(apart), atol=0.3)
+    nobody = torch.zeros(20, dtype=torch.bool)
+    again, blind = (methods[1]._learn(known, s, nobody) for s in (sketched, sketched._replace(theta=normal(20, 0))))
+    assert torch.equal(blind, again)  # nothing but the sketches is looked at
+    close(blind, methods[1]._alike(sketched_distances(sketched, compare), sketched.seen), atol=1e-9)
+
+
+def sketched_distances(server, compare):
+    """[N, N] squared."""
+    sketch = server.mixing @ server.sketch if compare == "mixed" else server.sketch
+    return torch.cdist(sketch, sketch, compute_mode="donot_use_mm_for_euclid_dist").square()
 
 
 @pytest.mark.parametrize("reg", ["squared", "norm"])
@@ -701,7 +712,7 @@ def test_origin(roster):
     "wrong",
     [{name: "other"} for name in CHOICES]
     + [{"steps": -1}, {"neighbours": 0}, {"rho": 1.5}, {"beta": -0.1}, {"pull": -1.0}, {"pull": float("nan")}]
-    + [{"gamma": 0.0}, {"sketch": -1}, {"personal": "head.*"}],
+    + [{"gamma": 0.0}, {"sketch": -1}, {"sketch": 8}, {"personal": "head.*"}],
     ids=str,
 )
 def test_refuses(wrong):

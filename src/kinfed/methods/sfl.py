@@ -36,7 +36,7 @@ class Server(NamedTuple):
     """What the server remembers; d' entries of a model leave a client."""
 
     theta: Tensor  # [N, d'] each client's latest model: the paper's V
-    change: Tensor  # [N, d'] what its last training changed; [N, 0] unless updates are compared
+    change: Tensor  # [N, d'] what its last training changed; [N, 0] unless updates are compared, and not by sketches
     seen: Tensor  # [N] bool, has taken part
     graph: Tensor  # [N, N] who is linked to whom, itself included: the paper's A + I
     mixing: Tensor  # [N, N] what the last aggregation made of it: U = mixing V
@@ -87,6 +87,10 @@ class SFL(Method):
                 "sfl: steps and sketch must be zero or more, neighbours at least 1; "
                 f"got steps={self.steps}, sketch={self.sketch}, neighbours={self.neighbours}"
             )
+        if self.sketch and self.structure == "given":
+            raise UsageError(
+                "sfl: a sketch stands for a model where models are compared; structure='given' compares none"
+            )
         if not (0 <= self.rho <= 1 and 0 <= self.beta <= 1):
             raise UsageError(f"sfl: rho and beta are shares, in [0, 1]; got rho={self.rho}, beta={self.beta}")
         if not (0 <= self.pull < float("inf") and 0 < self.gamma < float("inf")):
@@ -105,7 +109,7 @@ class SFL(Method):
         theta = roster.theta[self._index(roster.layout).to(roster.theta.device)].expand(len(roster), -1).clone()
         return Server(
             theta=theta,
-            change=torch.zeros_like(theta) if self.compare == "change" else theta[:, :0],
+            change=torch.zeros_like(theta) if self.compare == "change" and not self.sketch else theta[:, :0],
             seen=torch.zeros(len(roster), dtype=torch.bool, device=theta.device),
             graph=self._links(roster),
             mixing=torch.eye(len(roster), dtype=theta.dtype, device=theta.device),
@@ -123,7 +127,7 @@ class SFL(Method):
         if self.compare == "change":
             began = self._began(roster, server, cohort)
             compared = torch.sub(uploads.theta, began, out=blank(len(cohort), began))
-            change = put(change, cohort, compared)
+            change = change if self.sketch else put(change, cohort, compared)
         here = torch.ones_like(cohort, dtype=torch.bool)
         seen = put(server.seen, cohort, here)
         heard = seen if self.absent == "stale" else put(torch.zeros_like(seen), cohort, here)
@@ -280,8 +284,8 @@ class SFL(Method):
         """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
         if not self.sketch:
             return rows[:, :0]
-        draw = key(roster.seed, "sfl.sketch", device=rows.device)
-        return count_sketch(rows * self._learned(roster.layout).to(rows.device), draw, self.sketch)
+        draw, learned = key(roster.seed, "sfl.sketch", device=rows.device), self._learned(roster.layout).to(rows.device)
+        return count_sketch(rows if learned.all() else rows * learned, draw, self.sketch)
 
     def _alike(self, square, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
