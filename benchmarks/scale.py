@@ -95,10 +95,11 @@ def main():
     machine = f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads."
     for name in asked.methods or TRIED:
         settings, room = TRIED[name]
+        told = ", ".join(f"`{key}={value}`" for key, value in settings.items())
         lines = [
             f"## {name}",
             "",
-            " ".join([*(f"`{key}={value}`" for key, value in settings.items()), machine]),
+            f"With {told}. {machine}" if told else machine,
             "",
             "| cohort | clients | seconds a round | MB before | MB more in rounds |",
             "| --- | --- | --- | --- | --- |",
