@@ -2,6 +2,8 @@
 
 import re
 
+PART = re.compile(r"^<!-- ([^>]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)  # as `put` writes them
+
 
 def put(page, part, text, title):
     """Write one part of a page, and leave the others as they are; a new page begins with its title."""

@@ -15,8 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from page import PART
+
 BLOCK = re.compile(r"^```console\n(\$ kinfed (?:.*\\\n)*.*\n)[^`]*```\n", re.MULTILINE)
-MARKED = re.compile(r"^<!-- ([^>]+) -->$.*?^<!-- end of \1 -->$", re.MULTILINE | re.DOTALL)
 SHOWN = re.compile(r"!\[[^\]]*\]\(([^)]+\.png)\)")
 
 
@@ -31,7 +32,7 @@ def main():
 
 def replay(page, keep):
     text = page.read_text()
-    marked = [part.span() for part in MARKED.finditer(text)]
+    marked = [part.span() for part in PART.finditer(text)]
     blocks = [b for b in BLOCK.finditer(text) if not any(start < b.start() < end for start, end in marked)]
     if not blocks:
         sys.exit(f"{page}: no ```console block begins with `$ kinfed`")

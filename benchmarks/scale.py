@@ -56,6 +56,10 @@ def federation(clients):
     return Federation(x, y, rows, Classification(10))
 
 
+def ring(clients):
+    return Graph(torch.eye(clients).roll(1, 0) + torch.eye(clients).roll(-1, 0), "given")
+
+
 def memory():
     """MB of resident memory, now and at its peak; that of getrusage a process has from the one that started it."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
@@ -68,8 +72,7 @@ def case(name, clients, cohort):
     model, training = Model(MODELS["cnn"]((3, 32, 32), 10)), Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
     method = METHODS[name](**TRIED[name][0])
     fleet = Simulation(federation(clients), model, method, training)
-    ring = torch.eye(clients).roll(1, 0) + torch.eye(clients).roll(-1, 0) if name == "panacea" else None
-    roster = fleet.roster(ring if ring is None else Graph(ring, "given"))
+    roster = fleet.roster(ring(clients) if name == "panacea" else None)
     server, _ = method.start(roster), fleet.states
     before, seconds = memory()[0], []
     for round in range(ROUNDS):

@@ -126,9 +126,9 @@ def test_candidates_are_twice_as_many_and_distances_decide():
 def test_sketches_look_at_learned_entries_alone(layout):
     theta, draw = random(3, layout.size), key(1, "test")
     masked = theta * layout.trainable
-    assert torch.equal(sketch_models(theta, draw, layout), count_sketch(masked, draw, sketch.SIZE))
+    assert torch.equal(sketch_models(theta, draw, layout.trainable), count_sketch(masked, draw, sketch.SIZE))
     moved = torch.where(layout.trainable, theta, theta + 1)
-    assert torch.equal(sketch_models(moved, draw, layout), sketch_models(theta, draw, layout))
+    assert torch.equal(sketch_models(moved, draw, layout.trainable), sketch_models(theta, draw, layout.trainable))
 
 
 def test_recall_of_true_neighbours():
@@ -136,13 +136,13 @@ def test_recall_of_true_neighbours():
     layout, k = Layout.of(nn.Linear(2999, 1)), 9
     theta = 10 + random(1, 3000) + random(50, 3000, seed=1).repeat(10, 1) + 0.5 * random(500, 3000, seed=2)
     cohort = torch.arange(500)
-    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout), cohort, k, layout)
+    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout.trainable), cohort, k, layout)
     true = torch.cdist(theta, theta).fill_diagonal_(torch.inf).topk(k, largest=False).indices
     recall = (near[:, 1:, None] == true[:, None]).any(2).double().mean()
     assert recall > 0.99
     # With families no nearer than anyone else there is nothing to find, and a sketch of 512 numbers finds little.
     theta = random(500, 3000, seed=3)
-    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout), cohort, k, layout)
+    near, _ = nearest(theta, sketch_models(theta, key(0, "test"), layout.trainable), cohort, k, layout)
     true = torch.cdist(theta, theta).fill_diagonal_(torch.inf).topk(k, largest=False).indices
     chance = sketch.SPARE * k / 499
     assert (near[:, 1:, None] == true[:, None]).any(2).double().mean() > 2 * chance

@@ -25,10 +25,10 @@ def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
     return none.scatter_add(-1, place.expand_as(theta), theta * sign)
 
 
-def sketch_models(theta: Tensor, key: Tensor, layout: Layout) -> Tensor:
-    """[K, SIZE] sketches of models or updates theta: [K, d], of their trainable entries alone."""
-    learned = layout.trainable.to(theta.device)
-    return count_sketch(theta if learned.all() else theta * learned, key, SIZE)
+def sketch_models(theta: Tensor, key: Tensor, learned: Tensor, size: int = SIZE) -> Tensor:
+    """[K, size] sketches of models or updates theta: [K, d], of the entries learned: [d] alone."""
+    learned = learned.to(theta.device)
+    return count_sketch(theta if learned.all() else theta * learned, key, size)
 
 
 def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known: Tensor | None = None) -> Tensor:

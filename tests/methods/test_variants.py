@@ -131,6 +131,16 @@ def told(case):
     return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
 
 
+def marks(variant):
+    lacking = variant.get("encoder") == "sparse" and not find_spec("torch_geometric")
+    return pytest.mark.skipif(lacking, reason="PyTorch Geometric is not installed")
+
+
+each_case = pytest.mark.parametrize(
+    ("name", "variant"), [pytest.param(*case, id=told(case), marks=marks(case[1])) for case in CASES]
+)
+
+
 def federation():
     draw = torch.Generator().manual_seed(5)
     x = torch.randn(sum(SIZES) + 4 * len(SIZES), 3, generator=draw, dtype=torch.float64)
@@ -182,11 +192,9 @@ def same(one, other, exact):
         )
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES, ids=[told(case) for case in CASES])
+@each_case
 @pytest.mark.filterwarnings("ignore:fed")
 def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant, tmp_path):
-    if variant.get("encoder") == "sparse" and not find_spec("torch_geometric"):
-        pytest.skip("PyTorch Geometric is not installed")
     whole = tables(*outcome(name, variant))
     same(whole, tables(*outcome(name, variant, "vmap")), exact=False)
     method, fleet, roster, history = start(name, variant)
@@ -204,11 +212,9 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant
     assert all(torch.isfinite(values).all() for at in history.scores for values in at.values())
 
 
-@pytest.mark.parametrize(("name", "variant"), CASES, ids=[told(case) for case in CASES])
+@each_case
 @pytest.mark.filterwarnings("ignore:fed")
 def test_many_clients_and_large_models_are_dealt_with_alike(name, variant, monkeypatch):
-    if variant.get("encoder") == "sparse" and not find_spec("torch_geometric"):
-        pytest.skip("PyTorch Geometric is not installed")
     expected = tables(*outcome(name, variant))
     for module, limit in [(graph, "WORTH"), (states, "LARGE"), (evaluation, "KEPT"), (evaluation, "BYTES")]:
         monkeypatch.setattr(module, limit, 0)

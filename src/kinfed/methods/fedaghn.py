@@ -216,7 +216,7 @@ class FedAGHN(GraphMethod):
         if not self.neighbours:
             return change[:, :0]
         draw = key(roster.seed, "fedaghn.sketch", device=change.device)  # one for all rounds: old ones are compared
-        return F.normalize(sketch_models(change, draw, roster.layout))
+        return F.normalize(sketch_models(change, draw, roster.layout.trainable))
 
 
 def _heard(server):

@@ -68,7 +68,9 @@ class FedAMP(GraphMethod):
         """
         near, everyone = None, torch.arange(len(theta), device=theta.device)
         if self.neighbours:
-            sketch = sketch_models(theta, key(roster.seed, "fedamp.sketch", device=theta.device), roster.layout)
+            sketch = sketch_models(
+                theta, key(roster.seed, "fedamp.sketch", device=theta.device), roster.layout.trainable
+            )
             near, apart = nearest(theta, sketch, everyone, self.neighbours, roster.layout)
         else:
             apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)

@@ -15,7 +15,7 @@ from ..graph import blank, gram, largest, mix, project_simplex, put, take
 from ..method import Method, Params
 from ..optimiser import SGD
 from ..seeding import key
-from ..sketch import count_sketch
+from ..sketch import sketch_models
 
 CHOICES = {
     "norm": ("row", "sym"),
@@ -127,7 +127,8 @@ class SFL(Method):
         if self.compare == "change":
             began = self._began(roster, server, cohort)
             compared = torch.sub(uploads.theta, began, out=blank(len(cohort), began))
-            change = change if self.sketch else put(change, cohort, compared)
+            if not self.sketch:
+                change = put(change, cohort, compared)
         here = torch.ones_like(cohort, dtype=torch.bool)
         seen = put(server.seen, cohort, here)
         heard = seen if self.absent == "stale" else put(torch.zeros_like(seen), cohort, here)
@@ -284,8 +285,8 @@ class SFL(Method):
         """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
         if not self.sketch:
             return rows[:, :0]
-        draw, learned = key(roster.seed, "sfl.sketch", device=rows.device), self._learned(roster.layout).to(rows.device)
-        return count_sketch(rows if learned.all() else rows * learned, draw, self.sketch)
+        draw = key(roster.seed, "sfl.sketch", device=rows.device)
+        return sketch_models(rows, draw, self._learned(roster.layout), self.sketch)
 
     def _alike(self, square, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
