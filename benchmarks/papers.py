@@ -29,8 +29,8 @@ PARTS = {  # a table's name, perhaps with that of a part of it: what is asked of
     "pfedgat.table1-fashion": f"{PFEDGAT} fashion_mnist/iid,fashion_mnist/pathological,fashion_mnist/dirichlet",
     "panacea.table2-traffic": TRAFFIC,
     "panacea.table3-traffic": TRAFFIC,
-    "fedaghn.table1": "--method local,fedavg,fedavg-ft,cfl,fedamp,fedaghn,fedaghn-descent "
-    "--column cifar10/pathological,cifar10/dirichlet --scale 0.04",
+    "fedaghn.table1": "--method local,fedavg,fedavg-ft,cfl,fedamp,fedaghn "
+    "--column cifar10/pathological,cifar10/dirichlet --scale 0.025",
 }
 METHODS = {"sfl": "SFL", "pfedgat": "pFedGAT", "fedaghn": "FedAGHN", "fedcedar": "FedCedar", "panacea": "Panacea"}
 
