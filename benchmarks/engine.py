@@ -265,7 +265,7 @@ def measure(name, load, loaded):
     torch.manual_seed(0)
     module, data = load.module(load.shape, 10), federation(load)
     auto = simulation(load, module, data, rounds=1000)
-    known = candidates(auto.clients, auto.model, auto.training, torch.get_num_threads(), 20)
+    known = candidates(auto.clients, auto.model, auto.training, torch.get_num_threads(), None)
     hows = {c.run.name: {"executor": c.run.name} for c in known if not (c.problem or (c.slow and "W1" in name))}
     hows |= {"loop, one worker": {"executor": "loop", "workers": 1}}
     hows |= {"loop, bf16": {"executor": "loop", "precision": "bf16"}}

@@ -20,6 +20,7 @@ SHARE = 0.05  # of the planned work that may be spent on measuring
 SECONDS = 1.0  # that measuring may take
 STEPS = (5, 2, 1)  # how many local steps of each client are timed, twice
 HANDFUL = 20  # clients that are timed
+BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused form
 SMALL = 1 << 20  # multiplications, below which a product is not worth a probe of its library
 
 
@@ -31,7 +32,7 @@ class Candidate(NamedTuple):
     slow: str = ""  # why it need not be tried here
 
 
-def candidates(clients: Clients, model: Model, training: Training, workers: int, chunk: int) -> list[Candidate]:
+def candidates(clients: Clients, model: Model, training: Training, workers: int, chunk: int | None) -> list[Candidate]:
     """All executors, the most special first: the rule for short jobs takes the first that nothing speaks against."""
     form, unfused = None, "only plain SGD in full precision has a fused form"
     if isinstance(training.optimiser, SGD) and not (training.optimiser.momentum or model.bf16):
@@ -46,8 +47,8 @@ def candidates(clients: Clients, model: Model, training: Training, workers: int,
     elif len(clients) < 4:
         slow = "with fewer than 4 clients there is little to batch"
     return [
-        Candidate(Batched(chunk, "fused", workers if on_cpu else 1, form), unbatched if form else unfused),
-        Candidate(Batched(chunk), unbatched, slow),
+        Candidate(Batched(chunk or FUSED, "fused", workers if on_cpu else 1, form), unbatched if form else unfused),
+        Candidate(Batched(chunk or BATCHED), unbatched, slow),
         Candidate(Loop(workers)),
     ]
 

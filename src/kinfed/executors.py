@@ -20,6 +20,7 @@ from .model import Model
 from .tasks import Task
 
 GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
+PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
 Tree = Any
 Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found
@@ -111,7 +112,8 @@ class Loop:
 
         # Those with most to do come first, so that no worker is left with a large client at the end.
         places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
-        _spread(self.workers, model, places, run)
+        count = min(self.workers, len(places))
+        _spread(count, self.workers // count, model, places, run)
         return found.tree()
 
 
@@ -119,12 +121,12 @@ class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
 
-    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on at most as many one-thread
-    workers as there are cores to use.
+    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on as many threads as there are
+    cores to use.
     """
 
-    def __init__(self, chunk: int, name: str = "vmap", workers: int = 1, fused: Fused | None = None) -> None:
-        self.chunk, self.name, self.workers, self.fused = chunk, name, workers, fused
+    def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:
+        self.chunk, self.name, self.threads, self.fused = chunk, name, threads, fused
 
     def __call__(
         self,
@@ -184,13 +186,14 @@ class Batched:
         if self.fused:
             # Forward, and gradients of weights and of inputs.
             step = 6 * model.layout.size * min(training.batch, max(sizes)) * len(ids)
-            workers = max(1, min(self.workers, step // GRAIN))
+            pairs = max(1, self.threads // PAIR)
+            workers = max(1, min(pairs, step // GRAIN, len(ids)))
             count = min(-(-len(ids) // (self.chunk * workers)) * workers, len(ids))
             if sizes[order[0]] == sizes[order[-1]]:  # neighbours, whose rows are taken and put without a copy
                 chunks = [order[i * len(ids) // count : (i + 1) * len(ids) // count] for i in range(count)]
             else:  # about as much work in every chunk
                 chunks = [order[i::count] for i in range(count)]
-            _spread(workers, model, chunks, run)
+            _spread(workers, self.threads // pairs, model, chunks, run)
         else:  # clients with equally many steps run together, so that few steps are spent on those who are done
             run(model, order)
         return found.tree()
@@ -200,11 +203,10 @@ Item = TypeVar("Item")
 
 
 def _spread(
-    workers: int, model: Model, items: Sequence[Item], run: Callable[[Model, Item, threading.Event], None]
+    count: int, each: int, model: Model, items: Sequence[Item], run: Callable[[Model, Item, threading.Event], None]
 ) -> None:
-    """Run all items, in this order, on one-thread workers each of which has a model of its own."""
-    count, halt = min(workers, len(items)), threading.Event()
-    each = max(1, workers // count)
+    """Run all items, in this order, on workers of so many threads each, who have a model of their own."""
+    halt = threading.Event()
     with threads(each):
         if count == 1:
             for item in items:

@@ -51,7 +51,7 @@ class Simulation:
     for small dense models, and for a GPU. `fused` does so on `workers` threads and trains with plain SGD without
     autograd, if the model has such a form (`kinfed.fused`): fastest for dense and recurrent models. `auto` picks one,
     by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without a
-    `chunk` it is 20 on a CPU, and on a GPU as many clients as half of its free memory holds.
+    `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds.
 
     `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
     `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all
@@ -97,8 +97,8 @@ class Simulation:
             seed,
         )
         workers = workers or torch.get_num_threads()
-        if chunk is None:
-            chunk = chunk_that_fits(self.clients, self.model, training) if self.device.type == "cuda" else 20
+        if chunk is None and self.device.type == "cuda":
+            chunk = chunk_that_fits(self.clients, self.model, training)
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
         known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
         if executor != "loop":
@@ -107,7 +107,7 @@ class Simulation:
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
         with self._computing():
             self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
-        self.how["executor"] = self._run.name
+        self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
         self._itself = itself = weakref.proxy(self)
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked))

@@ -155,8 +155,9 @@ class Method(ABC):
         buffers = layout.parameters < layout.size == width
         learned = layout.trainable.to(cohort.device) if buffers else slice(None)
         # Row by row: a table of all changes would be as large as the models.
-        lengths = [(new - old)[learned].norm() for new, old in zip(uploads.theta, sent.theta, strict=True)]
-        return {"update": roster.note(cohort, torch.stack(lengths))}
+        changes = ((new - old)[learned] for new, old in zip(uploads.theta, sent.theta, strict=True))
+        squares = torch.stack([change @ change for change in changes])
+        return {"update": roster.note(cohort, squares.sqrt())}
 
     def introduce(self, client: Client) -> Tree:
         """Said once, before round 1."""
