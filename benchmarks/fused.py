@@ -177,7 +177,7 @@ def measure(name, load, asked):
         hows |= {"vmap": {"executor": "vmap"}}
     programs = {"plain": plain(load, copy.deepcopy(module), data)}
     programs |= {n: trained(load, module, data, **how)[1] for n, how in hows.items()}
-    programs["plain, one thread"] = on_one_thread(programs["plain"])
+    programs["plain, one thread"] = on_one_thread(programs["plain"], onednn=False)
     worker = None
     if asked.jax and load.jax:
         worker, programs["JAX"] = jax(asked.jax, load)

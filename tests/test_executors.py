@@ -8,9 +8,12 @@ import weakref
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import SGD, Federation, RunError, Training, UsageError
+from kinfed import SGD, Federation, RunError, Training, UsageError, executors
+from kinfed.executors import Batched
 from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg, Local
 from kinfed.model import Model
@@ -197,3 +200,33 @@ def test_memory_too_small_for_one_client_is_said(monkeypatch):
         RunError, match=r"round 1: the device's memory does not hold .* single client, 0; use a smaller"
     ):
         fleet.train(0, cohort, sent)
+
+
+@pytest.mark.parametrize(
+    ("threads", "clients", "crew"),
+    [
+        (1, 9, (1, 1)),
+        (2, 9, (1, 2)),
+        (3, 9, (1, 3)),
+        (5, 20, (2, 2)),
+        (16, 20, (8, 2)),
+        (16, 1, (1, 16)),
+        (16, 5, (5, 2)),
+    ],
+)
+def test_fused_workers_are_pairs_of_threads_and_a_lone_one_has_all(threads, clients, crew):
+    batched = Batched(64, "fused", threads, fused=object())
+    assert batched._crew(1 << 40, clients) == crew
+    assert batched._crew(1, clients) == (1, {1: 1, 3: 3}.get(threads, 2))  # a little work
+    assert Batched(64, threads=threads)._crew(1 << 40, clients) == (1, threads)  # vmap has one worker
+
+
+@given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 20))
+def test_clients_of_a_group_have_about_as_many_examples(sizes, most):
+    groups = list(executors.alike(sizes, most))
+    assert sorted(place for group in groups for place in group) == list(range(len(sizes)))
+    for group in groups:
+        own = [sizes[place] for place in group]
+        assert len(group) <= most
+        assert len(group) * max(own) <= max(executors.FEW, 2 * sum(own))
+    assert [max(sizes[p] for p in g) for g in groups] == sorted(max(sizes[p] for p in g) for g in groups)

@@ -83,7 +83,7 @@ def test_float64_and_results_to_rounding():
     draw = torch.Generator().manual_seed(1)
     a, b = torch.randn(70, 300, generator=draw), torch.randn(300, 90, generator=draw)
     exact = a.double() @ b.double()
-    with fast_gemm("auto" if gemm._has_amx() else "on"):
+    with fast_gemm("auto" if gemm.has_amx() else "on"):
         assert torch.equal(a.double() @ b.double(), exact)
         torch.testing.assert_close((a @ b).double(), exact, rtol=0, atol=1e-6 * float(exact.abs().max()))
 
@@ -112,7 +112,7 @@ def test_a_large_product_is_cut_to_one_of_its_kind(monkeypatch):
 
 def test_processors_with_tiles_are_left_alone_unless_asked(monkeypatch):
     before = SETTING.fp32_precision
-    monkeypatch.setattr(gemm, "_has_amx", lambda: True)
+    monkeypatch.setattr(gemm, "has_amx", lambda: True)
     found = probe((32, 32, 32))
     assert found.amx
     assert not found.verdict
@@ -142,7 +142,7 @@ def test_a_library_that_rounds_is_found_out(monkeypatch):
 
 @pytest.mark.parametrize(("default", "verdict"), [(1.05, False), (1.2, True)])
 def test_only_a_clear_gain_counts(monkeypatch, default, verdict):
-    monkeypatch.setattr(gemm, "_has_amx", lambda: False)
+    monkeypatch.setattr(gemm, "has_amx", lambda: False)
     monkeypatch.setattr(
         gemm, "_time", lambda run: run() is None or (default if SETTING.fp32_precision == "ieee" else 1.0)
     )

@@ -48,7 +48,7 @@ def candidates(clients: Clients, model: Model, training: Training, workers: int,
         slow = "with fewer than 4 clients there is little to batch"
     return [
         Candidate(Batched(chunk or FUSED, "fused", workers if on_cpu else 1, form), unbatched if form else unfused),
-        Candidate(Batched(chunk or BATCHED), unbatched, slow),
+        Candidate(Batched(chunk or BATCHED, threads=workers if on_cpu else 1), unbatched, slow),
         Candidate(Loop(workers)),
     ]
 
@@ -130,7 +130,7 @@ def suits_onednn(model: Model, training: Training) -> bool:
     out, inner = max(shapes, key=math.prod, default=(0, 0))
     if theta.dtype != torch.float32 or theta.device.type != "cpu" or batch * inner * out < SMALL:
         return False
-    with threads(1):
+    with threads(1):  # as the workers of `loop`; a fused pair shares a product client by client
         return probe((batch, inner, out)).verdict
 
 

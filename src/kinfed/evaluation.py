@@ -10,7 +10,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .client import Client, Rows
-from .executors import Clients, Gathered, index, pick
+from .executors import Clients, Gathered, alike, index, pick
 from .method import Method
 from .model import Model
 
@@ -103,16 +103,8 @@ class Evaluator:
         """Places in the cohort, see `index`, of clients with about as many examples."""
         sizes = [sum(self._clients.sizes[split][i] for split in self._splits) for i in cohort.tolist()]
         most = max(1, min(GROUP, BYTES // self._model.theta.nbytes))
-        group: list[int] = []
-        total = 0
-        for place in sorted(range(len(sizes)), key=sizes.__getitem__):
-            filled = (len(group) + 1) * sizes[place]  # examples, with those that only fill up
-            if group and (len(group) == most or filled > max(BLOCK, 2 * (total + sizes[place]))):
-                yield index(group, cohort.device)
-                group, total = [], 0
-            group.append(place)
-            total += sizes[place]
-        yield index(group, cohort.device)
+        for group in alike(sizes, most):
+            yield index(group, cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, filled up to the widths."""

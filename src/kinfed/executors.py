@@ -20,6 +20,7 @@ from .model import Model
 from .tasks import Task
 
 GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
+FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
 Tree = Any
@@ -32,16 +33,17 @@ class Clients:
     def __init__(
         self, names: Sequence[str], tags: Tensor, rows: dict[str, list[Tensor]], pool: Pool, task: Task, seed: int
     ) -> None:
-        self.names, self.tags, self.rows, self.pool, self.task, self.seed = names, tags, rows, pool, task, seed
+        self.names, self.tags, self.pool, self.task, self.seed = names, tags, pool, task, seed
         self.sizes = {split: [len(r) for r in parts] for split, parts in rows.items()}
-        self._padded = {split: _pad(parts) for split, parts in rows.items()}
+        self._ragged = {split: _Ragged(torch.cat(parts), self.sizes[split]) for split, parts in rows.items()}
+        self.rows = {split: ragged.parts for split, ragged in self._ragged.items()}
 
     def __len__(self) -> int:
         return len(self.tags)
 
     def one(self, i: int, round: int, model: Model, training: Training, halt: threading.Event | None) -> Client:
         """Client i as its program sees itself."""
-        rows = {split: Rows(self.rows[split][i], count[i]) for split, (_, count) in self._padded.items()}
+        rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
         sizes = (self.sizes["train"][i],)
         return Client(
             self.tags[i], round, self.seed, model, self.task, training, self.pool, rows, sizes, False, halt=halt
@@ -50,11 +52,26 @@ class Clients:
     def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
         """Tags and rows of ids: [k], to be batched over, and their training sizes."""
         members = ids.tolist()
-        rows = {
-            split: Rows(index[ids, : max(self.sizes[split][i] for i in members)], count[ids])
-            for split, (index, count) in self._padded.items()
-        }
+        rows = {split: ragged.several(ids, members) for split, ragged in self._ragged.items()}
         return self.tags[ids], rows, tuple(self.sizes["train"][i] for i in members)
+
+
+class _Ragged:
+    """Every client's rows, one client's after another's."""
+
+    def __init__(self, flat: Tensor, sizes: list[int]) -> None:
+        self.parts, self._flat, self._sizes = flat.split(sizes), flat, sizes
+        self._counts = torch.tensor(sizes, device=flat.device)
+        self._begins = self._counts.cumsum(0) - self._counts
+
+    def one(self, i: int) -> Rows:
+        return Rows(self.parts[i], self._counts[i])
+
+    def several(self, ids: Tensor, members: list[int]) -> Rows:
+        """at: [k, n] of the clients ids: [k], filled up with each client's own; members are the ids for Python."""
+        fill, count = torch.arange(max(self._sizes[i] for i in members), device=ids.device), self._counts[ids]
+        at = self._begins[ids, None] + fill % count[:, None].clamp(min=1)
+        return Rows(self._flat[at.clamp(max=max(len(self._flat) - 1, 0))], count)  # who has none is given any
 
 
 class Executor(Protocol):
@@ -182,21 +199,40 @@ class Batched:
             return True
 
         sizes = [clients.sizes["train"][i] for i in ids.tolist()]
-        order = sorted(range(len(sizes)), key=sizes.__getitem__)
-        if self.fused:
-            # Forward, and gradients of weights and of inputs.
-            step = 6 * model.layout.size * min(training.batch, max(sizes)) * len(ids)
-            pairs = max(1, self.threads // PAIR)
-            workers = max(1, min(pairs, step // GRAIN, len(ids)))
-            count = min(-(-len(ids) // (self.chunk * workers)) * workers, len(ids))
-            if sizes[order[0]] == sizes[order[-1]]:  # neighbours, whose rows are taken and put without a copy
-                chunks = [order[i * len(ids) // count : (i + 1) * len(ids) // count] for i in range(count)]
+        # Forward, and gradients of weights and of inputs.
+        workers, each = self._crew(6 * model.layout.size * min(training.batch, max(sizes)) * len(ids), len(ids))
+        chunks = []
+        for group in alike(sizes, self.chunk * workers):
+            if sizes[group[0]] == sizes[group[-1]]:  # neighbours, whose rows are taken and put without a copy
+                chunks += [group[i * len(group) // workers : (i + 1) * len(group) // workers] for i in range(workers)]
             else:  # about as much work in every chunk
-                chunks = [order[i::count] for i in range(count)]
-            _spread(workers, self.threads // pairs, model, chunks, run)
-        else:  # clients with equally many steps run together, so that few steps are spent on those who are done
-            run(model, order)
+                chunks += [group[i::workers] for i in range(workers)]
+        _spread(workers, each, model, [chunk for chunk in chunks if chunk], run)
         return found.tree()
+
+    def _crew(self, step: int, clients: int) -> tuple[int, int]:
+        """How many workers, and the threads of each, for so many clients and operations in a step of all of them."""
+        pairs = max(1, self.threads // PAIR) if self.fused else 1
+        allowed = max(1, min(pairs, step // GRAIN))
+        workers = min(allowed, clients)
+        return workers, self.threads // pairs * (allowed // workers)
+
+
+def alike(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Places of clients with about as many examples, sizes: [K], in groups of `most` at most.
+
+    Filled up to the size of its largest client, a group is at most twice what it was, or small.
+    """
+    group: list[int] = []
+    total = 0
+    for place in sorted(range(len(sizes)), key=sizes.__getitem__):
+        filled = (len(group) + 1) * sizes[place]
+        if group and (len(group) == most or filled > max(FEW, 2 * (total + sizes[place]))):
+            yield group
+            group, total = [], 0
+        group.append(place)
+        total += sizes[place]
+    yield group
 
 
 Item = TypeVar("Item")
@@ -294,12 +330,3 @@ def _line(problem: Exception) -> str:
     """An exception in one line."""
     said = str(problem).strip().splitlines()
     return f"{type(problem).__name__}: {said[0]}" if said else type(problem).__name__
-
-
-def _pad(rows: list[Tensor]) -> Rows:
-    """index: [N, n] filled up with each client's own rows, count: [N]."""
-    width = max(len(r) for r in rows)
-    count = torch.tensor([len(r) for r in rows])
-    fill = torch.arange(width)
-    index = torch.stack([r[(fill % max(len(r), 1)).to(r.device)] if len(r) else r.new_zeros(width) for r in rows])
-    return Rows(index, count.to(index.device))

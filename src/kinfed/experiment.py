@@ -19,6 +19,7 @@ from .distributed import Distributed
 from .errors import RunError, UsageError
 from .federation import Federation, Origin
 from .fleet import Fleet, Simulation
+from .gemm import has_amx
 from .method import Method
 from .metrics.classification import count_correct, reweighted_accuracy
 from .metrics.graphs import edge_auroc, group_weights
@@ -176,6 +177,8 @@ def fit(
     asked = {"executor": None if executor == "auto" else executor, "workers": workers, "chunk": chunk}
     asked |= {"precision": precision}
     how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
+    if how.get("onednn") and has_amx():
+        del how["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
     model = Model(module.to(federation.x.dtype), head)
     build = Distributed if distributed.is_on() else Simulation
     fleet = build(

@@ -529,7 +529,7 @@ class Fused:
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
         found = blank(len(theta), theta)
         with torch.no_grad():
-            for at, span in self._blocks(batches, moving, lowest, theta.element_size()):
+            for at, span in self._blocks(batches, moving, lowest, theta):
                 slope = None if descent.slope is None else descent.slope[at]
                 block = _Block(self, theta[at], Batches(*(t[at] for t in batches)), descent._replace(slope=slope))
                 block.train(x, y, moving, lowest, span, found[at])
@@ -549,7 +549,7 @@ class Fused:
         return found
 
     def _blocks(
-        self, batches: Batches, moving: frozenset[str], lowest: int, bytes: int
+        self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor
     ) -> Iterator[tuple[slice, bool]]:
         """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
         shapes, part = {e.name: e.shape for e in self.layout.entries}, self.parts[lowest]
@@ -566,8 +566,9 @@ class Fused:
         start = 0
         while start < len(examples):
             names = (name for part in self.parts[lowest + spans(start) :] for name in part.names)
-            size = CACHE // max(1, bytes * sum(shapes[name].numel() for name in names))
-            stop = min(start + max(1, min(size, MOST)), len(examples))
+            size = CACHE // max(1, theta.element_size() * sum(shapes[name].numel() for name in names))
+            # A GPU has no such cache, and is the faster the more it is given.
+            stop = min(start + max(1, min(size, MOST)), len(examples)) if theta.device.type == "cpu" else len(examples)
             yield slice(start, stop), spans(stop - 1)
             start = stop
 

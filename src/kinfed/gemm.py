@@ -70,7 +70,7 @@ def probe(product: Product = (256, 256, 256)) -> Probe:
 
 @cache
 def _probe(m: int, k: int, n: int, threads: int) -> Probe:
-    amx, setting = _has_amx(), _setting()
+    amx, setting = has_amx(), _setting()
     if amx or setting is None:
         why = "oneDNN would round to bfloat16 (AMX)" if amx else "this PyTorch cannot send products to oneDNN"
         return Probe(float("nan"), float("nan"), float("nan"), amx, False, why)
@@ -133,5 +133,6 @@ def _setting() -> Any:
     return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
 
 
-def _has_amx() -> bool:
+def has_amx() -> bool:
+    """Whether oneDNN, where it is allowed to, does round to bfloat16 on this processor."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())

@@ -214,7 +214,7 @@ class FedAGHN(GraphMethod):
     def _sketch(self, roster, change):
         """[K, s] of the directions of updates: [K, d]."""
         if not self.neighbours:
-            return change[:, :0]
+            return change.new_zeros(len(change), 0)
         draw = key(roster.seed, "fedaghn.sketch", device=change.device)  # one for all rounds: old ones are compared
         return F.normalize(sketch_models(change, draw, roster.layout.trainable))
 

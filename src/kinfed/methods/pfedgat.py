@@ -119,7 +119,7 @@ class PFedGAT(Method):
     def start(self, roster):
         theta, network = roster.copies(), self._draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        change = torch.zeros_like(theta) if self.features == "delta" else theta[:, :0]
+        change = torch.zeros_like(theta) if self.features == "delta" else theta.new_zeros(len(roster), 0)
         baseline = theta.new_zeros(len(roster), 2 if self.channel == "one-point" else 0)
         memory = SGD(self.lr).init(network)
         still = theta.new_zeros(())
@@ -130,7 +130,7 @@ class PFedGAT(Method):
         return Sent(self._begin(server, cohort), asked)
 
     def aggregate(self, roster, server, cohort, uploads):
-        change = uploads.theta[:, :0]
+        change = uploads.theta.new_zeros(len(cohort), 0)
         if "delta" in (self.channel, self.features):
             change = uploads.theta - self._begin(server, cohort)
         server = self._learn(roster, server, cohort, uploads.answer, change)

@@ -109,7 +109,9 @@ class SFL(Method):
         theta = roster.theta[self._index(roster.layout).to(roster.theta.device)].expand(len(roster), -1).clone()
         return Server(
             theta=theta,
-            change=torch.zeros_like(theta) if self.compare == "change" and not self.sketch else theta[:, :0],
+            change=torch.zeros_like(theta)
+            if self.compare == "change" and not self.sketch
+            else theta.new_zeros(len(roster), 0),
             seen=torch.zeros(len(roster), dtype=torch.bool, device=theta.device),
             graph=self._links(roster),
             mixing=torch.eye(len(roster), dtype=theta.dtype, device=theta.device),
@@ -284,7 +286,7 @@ class SFL(Method):
     def _sketch(self, roster, rows):
         """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
         if not self.sketch:
-            return rows[:, :0]
+            return rows.new_zeros(len(rows), 0)
         draw = key(roster.seed, "sfl.sketch", device=rows.device)
         return sketch_models(rows, draw, self._learned(roster.layout), self.sketch)
 
