@@ -93,18 +93,22 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
 SHARED = """
 import sys, torch
 from torch import nn
-from kinfed import SGD, Federation, METHODS, RunError, Training, distributed, fit
+from kinfed import SGD, Federation, METHODS, RunError, Training, distributed, evaluation, fit, states
 from kinfed.distributed import Distributed
 from kinfed.methods import Local
 from kinfed.model import Model
 
 def trained(method):
+    large = method == "local"  # to be kept in memory
+    evaluation.KEPT = states.LARGE = 0 if large else 1 << 30
     x = torch.randn(150, 4, generator=torch.Generator().manual_seed(1))
     owner = torch.arange(150) % 7 % 5  # unequal sizes
     data = Federation.from_arrays(x, (x[:, 0] > 0).long(), owner)
     torch.manual_seed(2)
     how = {"rounds": 3, "participation": 0.5, "training": Training(2, 8, SGD(0.1)), "executor": "loop"}
-    return data, fit(METHODS[method](), data, nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), **how)
+    run = fit(METHODS[method](), data, nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), **how)
+    evaluation.KEPT = states.LARGE = 1 << 30
+    return data, run
 
 if __name__ == "__main__":
     alone = torch.load(sys.argv[1])
@@ -121,8 +125,8 @@ if __name__ == "__main__":
         assert len(fleet.roster()) == 5
         mine = 3 if distributed.leads() else 2
         assert fleet._local.state.theta.shape == (mine, 10), fleet._local.state.theta.shape
-        ids, states = fleet.states.keep()
-        assert len(ids) == len(states.theta) == (5 if distributed.leads() else 2)
+        ids, kept = fleet.states.keep()
+        assert len(ids) == len(kept.theta) == (5 if distributed.leads() else 2)
         try:
             fleet._together(lambda: 1 / fleet._rank)
         except RunError as problem:

@@ -2,12 +2,15 @@
 
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from matplotlib.figure import Figure
 
+from kinfed import Federation, Training, engine, fit, record
 from kinfed.cli import main
+from kinfed.methods import FedAvg
 from kinfed.record import History
 from kinfed.report.compare import compare
 from kinfed.tasks import Classification
@@ -60,3 +63,27 @@ def test_where_nobody_has_a_validation_score_the_last_round_is_taken():
     assert history.select("own") == 2
     history.scores[1] = dict.fromkeys(keys, torch.tensor([torch.nan, 0.5]))
     assert history.select("own") == 1
+
+
+def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
+    x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
+    federation = Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(6).repeat_interleave(10))
+
+    def run():
+        how = {"training": Training(epochs=1, batch=4), "executor": "loop"}
+        return fit(FedAvg(), federation, torch.nn.Linear(5, 2), rounds=3, **how)
+
+    history = run().history
+    assert [relation.stride(0) for relation in history.relations] == [0] * 3  # one row, seen by everybody
+    history.write_relations(tmp_path / "all.npz", "given", [])
+    monkeypatch.setattr(record, "WRITTEN", 3 * 4 * 36 - 1)
+    history.write_relations(tmp_path / "one.npz", "given", [])
+    whole, part = (np.load(tmp_path / f"{name}.npz") for name in ("all", "one"))
+    assert whole["relation"].shape == (3, 6, 6)
+    assert part["round"].tolist() == [history.select(history.chosen) + 1]
+    assert (part["relation"][0] == whole["relation"][part["round"][0] - 1]).all()
+    monkeypatch.setattr(engine, "RELATED", 5)
+    few = run()
+    assert few.history.relations == []
+    assert few.relation is None
+    assert few.history.scores[-1].keys() == history.scores[-1].keys()

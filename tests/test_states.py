@@ -141,6 +141,6 @@ def test_a_file_that_cannot_be_made_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(states, "LARGE", 0)
     fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path / "none")
     with pytest.raises(
-        RunError, match=r"cannot make a file of 0\.0 GB for the clients' states in .*none: No such file"
+        RunError, match=r"cannot make a file of 0\.0 GB for clients' states or models in .*none: No such file"
     ):
         fleet.train(0, torch.tensor([2, 7]), ())

@@ -1,19 +1,35 @@
 """Checkpoints: everything that a run needs to go on as if it had never stopped, in one file."""
 
 import json
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from . import wire
 from .errors import RunError
 from .files import replacing
 from .record import History
+from .states import Part, pieces
 
 Tree = Any
+
+TYPES = {  # the format's names
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
 
 
 class Progress(NamedTuple):
@@ -31,6 +47,10 @@ def save(path: Path, progress: Progress, history: History) -> None:
     arrays, text = history.pack()
     arrays |= wire.pack(progress.server, "server.") | wire.pack(progress.state, "state.")
     words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
+    once = {name: _once(t) for name, t in arrays.items() if isinstance(t, Tensor)}
+    repeated = {name: list(arrays[name].shape) for name, t in once.items() if t.shape != arrays[name].shape}
+    words["repeated"] = json.dumps(repeated)
+    arrays |= once
     write(arrays, path, {name: str(word) for name, word in words.items()})
 
 
@@ -39,8 +59,14 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
     try:
         with safe_open(path, "pt") as file:
             text = file.metadata()
+            large = {name for name, leaf in wire.pack(state, "state.").items() if isinstance(leaf, Part)}
             # Copies: in the file a tensor may lie at an address for which products are rounded differently.
-            arrays = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            arrays = {
+                name: file.get_slice(name) if name in large else file.get_tensor(name).clone()
+                for name in file.keys()  # noqa: SIM118
+            }
+        for name, shape in json.loads(text.get("repeated", "{}")).items():
+            arrays[name] = arrays[name].expand(shape)
         history.restore(arrays, text["history"])
         return Progress(
             int(text["done"]),
@@ -62,10 +88,35 @@ def how(path: Path) -> dict[str, Any]:
         raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
 
 
-def write(arrays: dict[str, Tensor], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write named arrays as safetensors, in place of what was there."""
-    with replacing(path) as part:
-        try:
-            save_file({name: t.detach().cpu().contiguous().clone() for name, t in arrays.items()}, part, metadata)
-        except SafetensorError as problem:
-            raise OSError(str(problem)) from None
+def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write named arrays as safetensors, piece by piece, in place of what was there.
+
+    That library's own writer holds three copies of all in memory.
+    """
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, array in ordered:
+        begin, end = end, end + math.prod(array.shape) * array.dtype.itemsize
+        header[name] = {"dtype": TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for _, array in ordered:
+            for piece in _pieces(array):
+                raw: Any = piece.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+                file.write(raw)
+
+
+def _pieces(array: Tensor | Part) -> Iterator[Tensor]:
+    if not array.shape:
+        yield cast(Tensor, array)
+        return
+    size = math.prod(array.shape[1:]) * array.dtype.itemsize
+    yield from (array[at] for at in pieces(array.shape[0], size))
+
+
+def _once(t: Tensor) -> Tensor:
+    """What is repeated along an axis, as one model that all clients share, once."""
+    return t[tuple(slice(None) if step else slice(1) for step in t.stride())]

@@ -111,7 +111,8 @@ class Distributed:
 
         found = self._together(work)
         scores = self._gather(cohort, found and found.scores, everywhere=True)
-        models = self._gather(cohort, found and found.models, everywhere=False)
+        # Made again where they were too large to be kept.
+        models = self._gather(cohort, found and dict(found.models), everywhere=False)
         return Evaluation(scores, models or {})
 
     def _share(self, federation: Federation) -> Federation:
@@ -190,12 +191,13 @@ class _States:
         known: list[Any] = [None] * fleet._world
         dist.all_gather_object(known, ids)
         everyone = torch.cat(known).sort().values
+        states = tree_map(lambda table: table[:], states)
         whole = fleet._gather(everyone, states if len(ids) else None, everywhere=False)
         return (everyone, whole) if fleet._rank == 0 else (ids, states)
 
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
         """Become the states that `keep` gave to the leader."""
-        ids, states = kept
+        ids, states = kept[0], tree_map(lambda t: t[:], kept[1])
         place, local = self._fleet._part(ids.cpu())
         self._own.restore((local.to(self._fleet.device), tree_map(lambda t: t[place.to(t.device)], states)))
 

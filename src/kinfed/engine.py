@@ -18,6 +18,8 @@ from .seeding import fold, key
 
 Tree = Any
 
+RELATED = 1 << 13  # clients; of more no relation is kept, which is a table of N x N numbers in every evaluated round
+
 
 @dataclass(frozen=True)
 class Participation:
@@ -128,11 +130,13 @@ def _outlook(
 
     `roster` lists those who are here: [n]; whoever is not is dealt with as if it joined now.
     """
-    sent, relation = method.send(roster, server, roster.everyone), method.relation(roster, server, cohort)
+    sent, few = method.send(roster, server, roster.everyone), len(whole) <= RELATED
+    relation = method.relation(roster, server, cohort) if few else None
     if len(here) == len(whole):
         return sent, relation
     joined = method.admit(whole, server, whole.others(here))
-    prospect, outlook = method.send(whole, joined, whole.everyone), method.relation(whole, joined, here[cohort])
+    prospect = method.send(whole, joined, whole.everyone)
+    outlook = method.relation(whole, joined, here[cohort]) if few else None
     if outlook is not None and relation is not None:
         outlook = outlook.clone()  # it may be one row seen many times
         outlook[..., here, :] = 0

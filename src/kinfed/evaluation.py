@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from .client import Client, Rows
 from .executors import Clients, Gathered, alike, index, pick
 from .method import Method
 from .model import Model
+from .states import mapped
 
 Tree = Any
 Key = tuple[str, str, str]  # model, split, metric
@@ -37,9 +39,14 @@ class Evaluator:
     or batched. All is done for a group of clients at a time, so that memory grows with the group.
     """
 
-    def __init__(self, clients: Clients, model: Model, method: Method, each: Callable[..., Tree]) -> None:
-        """`each(round, ids, program, *trees)` runs a program for each of ids: [k], with its row of trees: [k, ...]."""
-        self._clients, self._model, self._method, self._each = clients, model, method, each
+    def __init__(
+        self, clients: Clients, model: Model, method: Method, each: Callable[..., Tree], folder: Path | None = None
+    ) -> None:
+        """`each(round, ids, program, *trees)` runs a program for each of ids: [k], with its row of trees: [k, ...].
+
+        Models too large to be kept are made in files in `folder`.
+        """
+        self._clients, self._model, self._method, self._each, self._folder = clients, model, method, each, folder
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
 
     def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
@@ -93,10 +100,11 @@ class Evaluator:
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
             return self._method.personalise(client, mine, received)[name]
 
-        models = Gathered(len(cohort))
+        models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
             ids = cohort[places]
-            models.put(places, self._each(round, ids, program, states(ids), _rows(sent, places)))
+            found = self._each(round, ids, program, states(ids), _rows(sent, places))
+            models.put(places, tree_map(Tensor.cpu, found))
         return models.tree()
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:

@@ -271,10 +271,10 @@ def _spread(
 
 
 class Gathered:
-    """Gathers clients' trees as one tree [K, ...]."""
+    """Gathers clients' trees as one tree [K, ...], whose tables `room(K, like)` makes."""
 
-    def __init__(self, count: int) -> None:
-        self._count, self._lock = count, threading.Lock()
+    def __init__(self, count: int, room: Callable[[int, Tensor], Tensor] = blank) -> None:
+        self._count, self._room, self._lock = count, room, threading.Lock()
         self._tables: list[Tensor] | None = None
 
     def put(self, place: int | slice | Tensor, tree: Tree) -> None:
@@ -290,9 +290,9 @@ class Gathered:
 
     def _table(self, place: int | slice | Tensor, leaf: Tensor) -> Tensor:
         if isinstance(place, int):
-            return blank(self._count, leaf.unsqueeze(0))
+            return self._room(self._count, leaf.unsqueeze(0))
         whole = len(leaf) == self._count and isinstance(place, slice)
-        return leaf if whole and leaf.is_contiguous() else blank(self._count, leaf)
+        return leaf if whole and leaf.is_contiguous() else self._room(self._count, leaf)
 
     def tree(self) -> Tree:
         """All of it."""

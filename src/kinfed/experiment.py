@@ -28,6 +28,7 @@ from .record import History
 from .tasks import Classification, Forecasting
 
 CHECKPOINT = "checkpoint.safetensors"
+PAUSE = 20  # times as long as a checkpoint took is the least between two of them
 
 
 @dataclass
@@ -206,16 +207,17 @@ def fit(
         at = checkpoint.load(path, method.start(roster), fleet.states.keep(), history)
         fleet.states.restore(at.state)
         at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
-    saved, before = time.perf_counter(), at.seconds
+    saved, took, before = time.perf_counter(), 0.0, at.seconds
 
     def after(round: int, server: Any) -> None:
-        nonlocal at, saved
+        nonlocal at, saved, took
         now = time.perf_counter()
         at = Progress(round + 1, server, (), before + now - started, fleet.how)
         fleet.states.settle()
-        if path and round + 1 < rounds and distributed.agree(now - saved >= checkpoint_seconds):
+        if path and round + 1 < rounds and distributed.agree(now - saved >= max(checkpoint_seconds, PAUSE * took)):
             keep()
             saved = time.perf_counter()
+            took = saved - now
         progress(history, rounds)
 
     def keep() -> None:

@@ -110,7 +110,7 @@ class Simulation:
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
         self._itself = itself = weakref.proxy(self)
-        self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked))
+        self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked), folder)
         self._folder = folder
 
     @cached_property

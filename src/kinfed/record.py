@@ -20,6 +20,8 @@ from .tasks import Task
 
 Tree = Any
 
+WRITTEN = 1 << 30  # bytes of relations in a file, at most
+
 
 @dataclass
 class History:
@@ -86,7 +88,9 @@ class History:
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is not None:
-            self.relations.append(relation.detach().cpu().to(torch.float32).contiguous())
+            alike = relation.stride(-2) == 0  # every row is the same: one is kept
+            rows = relation[..., :1, :] if alike else relation
+            self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
         self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self.task.higher_is_better)
         if self.select(chosen) == round:
@@ -193,12 +197,19 @@ class History:
                             table.writerow([round + 1, name, note, f"{value:.7g}"])
 
     def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
-        """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`."""
+        """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
+
+        Of relations that would take more than `WRITTEN` bytes, that of the selected round alone.
+        """
+        rounds, relations = self.rounds if self.relations else [], self.relations
+        if sum(4 * relation.numel() for relation in relations) > WRITTEN:
+            rounds = [self.select(self.chosen)]
+            relations = [relations[self.rounds.index(rounds[0])]]
         with replacing(path) as part, part.open("wb") as file:
-            stack = torch.stack(self.relations).numpy() if self.relations else np.zeros((0, 0, 0), np.float32)
+            stack = torch.stack(relations).numpy() if relations else np.zeros((0, 0, 0), np.float32)
             np.savez_compressed(
                 file,
-                round=np.array(self.rounds if self.relations else [], np.int64) + 1,
+                round=np.array(rounds, np.int64) + 1,
                 relation=stack,
                 origin=np.array(origin),
                 clients=np.array(self.names),

@@ -112,7 +112,9 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
         module = build(tuple(found["shape"]), found["outputs"])
     try:
         with safe_open(folder / "models.safetensors", "pt") as file:
-            tensors = {e: file.get_tensor(f"{name}/{e}") for e in Model(module).layout.names}
+            known = set(file.keys())
+            names = {e: f"{name}/{e}" for e in Model(module).layout.names}
+            tensors = {e: file.get_tensor(at if at in known else f"*/{e}") for e, at in names.items()}
     except (SafetensorError, OSError) as problem:
         raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({problem})") from None
     module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors, strict=False)
@@ -202,11 +204,10 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
     found, layers = run.summary(), [layer.name for layer in layout.layers]
     write_history(history, run.relation, run.origin, layers, out, run.federation.groups, found["caution"])
     arrays: dict[str, torch.Tensor] = {}
-    for i, name in enumerate(names):
-        for part, values in history.models.items():
-            mine = (
-                layout.tensors(values[i]) if part == "theta" and values[i].numel() == layout.size else {part: values[i]}
-            )
+    for part, values in history.models.items():
+        shared = len(names) > 1 and values.stride(0) == 0
+        for name, own in zip(["*"] if shared else names, values[:1] if shared else values, strict=True):
+            mine = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
     checkpoint.write(arrays, out / "models.safetensors")
     dealt = table.get("federation", {})

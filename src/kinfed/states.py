@@ -3,7 +3,7 @@
 import mmap
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,48 @@ from .errors import RunError
 from .executors import Tree, pick
 
 LARGE = 1 << 30  # bytes of states, beyond which they are kept in files
+PIECE = 1 << 26  # bytes that are read or written at once
+
+
+class Part:
+    """Rows ids: [M] of a table: [N, ...] in a file: read when a slice of them is asked for, so that none are copied."""
+
+    def __init__(self, table: Tensor, ids: Tensor) -> None:
+        self._table, self._ids = table, ids.to(table.device)
+        self.shape, self.dtype = torch.Size([len(ids), *table.shape[1:]]), table.dtype
+
+    def __getitem__(self, at: slice) -> Tensor:
+        return self._table[self._ids[at]]
+
+
+def pieces(count: int, size: int) -> Iterator[slice]:
+    """Slices of a table of so many rows, of `size` bytes each, as much at a time as is a `PIECE`."""
+    each = max(1, PIECE // max(1, size))
+    for start in range(0, count, each):
+        yield slice(start, min(start + each, count))
+
+
+def mapped(count: int, like: Tensor, folder: Path | None) -> tuple[Tensor, mmap.mmap]:
+    """[count, ...] zeros like the rows of like: [k, ...], in a file without a name, and that file.
+
+    Raises RunError if there is no room for it.
+    """
+    dtype = torch.empty(0, dtype=like.dtype).numpy().dtype
+    numbers = count * like[:1].numel()
+    size = max(1, numbers) * like.element_size()
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):  # not on macOS
+                os.posix_fallocate(file.fileno(), 0, size)  # or a full disk would end the process without a word
+            else:
+                file.truncate(size)
+            memory = mmap.mmap(file.fileno(), size)
+    except OSError as problem:
+        where = folder or tempfile.gettempdir()
+        raise RunError(
+            f"cannot make a file of {size / 1e9:.1f} GB for clients' states or models in {where}: {problem.strerror}"
+        ) from None
+    return torch.from_numpy(np.frombuffer(memory, dtype)[:numbers]).view(count, *like.shape[1:]), memory
 
 
 class States:
@@ -64,14 +106,15 @@ class States:
             self._before = None
 
     def keep(self) -> tuple[Tensor, Tree]:
-        """Ids: [M] of the clients that have a state, and their states: [M, ...]; for `restore`."""
+        """Ids: [M] of the clients that have a state, and their states: [M, ...], or `Part`s of files; for `restore`."""
         ids = self.joined.nonzero().squeeze(1)
-        return ids, self.tables if len(ids) == len(self.joined) else self.take(ids)
+        return ids, tree_map(lambda table: Part(table, ids), self.tables) if self._files else self.tables
 
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
-        """Become the states that `keep` gave."""
+        """Become the states that `keep` gave, or a file of them that can be sliced."""
         ids, states = kept
-        self._write(ids, states)
+        for at in pieces(len(ids), sum(table[:1].nbytes for table in tree_leaves(self.tables))):
+            self._write(ids[at], tree_map(lambda rows, at=at: rows[at], states))
         self.joined[ids.to(self.joined.device)] = True
 
     def _write(self, ids: Tensor, states: Tree) -> None:
@@ -80,16 +123,6 @@ class States:
             file.madvise(mmap.MADV_DONTNEED)  # no longer in memory, but in the file
 
     def _mapped(self, count: int, like: Tensor, folder: Path | None) -> Tensor:
-        """[count, ...] zeros like the row of like: [1, ...], in a file."""
-        size = count * like.nbytes
-        try:
-            with tempfile.TemporaryFile(dir=folder) as file:
-                os.posix_fallocate(file.fileno(), 0, size)  # or a full disk would end the process without a word
-                self._files.append(mmap.mmap(file.fileno(), size))
-        except OSError as problem:
-            where = folder or tempfile.gettempdir()
-            raise RunError(
-                f"cannot make a file of {size / 1e9:.1f} GB for the clients' states in {where}: {problem.strerror}"
-            ) from None
-        dtype = torch.empty(0, dtype=like.dtype).numpy().dtype
-        return torch.from_numpy(np.frombuffer(self._files[-1], dtype)).view(count, *like.shape[1:])
+        table, file = mapped(count, like, folder)
+        self._files.append(file)
+        return table

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
@@ -71,6 +72,16 @@ def test_run_leaves_everything_in_its_folder(tmp_path, capsys):
         assert (folder / f"{picture}.png").read_bytes().startswith(b"\x89PNG")
     assert not (folder / "checkpoint.safetensors").exists()
     assert not list(folder.glob(".*part"))
+
+
+def test_a_model_that_all_share_is_written_once(tmp_path):
+    assert main(["run", "fedavg", *SMALL, "--out", str(tmp_path / "a"), "--quiet"]) == 0
+    written = load_file(tmp_path / "a" / "models.safetensors")
+    one, other = (kinfed.load_model(tmp_path / "a", client).state_dict() for client in (0, "5"))
+    assert {name.removeprefix("*/") for name in written} == set(one)
+    for name, value in one.items():
+        assert torch.equal(value, written[f"*/{name}"])
+        assert torch.equal(value, other[name])
 
 
 def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, capsys):

@@ -1,0 +1,130 @@
+"""Checkpoints: what is written is what is read, by that format's own library too, and no more than there is."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from kinfed import SGD, Federation, RunError, Training, checkpoint, experiment, fit, states
+from kinfed.checkpoint import Progress
+from kinfed.fleet import Simulation
+from kinfed.method import Params
+from kinfed.methods import FedAvg, Local
+from kinfed.model import Model
+from kinfed.record import History
+from kinfed.tasks import Classification
+
+TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
+arrays = st.dictionaries(
+    st.text(min_size=1, max_size=8).filter(lambda name: name != "__metadata__"),
+    st.tuples(st.sampled_from(list(checkpoint.TYPES)), st.lists(st.integers(0, 4), max_size=3)),
+    max_size=6,
+)
+
+
+def federation(clients=6):
+    x = torch.randn(clients * 10, 5, generator=torch.Generator().manual_seed(0))
+    return Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(clients).repeat_interleave(10))
+
+
+def module():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Linear(5, 2)
+
+
+@given(arrays, st.sampled_from([1, 7, 1 << 20]))
+@settings(max_examples=60)
+def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes, piece):
+    path = tmp_path_factory.mktemp("a") / "a"
+    draw = torch.Generator().manual_seed(0)
+    wanted = {name: torch.randn(shape, generator=draw).to(kind) for name, (kind, shape) in shapes.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(states, "PIECE", piece)
+        checkpoint.write(wanted, path, {"said": "ä"})
+    found = load_file(path)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert found[name].dtype == value.dtype
+        assert torch.equal(found[name], value)
+
+
+def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
+    theta = torch.arange(1000.0)
+    history = History(("a", "b"), Classification(2), rounds=[0], scores=[{}], notes=[{}])
+    history.models = {"theta": theta.expand(500, -1)}
+    history.relations = [torch.full((500,), 0.002).expand(500, -1)]
+    server = Params(theta.expand(3, 2, -1))
+    checkpoint.save(tmp_path / "c", Progress(1, server, (), 0.0), history)
+    assert (tmp_path / "c").stat().st_size < 4 * (1000 + 500 + 1000) + 2000
+    other = History(("a", "b"), Classification(2))
+    at = checkpoint.load(tmp_path / "c", Params(theta), (), other)
+    for found, wanted in ((at.server.theta, server.theta), (other.models["theta"], history.models["theta"])):
+        assert found.stride() == wanted.stride()
+        assert torch.equal(found, wanted)
+    assert torch.equal(other.relations[0], history.relations[0])
+
+
+@pytest.mark.parametrize("piece", [1, 100, 1 << 26])
+def test_states_in_files_are_written_and_read_in_pieces(piece, tmp_path, monkeypatch):
+    monkeypatch.setattr(states, "LARGE", 0)
+    monkeypatch.setattr(states, "PIECE", piece)
+
+    def fleet():
+        found = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)
+        found.roster()
+        return found
+
+    one, other = fleet(), fleet()
+    one.train(0, torch.tensor([4, 1, 2]), ())
+    history = History(tuple("abcdef"), Classification(2))
+    checkpoint.save(tmp_path / "c", Progress(1, (), one.states.keep(), 0.0), history)
+    at = checkpoint.load(tmp_path / "c", (), other.states.keep(), history)
+    assert at.state[0].tolist() == [1, 2, 4]
+    other.states.restore(at.state)
+    assert torch.equal(other.state.theta, one.state.theta)
+    assert other.states.joined.tolist() == [False, True, True, False, True, False]
+
+
+def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):
+    now, times = [0.0], []
+    monkeypatch.setattr(experiment.time, "perf_counter", lambda: now[0])
+
+    def slow(path, progress, history):
+        times.append((progress.done, now[0]))
+        now[0] += 2
+
+    def train(self, *asked, real=Simulation.train):
+        now[0] += 1
+        return real(self, *asked)
+
+    monkeypatch.setattr(checkpoint, "save", slow)
+    monkeypatch.setattr(Simulation, "train", train)
+    how = {"training": TRAINING, "executor": "loop", "folder": tmp_path, "checkpoint_seconds": 3}
+    fit(FedAvg(), federation(), module(), rounds=100, **how)
+    assert times == [(3, 3.0), (43, 45.0), (83, 87.0)]  # 2 s each, and 40 s between them
+
+
+def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypatch):
+    real = Simulation.train
+
+    def failing(self, round, cohort, sent):
+        if round == 2:
+            raise RunError("round 3: no more")
+        return real(self, round, cohort, sent)
+
+    def run(**how):
+        how = {"training": TRAINING, "executor": "loop", "folder": tmp_path} | how
+        return fit(FedAvg(), federation(), module(), rounds=3, **how)
+
+    used = []
+    monkeypatch.setattr(Simulation, "train", failing)
+    with pytest.raises(RunError):
+        run()
+    found = checkpoint.how(tmp_path / "checkpoint.safetensors")
+    monkeypatch.setattr(checkpoint, "how", lambda path: found | {"onednn": True})
+    monkeypatch.setattr(experiment, "has_amx", lambda: True)
+    monkeypatch.setattr(Simulation, "train", lambda self, *asked: used.append(self.how["onednn"]) or real(self, *asked))
+    run()
+    assert used == [False]
