@@ -74,9 +74,9 @@ def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
         run(folder=tmp_path, precision="bf16")
     monkeypatch.undo()
     resumed = run(folder=tmp_path)
-    assert resumed.precision == "bf16"
+    assert resumed.how["precision"] == "bf16"
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
-    assert run(folder=tmp_path, precision="float32").precision == "float32"
+    assert run(folder=tmp_path, precision="float32").how["precision"] == "float32"
 
 
 @pytest.mark.parametrize("allowed", [False, True])

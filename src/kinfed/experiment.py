@@ -41,11 +41,15 @@ class Run:
     history: History
     origin: Origin  # of the relation
     seed: int
-    executor: str
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision: what decides about rounding, see `Simulation`
     reason: str  # why this executor
-    precision: str  # of local training
     seconds: float
     attack: Attack | None = None
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that ran the clients."""
+        return str(self.how["executor"])
 
     @property
     def relation(self) -> Tensor | None:
@@ -108,8 +112,7 @@ class Run:
             "chosen": history.chosen,
             "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
             "relation": None,
-            "executor": self.executor,
-            "precision": self.precision,
+            **self.how,
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
@@ -250,9 +253,8 @@ def fit(
         history,
         method.origin_of(roster),
         seed,
-        fleet.executor,
+        fleet.how,
         fleet.reason,
-        fleet.how["precision"],
         at.seconds,
         attack,
     )

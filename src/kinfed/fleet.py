@@ -48,10 +48,10 @@ class Simulation:
 
     `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
-    for small dense models, and for a GPU. `fused` does so on `workers` threads and trains with plain SGD without
-    autograd, if the model has such a form (`kinfed.fused`): fastest for dense and recurrent models. `auto` picks one,
-    by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without a
-    `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds.
+    for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
+    (`kinfed.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto` picks
+    one, by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without
+    a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds.
 
     `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
     `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all

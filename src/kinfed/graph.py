@@ -51,13 +51,23 @@ def _memory(size: int) -> _Bytes:
         return np.empty(size, np.uint8)
     with _LOCK:
         for memory in _MEMORIES:
-            if memory.nbytes == size and getrefcount(memory) == 3:  # ours, the loop's and getrefcount's own
+            if memory.nbytes == size and getrefcount(memory) == _FREE:
                 return memory
         memory = np.empty(size, np.uint8)
         _MEMORIES.append(memory)
         while sum(kept.nbytes for kept in _MEMORIES) > SPARE:
             _MEMORIES.pop(0)  # freed with the table that lies in it
         return memory
+
+
+def _references(memories: list[_Bytes]) -> int:
+    """Those to memory that only this list holds, in a loop over it: how many they are differs between Pythons."""
+    for memory in memories:
+        return getrefcount(memory)
+    return 0
+
+
+_FREE = _references([np.empty(0, np.uint8)])
 
 
 def take(table: Tensor, cohort: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class Machine:
     data_dir: Path | None = None
     device: str = "auto"
     executor: str = "auto"
-    workers: int | None = None  # of executor loop; None: as many as there are cores
+    workers: int | None = None  # cores to use: loop trains a client on each; None: all
     precision: str | None = None  # of local training: float32, tf32 or bf16; None: as before, or float32
     checkpoint_seconds: float = 10.0
     progress: Progress = lambda history, rounds: None

@@ -30,7 +30,7 @@ def options() -> argparse.ArgumentParser:
     running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     running.add_argument("--executor", default="auto", choices=["auto", "fused", "loop", "vmap"], help="default: auto")
     running.add_argument(
-        "--workers", type=int, metavar="N", help="threads of executor loop, a client each (default: all cores)"
+        "--workers", type=int, metavar="N", help="cores to use: loop trains a client on each (default: all)"
     )
     running.add_argument(
         "--precision", choices=PRECISIONS, help="of products in local training (default: float32; tf32 needs a GPU)"
