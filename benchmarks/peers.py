@@ -10,10 +10,12 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,17 +48,19 @@ class Program:
     slow: bool = False
 
     def line(self, seconds=600):
-        """Its next line that is ours; the others are its own talk."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            said = self.process.stdout.readline()
-            if not said:
-                words = [w for w in self.log.read_text(errors="replace").splitlines() if w.strip()]
-                self.failed = words[-1][:160] if words else f"ended with code {self.process.wait()}"
-                return None
+        """Its next line that is ours; the others are its own talk. One that says nothing for so long is ended."""
+        late = threading.Timer(seconds, self.process.kill)
+        late.start()
+        for said in iter(self.process.stdout.readline, ""):
             if said.startswith(("ready", '{"seconds"')):
+                late.cancel()
                 return said
-        self.failed = f"no answer in {seconds} s"
+        late.cancel()
+        if self.process.wait() == -signal.SIGKILL:
+            self.failed = f"no answer in {seconds} s"
+        else:
+            words = [w for w in self.log.read_text(errors="replace").splitlines() if w.strip()]
+            self.failed = words[-1][:160] if words else f"ended with code {self.process.wait()}"
         return None
 
     def turn(self):
@@ -85,10 +89,12 @@ class Program:
 def start(name, script, python, path, folder):
     """The program, or its failure, once it is set up."""
     log = Path(folder) / f"{name}.log"
+    command = [str(python), str(HERE / "peers" / script), path]
     with log.open("w") as err:
+        if not Path(python).exists():  # reported as any other that does not run
+            command = [sys.executable, "-c", f"import sys; sys.exit('{python} is not there: make bench installs it')"]
         process = subprocess.Popen(
-            [str(python), str(HERE / "peers" / script), path],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True,
             env={k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"},
         )  # fmt: skip
     program = Program(name, process, log)

@@ -31,6 +31,8 @@ from .drawing import (
     write,
 )
 
+MOST = 400  # clients in a picture with a column for each
+
 
 def accuracy_by_round(
     rounds: ArrayLike,
@@ -124,7 +126,7 @@ def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], me
 def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:
     """A column a client, a row a class, a bubble whose area is the number of examples.
 
-    `counts: [N, C]`. Raises UsageError if the names do not fit.
+    `counts: [N, C]`. Of very many clients some are shown, evenly chosen. Raises UsageError if the names do not fit.
     """
     held = np.asarray(counts)
     clients, classes = len(client_names), len(class_names)
@@ -133,6 +135,11 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
             f"got {list(held.shape)}"
         )
+    said = "client"
+    if clients > MOST:
+        shown = np.linspace(0, clients - 1, MOST).round().astype(int)
+        said = f"{MOST} of {clients:,} clients"
+        clients, client_names, held = MOST, [client_names[i] for i in shown], held[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
     width, height = clients * across, classes * up
@@ -150,7 +157,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
-    axes.set_xlabel("client")
+    axes.set_xlabel(said)
     axes.set_ylabel("class")
     sizes = _round_sizes(int(held.max()))
     bubbles = [
