@@ -1,9 +1,10 @@
 """Rounds with 1,000 to 100,000 clients: seconds and memory: python benchmarks/scale.py
 
 A client has 16 examples, drawn from one small pool, and a model of 62,006 parameters. Each case runs in a process of
-its own, so that its peak of resident memory is its own. Only training rounds: an evaluation of everybody has to look at
-everybody. Private states in files take 25 GB of disk while it runs. Writes its parts of docs/results/scale.md, a method
-each; `--most 1000` stops at so many clients and writes nothing.
+its own, so that its peak of resident memory is its own. A method's part has training rounds alone: an evaluation of
+everybody has to look at everybody. The part `whole` has runs with `kinfed.fit` that end with an evaluation and are
+saved. Private states in files take 25 GB of disk. Writes its parts of docs/results/scale.md; `--most 1000` stops at so
+many clients and writes nothing.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from pathlib import Path
 import torch
 from page import put
 
-from kinfed import SGD, Federation, Training
+from kinfed import SGD, Federation, Training, fit, runs
 from kinfed.engine import sample
 from kinfed.federation import Graph
 from kinfed.fleet import Simulation
@@ -42,6 +44,8 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "fedcedar": ({}, 10_000),
     "panacea": ({"heads": "chunked"}, 10_000),
 }
+WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
+TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
 POOL, EACH, ROUNDS = 2_000, 16, 5
 
 
@@ -69,9 +73,8 @@ def memory():
 def case(name, clients, cohort):
     """Seconds of a round, and MB before the first round and at the peak of all."""
     torch.manual_seed(0)
-    model, training = Model(MODELS["cnn"]((3, 32, 32), 10)), Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))
-    method = METHODS[name](**TRIED[name][0])
-    fleet = Simulation(federation(clients), model, method, training)
+    model, method = Model(MODELS["cnn"]((3, 32, 32), 10)), METHODS[name](**TRIED[name][0])
+    fleet = Simulation(federation(clients), model, method, TRAINING)
     roster = fleet.roster(ring(clients) if name == "panacea" else None)
     server, _ = method.start(roster), fleet.states
     before, seconds = memory()[0], []
@@ -85,18 +88,53 @@ def case(name, clients, cohort):
     return {"seconds": statistics.median(seconds), "before": before, "peak": memory()[1]}
 
 
+def whole(name, clients):
+    """Seconds, and MB at the peak, of five rounds of 1,000 clients, an evaluation of all, and all that a run leaves."""
+    torch.manual_seed(0)
+    begun, how = time.perf_counter(), {"rounds": ROUNDS, "evaluate_every": ROUNDS, "participation": 1_000 / clients}
+    run = fit(METHODS[name](), federation(clients), MODELS["cnn"]((3, 32, 32), 10), training=TRAINING, **how)
+    trained = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        runs.save(run, folder)
+        files = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e6
+    return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
+
+
+def alone(*arguments):
+    """What a case finds in a process of its own."""
+    command = [sys.executable, __file__, "--case", *map(str, arguments)]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+
+
 def main():
     asked = argparse.ArgumentParser()
-    asked.add_argument("methods", nargs="*", choices=[[], *TRIED], metavar="METHOD", help="default: all")
-    asked.add_argument("--case", nargs=3)
+    asked.add_argument("methods", nargs="*", choices=[[], "whole", *TRIED], metavar="PART", help="default: all")
+    asked.add_argument("--case", nargs="+")
     asked.add_argument("--most", type=int, default=CLIENTS[-1])
     asked = asked.parse_args()
     if asked.case:
-        name, clients, cohort = asked.case
-        print(json.dumps(case(name, int(clients), int(cohort))))
+        name, *numbers = asked.case
+        print(json.dumps((case if len(numbers) == 2 else whole)(name, *map(int, numbers))))
         return
     machine = f"PyTorch {torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads."
-    for name in asked.methods or TRIED:
+    parts = asked.methods or ["whole", *TRIED]
+    if "whole" in parts:
+        lines = [
+            "## Whole runs",
+            "",
+            f"{ROUNDS} rounds of 1,000 clients, an evaluation of everybody, and all that a run leaves. {machine}",
+            "",
+            "| method | clients | seconds to fit | seconds to save | MB of files | MB at the peak |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for name, clients in WHOLE:
+            found = alone(name, clients) if clients <= asked.most else {}
+            told = (f"{found[key]:.0f}" if found else "" for key in ("fit", "save", "files", "peak"))
+            lines.append(f"| {name} | {clients:,} | {' | '.join(told)} |")
+            print(lines[-1], flush=True)
+        if asked.most >= CLIENTS[-1]:
+            put(PAGE, "whole", "\n".join(lines), "Rounds with many clients")
+    for name in (part for part in parts if part != "whole"):
         settings, room = TRIED[name]
         told = ", ".join(f"`{key}={value}`" for key, value in settings.items())
         lines = [
@@ -109,9 +147,7 @@ def main():
         ]
         for cohort in COHORTS:
             for clients in (n for n in CLIENTS if n <= min(asked.most, room)):
-                command = [sys.executable, __file__, "--case", name, str(clients), str(cohort)]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                found = json.loads(done.stdout)
+                found = alone(name, clients, cohort)
                 lines.append(
                     f"| {cohort:,} | {clients:,} | {found['seconds']:.2f} "
                     f"| {found['before']:.0f} | {found['peak'] - found['before']:.0f} |"

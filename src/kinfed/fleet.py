@@ -97,7 +97,7 @@ class Simulation:
             seed,
         )
         workers = workers or torch.get_num_threads()
-        if chunk is None and self.device.type == "cuda":
+        if chunk is None and self.device.type == "cuda" and executor != "loop":
             chunk = chunk_that_fits(self.clients, self.model, training)
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
         known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
