@@ -33,6 +33,7 @@ PROGRAMS = {"kinfed": "ours.py", "plain PyTorch loop": "plain.py"}
 OTHERS = {"FedJAX": "with_fedjax.py", "pfl": "with_pfl.py", "Flower simulation": "with_flower.py"}
 ROUNDS = {"W1": 4, "W2 CNN": 7, "W2 MLP": 15}
 SLOW = 60  # seconds
+SETTLE = 5  # seconds for what programs that have just started do behind their backs
 DISTURBED = 1.2
 
 
@@ -149,6 +150,7 @@ def measure(name, programs, wanted):
     A program whose first round takes longer than SLOW gets no other: that round counts. Returns the usual time of the
     fixed product: the tenth part of all measured times is shorter.
     """
+    time.sleep(SETTLE)
     for program in programs:
         found = None if program.failed else program.turn()
         if found and found["seconds"] > SLOW:

@@ -18,7 +18,8 @@ from .optimiser import SGD
 
 SHARE = 0.05  # of the planned work that may be spent on measuring
 SECONDS = 1.0  # that measuring may take
-STEPS = (5, 2, 1)  # how many local steps of each client are timed, twice
+STEPS = (5, 2, 1)  # how many local steps of each client are timed together
+TURNS = 6  # how often at most, twice at least: other work on the machine must not decide
 HANDFUL = 20  # clients that are timed
 BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused form
 SMALL = 1 << 20  # multiplications, below which a product is not worth a probe of its library
@@ -99,7 +100,11 @@ def _measure(
 
     first = [seconds(candidate.run, 1) for candidate in able]  # warms up
     fits = [n for n in STEPS if 1 + 2 * n <= allowed and 2 * n * sum(first) < SECONDS]
-    timed = [[seconds(candidate.run, fits[0]) for candidate in able] for _ in range(2)] if fits else [first]
+    timed = [] if fits else [first]
+    for turn in range(min(TURNS, int((allowed - 1) // fits[0])) if fits else 0):
+        if turn >= 2 and fits[0] * (turn + 1) * sum(map(sum, timed)) / turn > SECONDS:
+            break
+        timed.append([seconds(candidate.run, fits[0]) for candidate in able])
     least = [min(times) for times in zip(*timed, strict=True)]
     said = ", ".join(f"{c.run.name} {1000 * s:.3g}" for c, s in zip(able, least, strict=True))
     return able[least.index(min(least))].run, f"measured, ms for a step of {handful} clients: {said}"
