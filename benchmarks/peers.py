@@ -192,7 +192,7 @@ def main():
     asked.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
     quick = asked.parse_args().quick
     gflops = peak()
-    table = []
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("W2 CNN", "W2 MLP") if quick else WORKLOADS:
             path = f"{folder}/{name}.npz"
@@ -204,7 +204,9 @@ def main():
             usual = measure(name, programs, 5 if quick else ROUNDS[name])
             for program in programs:
                 program.end()
-            table += rows(name, programs, gflops, usual)
+            gflops = max(gflops, peak())  # what the machine reaches undisturbed is the same for all
+            found.append((name, programs, usual))
+        table = [row for name, programs, usual in found for row in rows(name, programs, gflops, usual)]
     head = "| workload | program | seconds a round (range) | over kinfed | over plain | of peak | MiB | turns |"
     lines = [head, "| --- " * 8 + "|", *table]
     if quick:
