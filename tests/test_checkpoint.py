@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from kinfed import SGD, Federation, RunError, Training, checkpoint, experiment, fit, states
+from kinfed import SGD, Federation, RunError, Training, checkpoint, evaluation, experiment, fit, states
 from kinfed.checkpoint import Progress
 from kinfed.fleet import Simulation
 from kinfed.method import Params
@@ -85,6 +85,24 @@ def test_states_in_files_are_written_and_read_in_pieces(piece, tmp_path, monkeyp
     other.states.restore(at.state)
     assert torch.equal(other.state.theta, one.state.theta)
     assert other.states.joined.tolist() == [False, True, True, False, True, False]
+
+
+def test_a_shared_model_that_is_not_kept_is_found_again_as_one(monkeypatch):
+    class Both(Local):
+        def send(self, roster, server, cohort):
+            return Params(roster.theta.expand(len(cohort), -1))
+
+        def personalise(self, client, state, received):
+            return {"shared": received, "own": state}
+
+    monkeypatch.setattr(evaluation, "KEPT", 0)
+    run = fit(Both(), federation(), module(), rounds=1, training=TRAINING, executor="loop")
+    fleet = Simulation(federation(), Model(module()), Both(), TRAINING, executor="loop")
+    everyone = torch.arange(6)
+    found = fleet.evaluate(0, everyone, Both().send(fleet.roster(), (), everyone))
+    assert found.models["shared"].theta.stride(0) == 0
+    assert found.models["own"].theta.stride(0) > 0
+    assert set(run.history.named_models) == {"shared", "own"}
 
 
 def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):

@@ -125,6 +125,9 @@ if __name__ == "__main__":
         assert len(fleet.roster()) == 5
         mine = 3 if distributed.leads() else 2
         assert fleet._local.state.theta.shape == (mine, 10), fleet._local.state.theta.shape
+        states.LARGE = 0
+        filed = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), executor="loop")
+        assert len(filed.states.keep()[0]) == 0  # nobody has joined: what a resumed run begins with
         ids, kept = fleet.states.keep()
         assert len(ids) == len(kept.theta) == (5 if distributed.leads() else 2)
         try:

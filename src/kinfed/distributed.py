@@ -111,8 +111,8 @@ class Distributed:
 
         found = self._together(work)
         scores = self._gather(cohort, found and found.scores, everywhere=True)
-        # Made again where they were too large to be kept.
-        models = self._gather(cohort, found and dict(found.models), everywhere=False)
+        made = self._together(lambda: found and dict(found.models))  # again, where they were too large to be kept
+        models = self._gather(cohort, made, everywhere=False)
         return Evaluation(scores, models or {})
 
     def _share(self, federation: Federation) -> Federation:
@@ -191,6 +191,8 @@ class _States:
         known: list[Any] = [None] * fleet._world
         dist.all_gather_object(known, ids)
         everyone = torch.cat(known).sort().values
+        if not len(everyone):
+            return everyone, states
         states = tree_map(lambda table: table[:], states)
         whole = fleet._gather(everyone, states if len(ids) else None, everywhere=False)
         return (everyone, whole) if fleet._rank == 0 else (ids, states)

@@ -92,10 +92,16 @@ class Evaluator:
         }
         if keep:
             return Evaluation(keyed, {name: (models.tree() | common)[name] for name in shared})
-        return Evaluation(keyed, _Again(shared, lambda name: self._again(name, round, cohort, states, sent)))
+        return Evaluation(
+            keyed, _Again(shared, lambda name: self._again(name, shared[name], round, cohort, states, sent))
+        )
 
-    def _again(self, name: str, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Tree:
-        """[K, ...] one of the named models of the cohort."""
+    def _again(
+        self, name: str, where: Tree, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree
+    ) -> Tree:
+        """[K, ...] one of the named models of the cohort; if all share it, `where` in `sent` it is."""
+        if where is not None:
+            return _find(sent, where)
 
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
             return self._method.personalise(client, mine, received)[name]
@@ -104,7 +110,7 @@ class Evaluator:
         for places in self._groups(cohort):
             ids = cohort[places]
             found = self._each(round, ids, program, states(ids), _rows(sent, places))
-            models.put(places, tree_map(Tensor.cpu, found))
+            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, found))
         return models.tree()
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:

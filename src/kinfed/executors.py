@@ -138,8 +138,8 @@ class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
 
-    Given a model's fused form, local training takes it where it can (`kinfed.fused`), on as many threads as there are
-    cores to use.
+    Given a model's fused form, local training takes it where it can (`kinfed.fused`), and `threads` are shared by as
+    many workers as there is work for, two threads or more each.
     """
 
     def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:

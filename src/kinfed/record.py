@@ -87,7 +87,9 @@ class History:
     def _keep(self, round: int, found: Evaluation, relation: Tensor | None, notes: dict[str, Tensor] | None) -> None:
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
-        if relation is not None:
+        if relation is None:  # now there are too many clients for it, or the method mixes no models
+            self.relations = []
+        elif len(self.relations) == len(self.rounds) - 1:
             alike = relation.stride(-2) == 0  # every row is the same: one is kept
             rows = relation[..., :1, :] if alike else relation
             self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
