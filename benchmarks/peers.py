@@ -191,6 +191,7 @@ def main():
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--quick", action="store_true", help="ratios to the plain loop only, under 3 minutes")
     quick = asked.parse_args().quick
+    torch.set_num_threads(len(os.sched_getaffinity(0)))  # as the programs, which are not told OMP_NUM_THREADS
     gflops = peak()
     found = []
     with tempfile.TemporaryDirectory() as folder:
