@@ -44,6 +44,15 @@ def test_every_chart_is_a_png_and_the_same_each_time(tmp_path):
         assert image.imread(file).std() > 0.05
 
 
+def test_a_picture_does_not_grow_with_very_many_clients(tmp_path):
+    counts = np.ones((5000, 3), int)
+    names = [str(i) for i in range(5000)]
+    charts.classes_by_client(counts, list("abc"), names, tmp_path / "many.png")
+    charts.classes_by_client(counts[:400], list("abc"), names[:400], tmp_path / "few.png")
+    many, few = (image.imread(tmp_path / f"{name}.png").shape for name in ("many", "few"))
+    assert many[1] == pytest.approx(few[1], rel=0.05)
+
+
 @pytest.mark.parametrize(("clients", "classes"), [(1, 2), (5, 10), (200, 200)])
 def test_sizes_from_one_client_to_many_draw_without_warnings(tmp_path, recwarn, clients, classes):
     rng = np.random.default_rng(0)
