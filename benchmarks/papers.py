@@ -13,7 +13,7 @@ from pathlib import Path
 from page import put
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-PFEDGAT = "--method local,fedavg,fedprox,cfl,per-fedavg,pfedgat,pfedgat-fair --scale 0.3 --column"
+PFEDGAT = "--method local,fedavg,fedprox,cfl,per-fedavg,pfedgat,pfedgat-fair"
 PANACEA = "--method fedavg,fedavg-ft,per-fedavg,sfl,pfedhn,panacea"
 POINTS = f"{PANACEA} --column fl60,dg60,tpt48"
 TRAFFIC = f"{PANACEA} --column metr_la_subset,pems_bay_subset --scale 0.05"
@@ -21,16 +21,18 @@ PARTS = {  # a table's name, perhaps with that of a part of it: what is asked of
     "sfl.table1": "--method fedavg,sfl,sfl-star --column metr_la_week,metr_la_subset,pems_bay_subset,pems08_partial",
     "panacea.table2-points": POINTS,
     "panacea.table3-points": POINTS,
-    "pfedgat.table1-cifar10": f"{PFEDGAT} cifar10/iid,cifar10/pathological,cifar10/dirichlet",
-    "fedcedar.table1": "--method fedavg,fedprox,per-fedavg,sfl,fedcedar --column mnist/shards,cifar10/shards "
-    "--scale 0.1",
-    "sfl.table2": "--method fedavg,fedprox,scaffold,sfl,sfl-star --column cifar10/shards2,cifar10/shards5 --scale 0.25",
-    "pfedgat.table3": f"{PFEDGAT} cifar10/10",
-    "pfedgat.table1-fashion": f"{PFEDGAT} fashion_mnist/iid,fashion_mnist/pathological,fashion_mnist/dirichlet",
+    "pfedgat.table1-cifar10": f"{PFEDGAT} --scale 0.3 --column cifar10/iid,cifar10/pathological,cifar10/dirichlet",
+    "fedcedar.table1": "--method fedavg,fedprox,per-fedavg,sfl,fedcedar --scale 0.1 "
+    "--column mnist/shards,cifar10/shards",
+    "sfl.table2": "--method fedavg,fedprox,scaffold,sfl,sfl-star --scale 0.25 --precision bf16 "
+    "--column cifar10/shards2,cifar10/shards5",
+    "pfedgat.table3": f"{PFEDGAT} --scale 0.2 --column cifar10/10",
+    "pfedgat.table1-fashion": "--method local,fedavg,fedprox,cfl,per-fedavg,pfedgat --scale 0.1 "
+    "--column fashion_mnist/iid,fashion_mnist/pathological,fashion_mnist/dirichlet",
     "panacea.table2-traffic": TRAFFIC,
     "panacea.table3-traffic": TRAFFIC,
-    "fedaghn.table1": "--method local,fedavg,fedavg-ft,cfl,fedamp,fedaghn "
-    "--column cifar10/pathological,cifar10/dirichlet --scale 0.025",
+    "fedaghn.table1": "--method local,fedavg,fedavg-ft,cfl,fedamp,fedaghn --scale 0.025 --precision bf16 "
+    "--column cifar10/pathological,cifar10/dirichlet",
 }
 METHODS = {"sfl": "SFL", "pfedgat": "pFedGAT", "fedaghn": "FedAGHN", "fedcedar": "FedCedar", "panacea": "Panacea"}
 

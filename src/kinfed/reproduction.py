@@ -29,6 +29,8 @@ FLAGS = {
     "subset": "not all of the data that the paper used",
     "leaking": "test examples had a say in training, as in the paper",
     "oracle graph": "the graph is made from labels, which a server would not know",
+    "tf32": "local training multiplied in TF32",
+    "bf16": "local training multiplied in bfloat16",
 }
 
 
@@ -249,7 +251,9 @@ class Reproduction:
                     values[metric].append(measure.times * found[measure.of])
                     if "std" in found:
                         clients[metric].append(measure.times * found["std"])
-                flags += ["leaking"] if runs.read_summary(folder)["leaking"] else []
+                summary = runs.read_summary(folder)
+                flags += ["leaking"] if summary["leaking"] else []
+                flags += [p for p in ("tf32", "bf16") if p == summary.get("precision")]
             if folders and _knows_labels(cell):
                 flags.append("oracle graph")
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]

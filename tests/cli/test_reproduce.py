@@ -197,6 +197,17 @@ def test_side_by_side_and_scaled_down(tmp_path, capsys):
     assert "holds another experiment" in err
 
 
+def test_a_table_says_in_which_precision_it_was_made(tmp_path, capsys):
+    reproduce(capsys, "--method", "local", "--column", "digits/iid", "--precision", "bf16")
+    assert table()["digits/iid", "local"]["flags"] == "bf16"
+    page = tmp_path / "reproductions/made.table9/table.md"
+    assert "--column digits/iid --precision bf16\n" in page.read_text()
+    assert "bf16: local training multiplied in bfloat16." in page.read_text()
+    reproduce(capsys, "--method", "local", "--column", "digits/shards")
+    assert table()["digits/shards", "local"]["flags"] == ""
+    assert "--precision" not in page.read_text()  # no one command makes both
+
+
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(capsys):
     asked = ["--method", "local", "--column", "digits/broken,digits/iid", "--seeds", "1", "--jobs", "1"]
     _, err = reproduce(capsys, *asked, code=1)

@@ -20,13 +20,14 @@ from ..errors import RunError, explain
 from ..federation import LEAST
 from ..files import make_folder, replacing
 from ..jobs import carry_out
+from ..precision import PRECISIONS
 from ..protocol import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
 from ..reproduction import Line, Reproduction
 from ..runs import Machine
 from .running import options
 
-DENSE = ("linear", "mlp", "rnn", "gru")  # models that have a fused form under plain SGD
+DENSE = ("linear", "mlp", "rnn", "gru")  # models that have a fused form under plain SGD in float32
 
 
 def request() -> argparse.ArgumentParser:
@@ -96,7 +97,7 @@ def executor(asked: argparse.Namespace, experiment: Experiment) -> str:
     if asked.executor != "auto" or (asked.device != "cpu" and torch.cuda.is_available()):
         return str(asked.executor)
     optimiser = experiment.table["training"]["optimiser"]
-    plain = optimiser["name"] == "sgd" and not optimiser.get("momentum")
+    plain = optimiser["name"] == "sgd" and not optimiser.get("momentum") and asked.precision in (None, "float32")
     return "fused" if plain and experiment.table["model"]["name"] in DENSE else "loop"
 
 
@@ -172,4 +173,8 @@ def _command(made: Reproduction, lines: Sequence[Line]) -> str:
     seeds = max([made.count, *(len(line.ours) for line in lines)])
     if seeds != made.protocol.seeds:
         words += ["--seeds", str(seeds)]
-    return shlex.join(words + (["--scale", f"{made.scale:g}"] if made.scale < 1 else []))
+    words += ["--scale", f"{made.scale:g}"] if made.scale < 1 else []
+    for precision in PRECISIONS:
+        if any(line.ours for line in lines) and all(precision in line.flags for line in lines if line.ours):
+            words += ["--precision", precision]
+    return shlex.join(words)
