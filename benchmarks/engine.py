@@ -21,6 +21,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
+from exact import error
 from torch import nn
 
 from kinfed import SGD, Federation, Training, engine
@@ -116,9 +117,12 @@ def plain(load, module, data):
     return run
 
 
+def local(load):
+    return Training(epochs=load.epochs, batch=load.batch, optimiser=SGD(lr=0.01))
+
+
 def simulation(load, module, data, **how):
-    training = Training(epochs=load.epochs, batch=load.batch, optimiser=SGD(lr=0.01))
-    return Simulation(data, Model(copy.deepcopy(module)), FedAvg(), training, share=load.share, **how)
+    return Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), share=load.share, **how)
 
 
 def federated(load, data, fleet):
@@ -195,19 +199,6 @@ def on_one_thread(run, onednn):
         torch.set_num_threads(before)
 
     return alone
-
-
-def error(load, module, data, **how):
-    """How far a client's update is from float64's, relative to its length: the median over the cohort."""
-    updates = []
-    for kind, asked in ((torch.float64, {"executor": "loop"}), (torch.float32, how)):
-        cast = Federation(data.x.to(kind), data.y, data.rows, data.task)
-        fleet = simulation(load, copy.deepcopy(module).to(kind), cast, **asked)
-        roster = fleet.roster()
-        cohort = torch.arange(max(1, round(load.share * load.clients)))
-        sent = fleet.method.send(roster, fleet.method.start(roster), cohort)
-        updates.append((fleet.train(0, cohort, sent)[1].theta - fleet.model.theta).double())
-    return float(((updates[1] - updates[0]).norm(dim=1) / updates[0].norm(dim=1)).median())
 
 
 class Clock:
@@ -293,7 +284,7 @@ def measure(name, load, loaded):
         "| --- | --- | --- | --- | --- |",
     ]
     for n in ("plain", *hows):
-        off = f"{error(load, module, data, **hows[n]):.1e}" if n in hows else ""
+        off = f"{error(module, data, local(load), load.share, **hows[n]):.1e}" if n in hows else ""
         count = f"{len(clock.quiet(n))} of {len(clock.rounds[n])}"
         lines.append(f"| {n} | {clock.seconds(n):.3g} | {clock.ratio(n, 'plain'):.2f} | {off} | {count} |")
     print("\n".join(lines), "\n", flush=True)

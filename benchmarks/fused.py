@@ -4,25 +4,24 @@ What is timed is the training half of a round, nothing else. Programs take turns
 ran on the machine are dropped, see `Clock` in engine.py. Writes docs/results/fused.md.
 
 `--loaded` keeps disturbed turns and writes nothing; `--only W2` runs the workloads that begin so and leaves the rest of
-the page; `--jax PYTHON` names an interpreter that has JAX, which then takes its turns on the recurrent workloads that
-fused_jax.py can do.
+the page.
 """
 
 import argparse
 import copy
 import platform
-import subprocess
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from engine import Clock, mlp, on_one_thread, processor, sections
+from engine import Clock, local, mlp, on_one_thread, processor, sections
+from exact import error
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kinfed import SGD, Federation, Training
+from kinfed import Federation
 from kinfed.executors import threads
 from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg
@@ -31,7 +30,6 @@ from kinfed.models import MODELS
 from kinfed.tasks import Classification, Regression
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "fused.md"
-LR = 0.01
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class Workload:
     batch: int
     epochs: int = 1
     series: bool = False
-    jax: bool = False
     vmap: bool = True
 
 
@@ -54,19 +51,19 @@ WORKLOADS = {
     "MLP 784-200-200-10, batch 64": Workload(mlp(200, 200), (1, 28, 28), 10, 12, 512, 64),
     "MLP 64-64-10": Workload(mlp(64), (64,), 10, 20, 54, 8, 2),
     "RNN of width 64": Workload(MODELS["rnn"], (12, 2), 12, 20, 640, 64, series=True),
-    "W3: GRU, 5 clients": Workload(MODELS["gru"], (12, 2), 12, 5, 3200, 64, series=True, jax=True),
-    "W3: GRU, 67 clients": Workload(MODELS["gru"], (12, 2), 12, 67, 640, 64, series=True, jax=True, vmap=False),
+    "W3: GRU, 5 clients": Workload(MODELS["gru"], (12, 2), 12, 5, 3200, 64, series=True),
+    "W3: GRU, 67 clients": Workload(MODELS["gru"], (12, 2), 12, 67, 640, 64, series=True, vmap=False),
 }
 
 
-def federation(load, kind=torch.float32):
+def federation(load):
     draw = torch.Generator().manual_seed(0)
     n = load.clients * (load.examples + 1)
     x = torch.rand(n, *load.shape, generator=draw) if load.series else torch.randn(n, *load.shape, generator=draw)
-    y = torch.randn(n, load.outputs, generator=draw).to(kind) if load.series else torch.arange(n) % load.outputs
+    y = torch.randn(n, load.outputs, generator=draw) if load.series else torch.arange(n) % load.outputs
     owned = torch.arange(n).split(load.examples + 1)
     rows = {"train": [o[1:] for o in owned], "validation": [o[:0] for o in owned], "test": [o[:1] for o in owned]}
-    return Federation(x.to(kind), y, rows, Regression() if load.series else Classification(load.outputs))
+    return Federation(x, y, rows, Regression() if load.series else Classification(load.outputs))
 
 
 def plain(load, module, data):
@@ -77,7 +74,7 @@ def plain(load, module, data):
     def run():
         for rows in data.rows["train"]:
             module.load_state_dict(initial)
-            optimiser = torch.optim.SGD(module.parameters(), lr=LR)
+            optimiser = torch.optim.SGD(module.parameters(), lr=0.01)
             for _ in range(load.epochs):
                 for part in rows[torch.randperm(len(rows))].split(load.batch):
                     optimiser.zero_grad()
@@ -89,20 +86,10 @@ def plain(load, module, data):
 
 def trained(load, module, data, **how):
     """The same by a fleet."""
-    training = Training(epochs=load.epochs, batch=load.batch, optimiser=SGD(lr=LR))
-    fleet = Simulation(data, Model(copy.deepcopy(module).to(data.x.dtype)), FedAvg(), training, **how)
+    fleet = Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), **how)
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
-    return fleet, lambda: fleet.train(0, roster.everyone, sent)[1].theta
-
-
-def error(load, module, how):
-    """How far a client's update is from float64's, relative to its length: the median over at most five clients."""
-    few = Workload(**(vars(load) | {"clients": min(load.clients, 5), "examples": min(load.examples, 320)}))
-    fleet, run = trained(few, module, federation(few, torch.float64), executor="loop")
-    exact = run() - fleet.model.theta
-    fleet, run = trained(few, module, federation(few), **how)
-    return float((((run() - fleet.model.theta).double() - exact).norm(dim=1) / exact.norm(dim=1)).median())
+    return lambda: fleet.train(0, roster.everyone, sent)[1].theta
 
 
 class Shares(TorchDispatchMode):
@@ -149,24 +136,6 @@ def shares(run):
     )
 
 
-def jax(python, load):
-    """A program of JAX that trains as many clients for as many steps each time it is told to."""
-    worker = subprocess.Popen(
-        [python, str(Path(__file__).with_name("fused_jax.py")), str(load.clients), str(load.examples // load.batch)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-    def run():
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-        if worker.stdout.readline() != "done\n":
-            raise SystemExit("the JAX program has ended")
-
-    return worker, run
-
-
 def measure(name, load, asked):
     """The lines of one workload."""
     torch.manual_seed(0)
@@ -176,15 +145,10 @@ def measure(name, load, asked):
     if load.vmap:
         hows |= {"vmap": {"executor": "vmap"}}
     programs = {"plain": plain(load, copy.deepcopy(module), data)}
-    programs |= {n: trained(load, module, data, **how)[1] for n, how in hows.items()}
+    programs |= {n: trained(load, module, data, **how) for n, how in hows.items()}
     programs["plain, one thread"] = on_one_thread(programs["plain"], onednn=False)
-    worker = None
-    if asked.jax and load.jax:
-        worker, programs["JAX"] = jax(asked.jax, load)
     clock = Clock(programs, asked.loaded)
     clock.run()
-    if worker:
-        worker.terminate()
     base = min(("plain", "plain, one thread"), key=clock.seconds)
     steps = load.clients * load.epochs * -(-load.examples // load.batch)
     parameters = sum(p.numel() for p in module.parameters())
@@ -199,8 +163,9 @@ def measure(name, load, asked):
         "| trained by | ms | steps a second | times as fast | error of the update | undisturbed |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for n in ("plain", "plain, one thread", *hows, *(["JAX"] if worker else [])):
-        off = f"{error(load, module, hows[n]):.1e}" if n in hows else ""
+    few = federation(replace(load, clients=min(load.clients, 5), examples=min(load.examples, 320)))
+    for n in ("plain", "plain, one thread", *hows):
+        off = f"{error(module, few, local(load), **hows[n]):.1e}" if n in hows else ""
         count = f"{len(clock.quiet(n))} of {len(clock.rounds[n])}"
         seconds = clock.seconds(n)
         lines.append(
@@ -216,7 +181,6 @@ def main():
     asked = argparse.ArgumentParser()
     asked.add_argument("--loaded", action="store_true")
     asked.add_argument("--only", default="")
-    asked.add_argument("--jax", default="")
     asked = asked.parse_args()
     measured = {n: measure(n, load, asked) for n, load in WORKLOADS.items() if n.startswith(asked.only)}
     if asked.loaded:

@@ -3,50 +3,60 @@
 import sys
 import time
 import warnings
+from pathlib import Path
 
 import torch
 from networks import build
-from workload import EPOCHS, read, ready, took, wait
+from workload import AHEAD, read, ready, took, wait
 
 import kinfed
 from kinfed.federation import Federation
+from kinfed.models import MODELS
 from kinfed.optimiser import SGD
-from kinfed.tasks import Classification
+from kinfed.tasks import Classification, Regression
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from exact import error
 
 warnings.simplefilter("ignore")
 arrays, w = read(sys.argv[1])
-n, m = w["train"], w["test"]
-clients, shape = w["clients"], tuple(w["shape"])
-x = torch.cat([torch.from_numpy(arrays[f"x_{s}"]).reshape(-1, *shape) for s in ("train", "test")])
-y = torch.cat([torch.from_numpy(arrays[f"y_{s}"]).reshape(-1) for s in ("train", "test")])
-rows = {
-    "train": list(torch.arange(clients * n).split(n)),
-    "validation": [torch.zeros(0, dtype=torch.int64)] * clients,
-    "test": list((clients * n + torch.arange(clients * m)).split(m)),
-}
-federation = Federation(x, y, rows, Classification(10, auc=True))
-torch.manual_seed(0)
-begun = 0.0
+n, m, shape, series = w["train"], w["test"], tuple(w["shape"]), w["model"] == "gru"
+tensors = {name: torch.from_numpy(a).flatten(0, 1) for name, a in arrays.items()}
+
+
+def federation(clients):
+    """The first of the clients; tensors hold a client's examples one after another."""
+    x, y = (torch.cat([tensors[f"{a}_train"][: clients * n], tensors[f"{a}_test"][: clients * m]]) for a in "xy")
+    rows = {
+        "train": list(torch.arange(clients * n).split(n)),
+        "validation": [torch.zeros(0, dtype=torch.int64)] * clients,
+        "test": list((clients * n + torch.arange(clients * m)).split(m)),
+    }
+    return Federation(x, y, rows, Regression() if series else Classification(10, auc=True))
 
 
 def turn(history, rounds):
     """Between two rounds: report the one that ended, wait for the next turn."""
     global begun
-    accuracy = history.curve(history.headline, "test", "accuracy")[-1].mean()
-    took(time.perf_counter() - begun, accuracy)
+    score = history.curve(history.headline, "test", "mse" if series else "accuracy")[-1].mean()
+    took(time.perf_counter() - begun, score)
     wait()
     begun = time.perf_counter()
 
 
-ready()
+torch.manual_seed(0)
+module = MODELS["gru"](shape, AHEAD) if series else build(w["model"], shape)
+training = kinfed.Training(epochs=w["epochs"], batch=w["batch"], optimiser=SGD(lr=w["lr"]))
+data = federation(w["clients"])
+ready(error(module, federation(3), training, rounds=1000))
 wait()
 begun = time.perf_counter()
 kinfed.fit(
     kinfed.METHODS["fedavg"](),
-    federation,
-    build(w["model"], shape),
+    data,
+    module,
     rounds=1000,
-    training=kinfed.Training(epochs=EPOCHS, batch=w["batch"], optimiser=SGD(lr=w["lr"])),
+    training=training,
     participation=w["join"],
     progress=turn,
 )

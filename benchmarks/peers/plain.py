@@ -1,17 +1,17 @@
 """FedAvg as one would write it in plain PyTorch: a loop over clients, torch.optim.SGD, evaluation client by client."""
 
 import copy
+import statistics
 import sys
 
 import torch
-from networks import build
-from torch.nn.functional import cross_entropy
-from workload import EPOCHS, cohort, read, serve
+from networks import build, loss, score
+from workload import cohort, read, serve
 
 arrays, w = read(sys.argv[1])
 x, y, x_test, y_test = (torch.from_numpy(arrays[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
 torch.manual_seed(0)
-shared = build(w["model"], w["shape"])
+shared, lost = build(w["model"], w["shape"]), loss(w["model"])
 
 
 def area(scores, y):
@@ -23,27 +23,41 @@ def area(scores, y):
     return ((pairs * wins).sum((0, 1)) / count)[count > 0].mean() if count.any() else torch.tensor(0.5)
 
 
-def train(client):
-    model = copy.deepcopy(shared)
+def train(client, initial, x):
+    model, targets = copy.deepcopy(initial), y.to(x.dtype) if y.is_floating_point() else y
     optimiser = torch.optim.SGD(model.parameters(), lr=w["lr"])
-    for _ in range(EPOCHS):
+    for _ in range(w["epochs"]):
         for rows in torch.randperm(len(y[client])).split(w["batch"]):
             optimiser.zero_grad()
-            cross_entropy(model(x[client, rows]), y[client, rows]).backward()
+            lost(model(x[client, rows]), targets[client, rows]).backward()
             optimiser.step()
     return model.state_dict()
 
 
 def round(i):
-    found = [train(client) for client in cohort(w, i)]
+    found = [train(client, shared, x) for client in cohort(w, i)]
     shared.load_state_dict({name: torch.stack([f[name] for f in found]).mean(0) for name in found[0]})
-    hits = 0.0
+    scores = []
     with torch.no_grad():
         for client in range(w["clients"]):
             outputs = shared(x_test[client])
-            hits += (outputs.argmax(1) == y_test[client]).float().mean().item()
-            area(outputs.softmax(1), y_test[client]).item()
-    return hits / w["clients"]
+            scores.append(score(w["model"], outputs, y_test[client]))
+            if w["model"] != "gru":
+                area(outputs.softmax(1), y_test[client]).item()
+    return sum(scores) / len(scores)
 
 
-serve(round)
+def error(few=3):
+    """How far a client's update is from that in float64, relative to its length: the median over a few."""
+    begun = torch.cat([t.flatten() for t in shared.state_dict().values()]).double()
+    found = []
+    for client in range(few):
+        updates = []
+        for initial, inputs in ((shared, x), (copy.deepcopy(shared).double(), x.double())):
+            torch.manual_seed(client)
+            updates.append(torch.cat([t.flatten() for t in train(client, initial, inputs).values()]).double() - begun)
+        found.append(float((updates[0] - updates[1]).norm() / updates[1].norm()))
+    return statistics.median(found)
+
+
+serve(round, error())

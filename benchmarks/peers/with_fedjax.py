@@ -4,19 +4,24 @@ import sys
 
 import jax
 import numpy as np
-from workload import EPOCHS, cohort, read, serve
+from workload import AHEAD, cohort, read, serve
 
 jax.tree_map = jax.tree_util.tree_map  # FedJAX 0.0.17 calls it by the name that JAX has dropped
 import fedjax  # noqa: E402
 import haiku as hk  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+from gru_jax import SHAPES, forecast  # noqa: E402
 
 arrays, w = read(sys.argv[1])
-channels_last = lambda x: np.moveaxis(x, 2, -1)  # noqa: E731
+series = w["model"] == "gru"
 
 
 def network(batch):
     h = batch["x"]
+    if series:
+        begin = hk.initializers.RandomUniform(-0.1, 0.1)
+        theta = {name: hk.get_parameter(name.replace("/", "_"), shape, init=begin) for name, shape in SHAPES.items()}
+        return forecast(theta, h, AHEAD)
     if w["model"] == "mlp":
         return hk.nets.MLP([200, 200, 10])(h.reshape(len(h), -1))
     for width in (32, 64):
@@ -25,20 +30,40 @@ def network(batch):
 
 
 def data(split):
-    x, y = channels_last(arrays[f"x_{split}"]), arrays[f"y_{split}"].astype(np.int32)
+    x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+    if not series:
+        x, y = np.moveaxis(x, 2, -1), y.astype(np.int32)
     return [fedjax.ClientDataset({"x": a, "y": b}) for a, b in zip(x, y, strict=True)]
 
 
 train, test = data("train"), data("test")
 net = hk.transform(network)
-sample = {"x": train[0].all_examples()["x"][:1], "y": np.zeros(1, np.int32)}
-loss = lambda batch, outputs: -jnp.take_along_axis(jax.nn.log_softmax(outputs), batch["y"][:, None], 1)[:, 0]  # noqa: E731
-model = fedjax.create_model_from_haiku(net, sample, loss, {"accuracy": fedjax.metrics.Accuracy()})
+sample = {name: a[:1] for name, a in train[0].all_examples().items()}
+
+
+class Error(fedjax.metrics.Metric):
+    """The mean squared error."""
+
+    def zero(self):
+        return fedjax.metrics.MeanStat.new(0.0, 0.0)
+
+    def evaluate_example(self, example, prediction):
+        return fedjax.metrics.MeanStat.new(jnp.mean((prediction - example["y"]) ** 2), 1.0)
+
+
+def loss(batch, outputs):
+    if series:
+        return jnp.mean((outputs - batch["y"]) ** 2, -1)
+    return -jnp.take_along_axis(jax.nn.log_softmax(outputs), batch["y"][:, None], 1)[:, 0]
+
+
+metric = Error() if series else fedjax.metrics.Accuracy()
+model = fedjax.create_model_from_haiku(net, sample, loss, {"score": metric})
 algorithm = fedjax.algorithms.fed_avg.federated_averaging(
     fedjax.model_grad(model),
     fedjax.optimizers.sgd(w["lr"]),
     fedjax.optimizers.sgd(1.0),
-    fedjax.ShuffleRepeatBatchHParams(batch_size=w["batch"], num_epochs=EPOCHS, drop_remainder=False),
+    fedjax.ShuffleRepeatBatchHParams(batch_size=w["batch"], num_epochs=w["epochs"], drop_remainder=False),
 )
 state = algorithm.init(model.init(jax.random.PRNGKey(0)))
 pooled = fedjax.padded_batch_client_datasets(test, batch_size=500)
@@ -49,7 +74,7 @@ def round(i):
     global state
     chosen = [(str(c).encode(), train[c], jax.random.PRNGKey(1000 * i + int(c))) for c in cohort(w, i)]
     state, _ = algorithm.apply(state, chosen)
-    return float(fedjax.evaluate_model(model, state.params, batches)["accuracy"])
+    return float(fedjax.evaluate_model(model, state.params, batches)["score"])
 
 
 serve(round)

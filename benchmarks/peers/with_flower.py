@@ -12,9 +12,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
-from networks import build
-from torch.nn.functional import cross_entropy
-from workload import EPOCHS, cohort, read, ready, took, wait
+from networks import build, loss, score
+from workload import cohort, read, ready, took, wait
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
 PATH = sys.argv[1]
@@ -38,13 +37,13 @@ def loaded(message, w):
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     data, w, client = mine(context)
-    model = loaded(message, w)
+    model, lost = loaded(message, w), loss(w["model"])
     optimiser = torch.optim.SGD(model.parameters(), lr=w["lr"])
     x, y = data["x_train"][client], data["y_train"][client]
-    for _ in range(EPOCHS):
+    for _ in range(w["epochs"]):
         for rows in torch.randperm(len(y)).split(w["batch"]):
             optimiser.zero_grad()
-            cross_entropy(model(x[rows]), y[rows]).backward()
+            lost(model(x[rows]), y[rows]).backward()
             optimiser.step()
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)
 
@@ -53,8 +52,8 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     data, w, client = mine(context)
     with torch.no_grad():
-        hits = (loaded(message, w)(data["x_test"][client]).argmax(1) == data["y_test"][client]).float().mean().item()
-    return Message(RecordDict({"metrics": MetricRecord({"accuracy": hits})}), reply_to=message)
+        found = score(w["model"], loaded(message, w)(data["x_test"][client]), data["y_test"][client])
+    return Message(RecordDict({"metrics": MetricRecord({"score": found})}), reply_to=message)
 
 
 server_app = ServerApp()
@@ -82,7 +81,7 @@ def main(grid: Grid, context: Context) -> None:
         begun = time.perf_counter()
         found = [reply["arrays"].to_torch_state_dict() for reply in ask("train", i, cohort(w, i))]
         theta = {name: torch.stack([f[name] for f in found]).mean(0) for name in found[0]}
-        scores = [reply["metrics"]["accuracy"] for reply in ask("evaluate", i, range(w["clients"]))]
+        scores = [reply["metrics"]["score"] for reply in ask("evaluate", i, range(w["clients"]))]
         took(time.perf_counter() - begun, np.mean(scores))
         i += 1
 

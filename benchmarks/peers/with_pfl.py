@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import torch
-from networks import build
+from networks import build, loss, score
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -16,8 +16,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
-from torch.nn.functional import cross_entropy
-from workload import EPOCHS, read, ready, round_half, took, wait
+from workload import read, ready, round_half, took, wait
 
 arrays, w = read(sys.argv[1])
 tensors = {name: torch.from_numpy(a) for name, a in arrays.items()}
@@ -32,12 +31,12 @@ class Network(torch.nn.Module):
 
     def loss(self, x, y):
         self.train()
-        return cross_entropy(self.inner(x), y)
+        return loss(w["model"])(self.inner(x), y)
 
     @torch.no_grad()
     def metrics(self, x, y):
         self.eval()
-        return {"accuracy": Weighted((self.inner(x).argmax(1) == y).sum().item(), len(y))}
+        return {"score": Weighted(score(w["model"], self.inner(x), y) * len(y), len(y))}
 
 
 class Turn(TrainingProcessCallback):
@@ -54,7 +53,7 @@ class Turn(TrainingProcessCallback):
 network = Network()
 sgd = torch.optim.SGD(network.parameters(), lr=1.0)
 model = PyTorchModel(network, torch.optim.SGD, sgd)
-test = PyTorchTensorDataset((tensors["x_test"].flatten(0, 1), tensors["y_test"].flatten()))
+test = PyTorchTensorDataset((tensors["x_test"].flatten(0, 1), tensors["y_test"].flatten(0, 1)))
 users = {str(i): (tensors["x_train"][i], tensors["y_train"][i]) for i in range(w["clients"])}
 sampler = get_user_sampler("random", list(users))
 data = FederatedDataset(lambda user: PyTorchTensorDataset(users[user], user_id=user), sampler)
@@ -73,7 +72,7 @@ FederatedAveraging().run(
     backend=backend,
     model=model,
     model_train_params=NNTrainHyperParams(
-        local_learning_rate=w["lr"], local_num_epochs=EPOCHS, local_batch_size=w["batch"]
+        local_learning_rate=w["lr"], local_num_epochs=w["epochs"], local_batch_size=w["batch"]
     ),
     callbacks=[turn],
 )
