@@ -38,10 +38,10 @@ clean:
 	  .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || true; done
 	touch $@
 
-# bench: the workloads against a plain loop and against other programs, into docs/performance.md; about 20 minutes.
+# bench: the workloads against a plain loop and against other programs, into docs/performance.md; about 25 minutes.
 bench: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/peers.py
 
-# bench-quick: ratios to the plain loop only, under 3 minutes.
+# bench-quick: ratios to the plain loop only, and a word where one has got worse; under 3 minutes.
 bench-quick: .venv/installed
 	$(BIN)/python benchmarks/peers.py --quick
