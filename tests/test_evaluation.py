@@ -106,6 +106,26 @@ def test_a_shared_model_goes_once_over_all_examples_and_is_not_copied(monkeypatc
     assert sorted(passes) == sorted(SIZES)
 
 
+def test_a_device_that_cannot_hold_all_examples_gets_fewer_at_a_time(monkeypatch):
+    fleet, sent = simulation(FedAvg())
+    whole = fleet.evaluate(0, torch.arange(len(SIZES)), sent).scores
+    real, room = Model.predict, 20
+
+    def small(self, tensors, x):
+        if len(x) > room:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return real(self, tensors, x)
+
+    monkeypatch.setattr(Model, "predict", small)
+    parts = fleet.evaluate(0, torch.arange(len(SIZES)), sent).scores
+    assert parts.keys() == whole.keys()
+    for name, values in whole.items():
+        torch.testing.assert_close(parts[name], values, equal_nan=True)
+    room = 0
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        fleet.evaluate(0, torch.arange(len(SIZES)), sent)
+
+
 def test_a_method_with_its_own_prediction_is_asked_for_it():
     class Reversed(FedAvg):
         def predict(self, client, personal, x):

@@ -133,12 +133,21 @@ class Evaluator:
         real = {split: _real(rows[split]) for split in self._splits}
         at = torch.cat([rows[split].at[real[split]] for split in self._splits])
         tensors = self._model.layout.tensors(theta)
-        parts = torch.cat([self._model.predict(tensors, self._clients.pool.x[block]) for block in at.split(BLOCK)])
+        parts = torch.cat([self._predicted(tensors, block) for block in at.split(BLOCK)])
         found = {}
         for split, part in zip(self._splits, parts.split([int(r.sum()) for r in real.values()]), strict=True):
             found[split] = part.new_zeros(*real[split].shape, *part.shape[1:])
             found[split][real[split]] = part
         return found
+
+    def _predicted(self, tensors: dict[str, Tensor], at: Tensor) -> Tensor:
+        """[n, ...] outputs for the examples at: [n], half of them at a time where a device's memory does not hold all."""
+        try:
+            return self._model.predict(tensors, self._clients.pool.x[at])
+        except torch.cuda.OutOfMemoryError:
+            if len(at) == 1:
+                raise
+        return torch.cat([self._predicted(tensors, half) for half in at.tensor_split(2)])
 
     def _score(self, ids: Tensor, outputs: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """By split and metric, [k] scores of outputs: [k, n, ...]."""
