@@ -24,8 +24,7 @@ PARTS = {  # a table's name, perhaps with that of a part of it: what is asked of
     "pfedgat.table1-cifar10": f"{PFEDGAT} --scale 0.3 --column cifar10/iid,cifar10/pathological,cifar10/dirichlet",
     "fedcedar.table1": "--method fedavg,fedprox,per-fedavg,sfl,fedcedar --scale 0.1 "
     "--column mnist/shards,cifar10/shards",
-    "sfl.table2": "--method fedavg,sfl,sfl-star --scale 0.25 --precision bf16 "
-    "--column cifar10/shards2,cifar10/shards5",
+    "sfl.table2": "--method fedavg,sfl,sfl-star --scale 0.25 --precision bf16 --column cifar10/shards2,cifar10/shards5",
     "pfedgat.table3": f"{PFEDGAT} --scale 0.2 --column cifar10/10",
     "pfedgat.table1-fashion": "--method local,fedavg,fedprox,cfl,per-fedavg,pfedgat --scale 0.1 "
     "--column fashion_mnist/iid,fashion_mnist/pathological,fashion_mnist/dirichlet",

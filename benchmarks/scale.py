@@ -42,7 +42,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "pfedgat": ({"features": "sketch", "neighbours": 20}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),
-    "panacea": ({"heads": "chunked"}, 10_000),
+    "panacea": ({"heads": "chunked", "encoder": "sparse"}, 10_000),
 }
 WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))

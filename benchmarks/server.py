@@ -155,12 +155,16 @@ def steps(clock, known, theta, floor):
     yield "fedaghn", clock.time(step(aghn, known, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)
 
 
+def copying(clock, theta):
+    """Seconds to read one table and write another, which is gone again afterwards."""
+    other = blank(len(theta), theta)
+    return clock.time(lambda: other.copy_(theta))
+
+
 def measure(clock, rate, count, d):
     """Rows of the two tables: what, milliseconds, times its floor."""
     known, theta = roster(count, MODULES[d]()), filled(count, d, 0)
-    other = blank(count, theta)
-    copy = clock.time(lambda: other.copy_(theta))  # one table read and one written
-    del other
+    copy = copying(clock, theta)
 
     def floor(tables, pairs=0, dtype=torch.float32):
         """Seconds to read or write so many tables, or for so many products of all pairs of clients."""

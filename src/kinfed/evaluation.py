@@ -141,7 +141,7 @@ class Evaluator:
         return found
 
     def _predicted(self, tensors: dict[str, Tensor], at: Tensor) -> Tensor:
-        """[n, ...] outputs for the examples at: [n], half of them at a time where a device's memory does not hold all."""
+        """[n, ...] outputs for the examples at: [n]; where a device's memory does not hold all, for half and half."""
         try:
             return self._model.predict(tensors, self._clients.pool.x[at])
         except torch.cuda.OutOfMemoryError:

@@ -314,9 +314,10 @@ class Panacea(Hypernetwork):
         links, draw = self._links(roster), roster.generator("panacea.pairs")
         values, structure = tree_flatten(server.network)
         memory, change = server.memory, None
+        whole = None if self.fan_out else self._aggregate(links)
         for step in range(self.steps):
             pairs = self._pairs(roster, draw)
-            aggregate = self._aggregate(self._sample(roster, links, step))
+            aggregate = whole or self._aggregate(self._sample(roster, links, step))
 
             def generate(network, pairs=pairs, aggregate=aggregate):
                 z = self._encode(network, aggregate)
