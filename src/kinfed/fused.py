@@ -19,6 +19,7 @@ from .tasks import Classification, Forecasting, Regression, Task
 
 CACHE = 1 << 22  # bytes of parameters in a block of clients: what should stay near the processor from step to step
 MOST = 32  # clients in a block
+LONG = 128  # rows of a product up to which the step is taken within it
 SAVED = 2 / 3  # a layer is trained in the span of its inputs for at most this share of the usual multiplications
 
 Named = dict[str, Tensor]
@@ -59,6 +60,8 @@ class _Step:
             tensor = self._tensors[name][:, rows]
             if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
                 self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
+            elif x.shape[1] > LONG:  # parts of so long a sum would be rounded one by one to what the weight can hold
+                self._shrink(tensor).sub_(torch.bmm(g.mT, x), alpha=self._lr)
             else:
                 tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
             self._drift(name, rows)
