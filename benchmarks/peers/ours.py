@@ -3,11 +3,12 @@
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from networks import build
-from workload import AHEAD, read, ready, took, wait
+from workload import AHEAD, FEW, read, ready, took, wait
 
 import kinfed
 from kinfed.federation import Federation
@@ -47,8 +48,8 @@ def turn(history, rounds):
 torch.manual_seed(0)
 module = MODELS["gru"](shape, AHEAD) if series else build(w["model"], shape)
 training = kinfed.Training(epochs=w["epochs"], batch=w["batch"], optimiser=SGD(lr=w["lr"]))
-data = federation(w["clients"])
-ready(error(module, federation(3), training, rounds=1000))
+data, few = federation(w["clients"]), federation(min(FEW, w["clients"]))
+ready(error(module, few, replace(training, epochs=1), rounds=1000))
 wait()
 begun = time.perf_counter()
 kinfed.fit(

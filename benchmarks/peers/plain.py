@@ -6,7 +6,7 @@ import sys
 
 import torch
 from networks import build, loss, score
-from workload import cohort, read, serve
+from workload import FEW, cohort, read, serve
 
 arrays, w = read(sys.argv[1])
 x, y, x_test, y_test = (torch.from_numpy(arrays[name]) for name in ("x_train", "y_train", "x_test", "y_test"))
@@ -23,10 +23,10 @@ def area(scores, y):
     return ((pairs * wins).sum((0, 1)) / count)[count > 0].mean() if count.any() else torch.tensor(0.5)
 
 
-def train(client, initial, x):
+def train(client, initial, x, epochs):
     model, targets = copy.deepcopy(initial), y.to(x.dtype) if y.is_floating_point() else y
     optimiser = torch.optim.SGD(model.parameters(), lr=w["lr"])
-    for _ in range(w["epochs"]):
+    for _ in range(epochs):
         for rows in torch.randperm(len(y[client])).split(w["batch"]):
             optimiser.zero_grad()
             lost(model(x[client, rows]), targets[client, rows]).backward()
@@ -35,7 +35,7 @@ def train(client, initial, x):
 
 
 def round(i):
-    found = [train(client, shared, x) for client in cohort(w, i)]
+    found = [train(client, shared, x, w["epochs"]) for client in cohort(w, i)]
     shared.load_state_dict({name: torch.stack([f[name] for f in found]).mean(0) for name in found[0]})
     scores = []
     with torch.no_grad():
@@ -47,15 +47,16 @@ def round(i):
     return sum(scores) / len(scores)
 
 
-def error(few=3):
-    """How far a client's update is from that in float64, relative to its length: the median over a few."""
+def error():
+    """How far updates of an epoch are from those in float64, relative to their length: the median of a few clients."""
     begun = torch.cat([t.flatten() for t in shared.state_dict().values()]).double()
     found = []
-    for client in range(few):
+    for client in range(min(FEW, w["clients"])):
         updates = []
         for initial, inputs in ((shared, x), (copy.deepcopy(shared).double(), x.double())):
             torch.manual_seed(client)
-            updates.append(torch.cat([t.flatten() for t in train(client, initial, inputs).values()]).double() - begun)
+            now = train(client, initial, inputs, 1)
+            updates.append(torch.cat([t.flatten() for t in now.values()]).double() - begun)
         found.append(float((updates[0] - updates[1]).norm() / updates[1].norm()))
     return statistics.median(found)
 

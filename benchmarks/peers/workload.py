@@ -25,6 +25,7 @@ WORKLOADS = {  # clients, training and test examples of each, and how they train
     "W3, 67": dict(clients=67, train=640, test=64, shape=(12, 2), model="gru", batch=64, epochs=1, join=1.0, lr=0.01),
 }
 CLASSES, AHEAD = 10, 12  # steps of a forecast
+FEW = 7  # clients whose updates are compared with those in float64
 PARAMETERS = {"W1": 878_538, "W2 CNN": 582_026, "W2 MLP": 199_210, "W3": 62_501}
 
 
