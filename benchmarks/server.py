@@ -205,7 +205,7 @@ def recall():
     d, draw = known.layout.size, torch.Generator().manual_seed(0)
     for noise in (0.5, 1.0, 2.0):
         theta = torch.randn(50, d, generator=draw).repeat(40, 1) + noise * torch.randn(2000, d, generator=draw)
-        sketch = sketch_models(theta, key(0, "recall"), known.layout)
+        sketch = sketch_models(theta, key(0, "recall"), known.layout.trainable)
         near, _ = nearest(theta, sketch, known.everyone, 30, known.layout)
         true = gram(theta).distances.fill_diagonal_(torch.inf).topk(30, largest=False).indices
         family = (near[:, 1:] % 50 == (known.everyone % 50)[:, None]).double().mean()
