@@ -1,8 +1,8 @@
 """Where the time of local training goes, by kind of operation: python benchmarks/profiles.py
 
-One worker trains the clients of one round of each workload of benchmarks/peers/workload.py, and five clients of W3, the
-recurrent one, under the executor that `auto` would take. Times of operations are least values of several rounds; what
-is left of the whole round without a profiler is Python and dispatch. Writes its part of docs/performance.md.
+One worker trains the clients of one round of each workload of benchmarks/peers/workload.py under the executor that
+`auto` would take. Times of operations are least values of several rounds; what is left of the whole round without a
+profiler is Python and dispatch. Writes its part of docs/performance.md.
 """
 
 import math
@@ -28,7 +28,7 @@ from kinfed.tasks import Classification, Regression
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
 from networks import build  # noqa: E402
-from workload import EPOCHS, WORKLOADS, cohort, make, read  # noqa: E402
+from workload import AHEAD, PARAMETERS, cohort, make, read  # noqa: E402
 
 PAGE = HERE.parent / "docs" / "performance.md"
 TIMES = 3
@@ -56,30 +56,17 @@ class Seconds(TorchDispatchMode):
         return out
 
 
-def images(name):
+def prepared(name):
     """The clients of one round of a workload, its model and how they train."""
     with tempfile.TemporaryDirectory() as folder:
         make(name, f"{folder}/workload.npz")
         arrays, w = read(f"{folder}/workload.npz")
-    some = cohort(w, 0)
-    x = torch.from_numpy(arrays["x_train"][some]).flatten(0, 1)
-    y = torch.from_numpy(arrays["y_train"][some]).flatten()
+    some, forecasts = cohort(w, 0), w["model"] == "gru"
+    x, y = (torch.from_numpy(arrays[f"{part}_train"][some]).flatten(0, 1) for part in "xy")
     rows = torch.arange(len(y)).split(w["train"])
-    data = Federation(x, y, _rows(rows), Classification(10))
-    return data, build(w["model"], w["shape"]), Training(EPOCHS, w["batch"], SGD(lr=w["lr"]))
-
-
-def series():
-    """Five clients with 50 batches of windows."""
-    draw = torch.Generator().manual_seed(0)
-    n = 5 * 3200
-    data = Federation(
-        torch.rand(n, 12, 2, generator=draw),
-        torch.randn(n, 12, generator=draw),
-        _rows(torch.arange(n).split(3200)),
-        Regression(),
-    )
-    return data, MODELS["gru"]((12, 2), 12), Training(1, 64, SGD(lr=0.01))
+    data = Federation(x, y, _rows(rows), Regression() if forecasts else Classification(10))
+    module = MODELS["gru"](tuple(w["shape"]), AHEAD) if forecasts else build(w["model"], w["shape"])
+    return data, module, Training(w["epochs"], w["batch"], SGD(lr=w["lr"]))
 
 
 def _rows(train):
@@ -131,8 +118,7 @@ def main():
             begun = time.perf_counter()
             matrix @ matrix
             rate = max(rate, 2 * 2048**3 / (time.perf_counter() - begun))
-        jobs = {name: (lambda name=name: images(name)) for name in WORKLOADS} | {"W3 GRU, 5 clients": series}
-        table += [profile(name, *make_job(), rate) for name, make_job in jobs.items()]
+        table += [profile(name, *prepared(name), rate) for name in PARAMETERS]
     print("\n".join(table))
     peak = f"One thread; a large product runs at {rate / 1e9:.0f} GFLOP/s on it."
     about = f"Written by `python benchmarks/profiles.py`. {peak}"
