@@ -38,7 +38,7 @@ clean:
 	  .venv-peers/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt "$$peer" || true; done
 	touch $@
 
-# bench: the workloads against a plain loop and against other programs, into docs/performance.md; about 25 minutes.
+# bench: the workloads against a plain loop and against other programs, into docs/performance.md; about 20 minutes.
 bench: .venv/installed .venv-peers/installed
 	$(BIN)/python benchmarks/peers.py
 
