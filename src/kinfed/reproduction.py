@@ -253,7 +253,7 @@ class Reproduction:
                         clients[metric].append(measure.times * found["std"])
                 summary = runs.read_summary(folder)
                 flags += ["leaking"] if summary["leaking"] else []
-                flags += [p for p in ("tf32", "bf16") if p == summary.get("precision")]
+                flags += [precision] if (precision := summary.get("precision")) in FLAGS else []
             if folders and _knows_labels(cell):
                 flags.append("oracle graph")
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]

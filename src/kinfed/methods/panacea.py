@@ -197,8 +197,8 @@ class Panacea(Hypernetwork):
 
     def _sample(self, roster, links, step):
         """[N, N] links of which each client keeps `fan_out`, drawn by name, so that its mean is right on average."""
-        if links is None or not self.fan_out:
-            return links
+        if links is None:
+            return None
         start = key(roster.seed, "panacea.neighbours", roster.round, step, device=roster.tags.device)
         lots = fold(fold(start, roster.tags[:, None]), roster.tags) & 0x3FFFFFFFFFFFFFFF
         kept = torch.where(links != 0, lots, 1 << 62).argsort(1).argsort(1) < self.fan_out
