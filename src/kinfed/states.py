@@ -72,15 +72,18 @@ class States:
         self._before: tuple[Tensor, Tree] | None = None
         first = join(torch.zeros(1, dtype=torch.int64, device=device))
         self.tables: Tree = first
-        if not tree_leaves(first):
-            self.joined = torch.ones(count, dtype=torch.bool, device=device)
-        elif count * sum(leaf.nbytes for leaf in tree_leaves(first)) > LARGE:
+        self.joined = torch.ones(count, dtype=torch.bool, device=device)
+        leaves = tree_leaves(first)
+        size = sum(leaf.nbytes for leaf in leaves)
+        if count * size > LARGE:
             self.tables = tree_map(lambda leaf: self._mapped(count, leaf, folder), first)
             self.joined = torch.zeros(count, dtype=torch.bool, device=device)
-        else:
-            # Copies, for these are written in place, and what a program returns may be seen from elsewhere.
-            self.tables = tree_map(torch.clone, join(torch.arange(count, device=device)))
-            self.joined = torch.ones(count, dtype=torch.bool, device=device)
+        elif leaves:
+            # Tables of their own, for they are written in place, and what a program returns may be seen from elsewhere.
+            self.tables = tree_map(lambda leaf: leaf.new_empty(count, *leaf.shape[1:]), first)
+            ids = torch.arange(count, device=device)
+            for at in pieces(count, size):  # so that there are never two tables
+                self._write(ids[at], join(ids[at]))
 
     def take(self, ids: Tensor) -> Tree:
         """[k, ...] the states of clients ids: [k]."""
