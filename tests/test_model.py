@@ -49,6 +49,13 @@ def test_convolutions_lie_channels_last_and_keep_their_numbers():
     assert torch.equal(wide.theta[:4], wide.original[0].weight[0, :, 0, 0])  # one pixel's channels side by side
 
 
+def test_a_model_is_a_copy_in_the_type_of_its_data():
+    module = network().double()
+    model = Model(module, dtype=torch.float32)
+    assert model.theta.dtype == model.export(model.theta)[0].weight.dtype == torch.float32
+    assert module[0].weight.dtype == torch.float64
+
+
 def test_patterns_choose_tensors_and_name_the_nearest():
     layout = Layout.of(network())
     assert layout.match(["4.*", "*.running_mean"]) == {"4.weight", "4.bias", "1.running_mean"}
@@ -59,6 +66,10 @@ def test_patterns_choose_tensors_and_name_the_nearest():
     assert Layout.of(nn.Linear(2, 1)).head == {"weight", "bias"}
     with pytest.raises(UsageError, match="no trainable parameter"):
         Layout.of(nn.ReLU())
+    spectral = network()
+    spectral[0].register_parameter("phase", nn.Parameter(torch.zeros(2, dtype=torch.complex64)))
+    with pytest.raises(UsageError, match=r"'0\.phase' of the model is complex; keep it as real numbers"):
+        Layout.of(spectral)
 
 
 def test_training_pass_is_the_stock_modules_with_its_moved_statistics():

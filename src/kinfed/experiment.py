@@ -183,7 +183,7 @@ def fit(
     how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
     if how.get("onednn") and has_amx():
         del how["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
-    model = Model(module.to(federation.x.dtype), head)
+    model = Model(module, head, federation.x.dtype)
     build = Distributed if distributed.is_on() else Simulation
     fleet = build(
         federation,

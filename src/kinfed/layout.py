@@ -54,6 +54,11 @@ class Layout:
             frozen = [entry for entry in frozen if not entry[1].requires_grad]
             buffers = [(n, t, False) for n, t in part.named_buffers(prefix=path, recurse=False)]
             for name, tensor, trainable in own + frozen + buffers:
+                if tensor.is_complex():
+                    raise UsageError(
+                        f"'{name}' of the model is complex; keep it as real numbers and use torch.view_as_complex on "
+                        "them in its forward pass"
+                    )
                 if id(tensor) in seen or not tensor.is_floating_point():
                     continue
                 seen.add(id(tensor))

@@ -134,10 +134,12 @@ class Model:
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
 
-    def __init__(self, module: nn.Module, head: str | None = None) -> None:
-        self.original = module
+    def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
+        """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
         self.module = _adapt(module)
         self.layout = Layout.of(self.module, head)
+        self.module.to(dtype)
+        self.original = copy.deepcopy(module).to(dtype)
         self._twins: list[Model] = []
         self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
         self._bind()

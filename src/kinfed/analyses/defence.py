@@ -81,7 +81,7 @@ def _tuned(experiment: Experiment, folder: Path, machine: Machine, epochs: int) 
     federation = experiment.federation(machine.data_dir, seed)
     attackers = attack.attackers(federation.names, seed)
     federation = attack.corrupt(federation, attackers, seed)
-    model = Model(experiment.module(federation, seed).to(federation.x.dtype))
+    model = Model(experiment.module(federation, seed), dtype=federation.x.dtype)
     method = SimpleTuning(epochs)
     fleet = Simulation(
         federation, model, method, experiment.training, seed=seed, executor=machine.executor, workers=machine.workers

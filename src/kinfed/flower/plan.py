@@ -64,7 +64,7 @@ class Plan:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
             module: nn.Module = self.learning.model(shape, outputs)
-        return Model(module.to(torch.float32))
+        return Model(module, dtype=torch.float32)
 
 
 def resolve(raw: Table) -> Plan:
