@@ -11,7 +11,8 @@ import kinfed.fused
 from kinfed import SGD, Federation, Training, executors, towards
 from kinfed.client import Quadratic
 from kinfed.fleet import Simulation
-from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused, _Span
+from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused
+from kinfed.fused.dense import Span
 from kinfed.layout import Layout
 from kinfed.methods import Local
 from kinfed.model import Model
@@ -172,7 +173,7 @@ def test_results_do_not_depend_on_who_is_trained_together(name, most, monkeypatc
 
 def test_the_first_layer_moves_in_the_span_of_its_inputs_where_that_is_less_work(monkeypatch):
     chosen = []
-    monkeypatch.setattr(kinfed.fused, "_Span", lambda *args: chosen.append(True) or _Span(*args))
+    monkeypatch.setattr(kinfed.fused, "Span", lambda *args: chosen.append(True) or Span(*args))
     module, x, task, y = (
         nn.Sequential(nn.Linear(400, 50), nn.ReLU(), nn.Linear(50, 4)),
         draw(N, 400),
@@ -294,7 +295,7 @@ def test_a_step_of_many_rows_is_rounded_once():
     draw = torch.Generator().manual_seed(0)
     g, x = (torch.rand(1, 1024, width, generator=draw) - 0.5 for width in (1, 200))
     weight = torch.ones(1, 1, 200)
-    kinfed.fused._Step({"w": weight}, frozenset({"w"}), Descent(1e-3), {}).product("w", g, x)
+    kinfed.fused.step.Step({"w": weight}, frozenset({"w"}), Descent(1e-3), {}).product("w", g, x)
     exact = 1 - 1e-3 * (g.double().mT @ x.double())
     assert (weight - exact).abs().max() < 2**-23  # what lies between 1 and the next number
 

@@ -1,0 +1,67 @@
+"""A step of SGD that is taken as soon as a layer's part of the gradient is known, and what a fused layer is."""
+
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+LONG = 128  # rows of a product up to which the step is taken within it
+
+Named = dict[str, Tensor]
+
+
+class Unfused(Exception):
+    """There is no fused form; the message says why."""
+
+
+class Descent(NamedTuple):
+    r"""SGD on the loss $+ \frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$; weight decay is a part of `pull`."""
+
+    lr: float
+    pull: float = 0.0
+    slope: Tensor | None = None  # [K, d]
+
+
+class Step:
+    """A step of SGD on stacked tensors, each moved as soon as the factors of its gradient are known."""
+
+    def __init__(self, tensors: Named, moving: frozenset[str], descent: Descent, slopes: Named) -> None:
+        self.moving, self._tensors, self._slopes = moving, tensors, slopes
+        self._lr, self._keep = descent.lr, 1 - descent.lr * descent.pull
+
+    def product(self, name: str, g: Tensor, x: Tensor, rows: slice = slice(None)) -> None:
+        """The gradient of the tensor [k, out, in], or of these rows of it, is g^T x; g: [k, m, out], x: [k, m, in]."""
+        if name in self.moving:
+            tensor = self._tensors[name][:, rows]
+            if 8 * x.shape[2] < x.shape[1]:  # a long and narrow x is served badly on this side of a product
+                self._shrink(tensor).sub_(torch.bmm(x.mT, g).mT, alpha=self._lr)
+            elif x.shape[1] > LONG:  # parts of so long a sum would be rounded one by one to what the weight can hold
+                self._shrink(tensor).sub_(torch.bmm(g.mT, x), alpha=self._lr)
+            else:
+                tensor.baddbmm_(g.mT, x, beta=self._keep, alpha=-self._lr)
+            self._drift(name, rows)
+
+    def sum(self, name: str, g: Tensor, rows: slice = slice(None)) -> None:
+        """The gradient of the tensor [k, out], or of these rows of it, is the sum over m of g: [k, m, out]."""
+        if name in self.moving:
+            self._shrink(self._tensors[name][:, rows]).sub_(g.sum(1), alpha=self._lr)
+            self._drift(name, rows)
+
+    def _shrink(self, tensor: Tensor) -> Tensor:
+        return tensor if self._keep == 1 else tensor.mul_(self._keep)
+
+    def _drift(self, name: str, rows: slice) -> None:
+        if self._slopes:
+            self._tensors[name][:, rows].sub_(self._slopes[name][:, rows], alpha=self._lr)
+
+
+class Part(Protocol):
+    """A piece of a model on stacked batches [k, m, ...]. What it is given, it may overwrite."""
+
+    names: tuple[str, ...]  # of its tensors
+
+    def forward(self, tensors: Named, x: Tensor, before: Any) -> tuple[Tensor, Any]:
+        """Outputs, and what the backward pass needs; `before` is what it needed at the last step: free room."""
+
+    def backward(self, tensors: Named, saved: Any, g: Tensor, step: Step, deep: bool) -> Tensor:
+        """Move the part's tensors, g being the loss's gradient at its outputs; if `deep`, return that at its inputs."""
