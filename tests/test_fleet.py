@@ -9,7 +9,7 @@ from torch import nn
 
 from kinfed import SGD, Federation, RunError, Training, UsageError, fit
 from kinfed.fleet import Simulation, is_finite
-from kinfed.methods import FedAGHN, FedAvg, Local
+from kinfed.methods import FedAGHN, FedAvg, FedAvgFT, Local
 from kinfed.model import Model
 
 
@@ -107,6 +107,17 @@ def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
     with pytest.raises(RunError, match=r"round 3: training diverged to NaN or infinity at client .*d.*learning rate"):
         fleet.train(2, roster.everyone, ())
     assert torch.equal(fleet.state.theta, before)
+
+
+def test_a_model_that_is_tuned_to_a_client_and_diverges_is_not_scored():
+    data = federation()
+    x = data.x.clone()
+    x[data.rows["train"][3]] *= 1e30  # of one that never trains, so that only its tuned model is no number
+    data = Federation(x, data.y, data.rows, data.task, names=list("abcde"))
+    fleet = Simulation(data, Model(dense()), FedAvgFT(), Training(optimiser=SGD(lr=1e20)), executor="loop")
+    server = fleet.method.start(fleet.roster())
+    with pytest.raises(RunError, match=r"round 2: training diverged to NaN or infinity at client d; lower"):
+        fleet.evaluate(1, torch.tensor([3]), fleet.method.send(fleet.roster(), server, torch.tensor([3])))
 
 
 def test_model_without_vmap_trains_under_loop_from_python():

@@ -1,6 +1,7 @@
 """A run that leaks says so wherever its scores go."""
 
 import json
+import math
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 from kinfed import Federation, Training, engine, fit, record
 from kinfed.cli import main
 from kinfed.methods import FedAvg
-from kinfed.record import History
+from kinfed.record import History, preferred
 from kinfed.report.compare import compare
 from kinfed.tasks import Classification
 
@@ -63,6 +64,12 @@ def test_where_nobody_has_a_validation_score_the_last_round_is_taken():
     assert history.select("own") == 2
     history.scores[1] = dict.fromkeys(keys, torch.tensor([torch.nan, 0.5]))
     assert history.select("own") == 1
+
+
+@pytest.mark.parametrize("higher", [True, False])
+def test_a_model_without_a_score_is_never_preferred(higher):
+    scores = {"tuned": {"validation": math.nan}, "shared": {"validation": 0.5}, "own": {"validation": math.nan}}
+    assert preferred(scores, higher) == "shared"
 
 
 def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):

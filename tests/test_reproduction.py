@@ -67,12 +67,39 @@ def test_clients_that_never_train_are_scored_alone(tmp_path):
 
 
 def test_best_and_worst_clients_and_a_model_that_is_named(tmp_path):
-    column = Column("digits", "Digits", "all")
+    column = Column("digits", "Digits", "all", changes={"federation": {"clients": 30}})
     names = ("mean_accuracy_pct", "best5pct_accuracy_pct", "worst5pct_accuracy_pct")
     found, folder = lines(tmp_path, Row("fedaghn", "FedAGHN", "mixed"), column, *names)
     score = read_summary(folder)["scores"]["mixed"]
     expected = [100 * score[key] for key in ("mean", "best5", "worst5")]
     assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-4)
+    scores = np.sort(read_summary(folder)["clients_scores"]["mixed"])
+    expected = [100 * part.std() for part in (scores, scores[-2:], scores[:2])]
+    assert [found[name].over_clients for name in names] == pytest.approx(expected, abs=1e-4)
+    assert expected[0] not in expected[1:]
+
+
+def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
+    shards = {"federation": {"partition": {"name": "shards", "per_client": 2}}}
+    columns = {
+        "iid": Column("iid", "Digits", "iid"),
+        "shards": Column("shards", "Digits", "shards", changes=shards),
+        "mean": Column("mean", "Digits", "mean", mean_of=["iid", "shards"]),
+    }
+    row = Row("local", "Local", "own")
+    numbers = {("Digits", name, "Local", "accuracy_pct"): Number(0.5, None, "") for name in columns}
+    table = Protocol("made.table", "", "", 11, "seeds", {"local": row}, columns, [], {**SHARED, "rounds": 1}, numbers)
+    made = Reproduction(table, tmp_path, None, columns=["mean"])
+    for seed in (2, 9, 10):  # by name, 10 comes before 2
+        for column in ("iid", "shards"):
+            if (seed, column) != (9, "iid"):
+                one = {name: run for name, run in made.runs().items() if name == f"local on {column}, seed {seed}"}
+                assert [outcome.problem for outcome in jobs.carry_out(one, Machine(executor="loop"), 1, print)] == [
+                    None
+                ]
+    iid, dealt, mean = (line.by_seed for name in columns for line in made.lines() if line.column.name == name)
+    assert (list(iid), list(dealt), list(mean)) == ([2, 10], [2, 9, 10], [2, 10])
+    assert mean == {seed: pytest.approx((iid[seed] + dealt[seed]) / 2) for seed in (2, 10)}
 
 
 def test_a_backdoor_is_scored_on_honest_clients(tmp_path):

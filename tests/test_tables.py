@@ -58,6 +58,8 @@ def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
         (["yes", "no", "yes", "no"], Classification, ("no", "yes")),
         (["10", "9", "10", "2"], Classification, ("2", "9", "10")),
         (["1.0", "2.5", "3", "4"], Forecasting, ()),
+        (["0", "1", "1.0", "0.0"], Classification, ("0", "1")),  # one site's export has decimals
+        (["0", "1", "1.0", "none"], Classification, ("0", "1", "1.0", "none")),
     ],
 )
 def test_the_kind_of_target_decides_the_task(tmp_path, column, kind, classes):
@@ -66,7 +68,8 @@ def test_the_kind_of_target_decides_the_task(tmp_path, column, kind, classes):
     assert isinstance(data.task, kind)
     assert data.classes == classes
     if classes:
-        assert [classes[i] for i in data.y] == column
+        said = [f"{float(value):g}" if value not in classes else value for value in column]
+        assert [classes[i] for i in data.y] == said
 
 
 def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_path):

@@ -67,17 +67,17 @@ class Run:
         return self.model.export(self.theta(client))
 
     def reweighted_accuracy(self) -> Tensor:
-        """[N] accuracy of each client's model on all clients' test examples, weighted by the client's label shares.
+        """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
 
-        pFedGraph's protocol, which takes a pass of every model over everybody's test examples. Raises UsageError if the
-        task has no classes.
+        These are of the client's training examples. pFedGraph's protocol, which takes a pass of every model over
+        everybody's test examples. Raises UsageError if the task has no classes.
         """
         task = self.federation.task
         if not isinstance(task, Classification):
             raise UsageError("reweighted accuracy needs class labels; this task has none")
         rows = torch.cat(list(self.federation.rows["test"])).unique()
         x, y = self.federation.x[rows], self.federation.y[rows]
-        counts = self.federation.class_counts().double()
+        counts = self.federation.class_counts(["train"]).double()
         correct = []
         with torch.no_grad():
             for i in range(len(self.federation)):

@@ -1,7 +1,7 @@
 """Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -216,11 +216,11 @@ class Federation:
         """How many numbers a model gives for an example: one a class, or one a target."""
         return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
 
-    def class_counts(self) -> Tensor:
-        """[N, C] int64: examples of each class a client holds, all splits together."""
+    def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
+        """[N, C] int64: examples of each class a client holds, these splits together."""
         if not isinstance(self.task, Classification):
             raise UsageError("class counts exist for classification only")
-        owned = [torch.cat(parts) for parts in zip(*self.rows.values(), strict=True)]
+        owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
         return torch.stack([torch.bincount(self.y[rows], minlength=self.task.classes) for rows in owned])
 
     def to(self, device: torch.device) -> "Federation":

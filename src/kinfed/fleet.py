@@ -173,7 +173,10 @@ class Simulation:
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
         """Scores of the cohort's models on validation and test examples."""
         with self._computing():
-            return self._evaluator(round, cohort, self.states.take, sent)
+            found = self._evaluator(round, cohort, self.states.take, sent)
+        losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
+        raise_if_diverged(self.names, round, cohort, losses)  # one that is tuned to a client was not looked at before
+        return found
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
         """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
@@ -192,7 +195,7 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> None:
-    """Raise RunError naming the clients whose upload holds NaN or infinity."""
+    """Raise RunError naming the clients for which one of `uploads`, trees: [K, ...], holds NaN or infinity."""
     good = torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
     for leaf in tree_leaves(uploads):
         if not is_finite(leaf):

@@ -98,6 +98,11 @@ class Layout:
         return frozenset(e.name for e in self.entries)
 
     @property
+    def learned(self) -> frozenset[str]:
+        """Everything but buffers such as BatchNorm's running statistics."""
+        return frozenset(e.name for e in self.entries if e.trainable)
+
+    @property
     def base(self) -> frozenset[str]:
         """Everything but the head."""
         return self.names - self.head

@@ -1,5 +1,6 @@
 """Method: a federated method as pure functions of the server (plural) and of one client (singular)."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
@@ -10,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from .client import Client, Training
+from .errors import UsageError
 from .federation import Graph, Origin
 from .graph import mix, put, weighted_mean
 from .layout import Layout
@@ -177,10 +179,40 @@ class Averaging(Method):
 
     uniform: bool = False  # every client of the cohort counts the same, whatever it has
     noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
+    bn: str = "averaged"  # running statistics; or "local": they never leave a client
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.noise < math.inf:
+            raise UsageError(f"{name}: noise is a standard deviation, so it must be zero or more; got {self.noise}")
+        if self.bn not in ("averaged", "local"):
+            raise UsageError(f"{name}: bn must be 'averaged' or 'local'; got '{self.bn}'")
 
     def shared(self, layout: Layout) -> frozenset[str]:
         """Names of the tensors that leave a client; what a method keeps personal is left out."""
-        return layout.names
+        return layout.names if self.bn == "averaged" else layout.learned
+
+    def join(self, client: Client) -> Tree:
+        """The client's whole model, if a part of it is personal."""
+        layout = client.model.layout
+        return () if self.shared(layout) == layout.names else Params(client.model.theta)
+
+    def compose(self, client: Client, state: Tree, received: Tree) -> Tensor:
+        """[d] what was received, within the client's own model if a part of that is personal."""
+        if not isinstance(state, Params):
+            return received.theta  # type: ignore[no-any-return]
+        return state.theta.index_copy(0, self._places(client), received.theta)
+
+    def part(self, client: Client, theta: Tensor) -> tuple[Tree, Params]:
+        """Of a trained model: [d], the private state and the upload."""
+        layout = client.model.layout
+        if self.shared(layout) == layout.names:
+            return (), Params(theta)
+        return Params(theta), Params(theta[self._places(client)])
+
+    def _places(self, client: Client) -> Tensor:
+        layout = client.model.layout
+        return layout.index(self.shared(layout)).to(client.model.theta.device)
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""

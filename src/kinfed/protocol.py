@@ -56,6 +56,7 @@ class Column:
     at: Mapping[str, str] = field(default_factory=dict)  # of weights: which layers, at which stage
     note: str = ""
     missing: str = ""  # why there is nothing to run
+    lacks: Mapping[str, str] = field(default_factory=dict)  # rows that have nothing to run here, and why
     changes: Table = field(default_factory=dict)  # of the experiment
 
 
@@ -205,9 +206,8 @@ def _row(name: str, values: Table) -> Row:
 
 def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
     """A column, and one for each subset of its data that stands in for it."""
-    about = {
-        key: values[key] for key in ("dataset", "setting", "mean_of", "novel", "at", "note", "missing") if key in values
-    }
+    told = ("dataset", "setting", "mean_of", "novel", "at", "note", "missing", "lacks")
+    about = {key: values[key] for key in told if key in values}
     changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
     whole = Column(name, **about, changes=changes)
     found = [(name, whole)]

@@ -242,7 +242,9 @@ def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> st
     """The named model with the best validation score, the first of equals; without validation data the headline."""
     if not all("validation" in score for score in scores.values()):
         return next(iter(scores))
-    return (max if higher_is_better else min)(scores, key=lambda name: scores[name]["validation"])
+    sign = 1 if higher_is_better else -1
+    value = {name: sign * score["validation"] for name, score in scores.items()}
+    return max(value, key=lambda name: -math.inf if math.isnan(value[name]) else value[name])
 
 
 def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
@@ -257,7 +259,7 @@ def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, 
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
-    """Mean and standard deviation over clients: [N], and the means of the worst and best 5 and 10 % (one at least).
+    """Mean and standard deviation over clients: [N], and those of the worst and best 5 and 10 % (one at least).
 
     Clients without a score (NaN) are left out.
     """
@@ -265,5 +267,6 @@ def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
     found = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
     for percent in (5, 10):
         few = max(1, math.ceil(len(ordered) * percent / 100))
-        found |= {f"worst{percent}": float(ordered[:few].mean()), f"best{percent}": float(ordered[-few:].mean())}
+        for name, part in ((f"worst{percent}", ordered[:few]), (f"best{percent}", ordered[-few:])):
+            found |= {name: float(part.mean()), f"{name}_std": float(part.std(correction=0))}
     return found

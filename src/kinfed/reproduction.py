@@ -46,13 +46,14 @@ class Measure(NamedTuple):
     of: str = "mean"
     times: float = 1.0
     digits: int = 2
+    deviation: str = "std"  # over those clients
 
 
 MEASURES = {
     "accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
     "mean_accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
-    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100),
-    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100),
+    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100, deviation="best5_std"),
+    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100, deviation="worst5_std"),
     "MAE": Measure("MAE", "mae@12"),
     "MAPE_pct": Measure("MAPE, %", "mape@12"),
     "RMSE": Measure("RMSE", "rmse@12"),
@@ -83,7 +84,7 @@ class Line(NamedTuple):
     row: Row
     metric: str
     paper: Number | None
-    ours: tuple[float, ...]  # one a seed
+    by_seed: dict[int, float]
     over_clients: float | None  # standard deviation, a mean over seeds
     flags: tuple[str, ...]
     status: str  # why there is nothing of ours, or fewer seeds than asked for
@@ -91,12 +92,12 @@ class Line(NamedTuple):
     @property
     def mean(self) -> float | None:
         """Of ours over seeds."""
-        return fmean(self.ours) if self.ours else None
+        return fmean(self.by_seed.values()) if self.by_seed else None
 
     @property
     def std(self) -> float | None:
         """Of ours over seeds."""
-        return stdev(self.ours) if len(self.ours) > 1 else None
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
     @property
     def difference(self) -> float | None:
@@ -165,7 +166,7 @@ class Reproduction:
         return {}
 
     def _make(self, row: Row, column: Column) -> Cell:
-        problem = row.missing or column.missing or self._lacking(column)
+        problem = row.missing or column.missing or column.lacks.get(row.name) or self._lacking(column)
         if problem or column.mean_of:
             return Cell(row, column, None, problem)
         raw = self.protocol.raw(row, column)
@@ -217,40 +218,45 @@ class Reproduction:
             return ""
         return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
 
-    def _finished(self, cell: Cell) -> list[Path]:
+    def _finished(self, cell: Cell) -> dict[int, Path]:
         """The folders of a cell's finished runs, by seed."""
         if cell.experiment is None:
-            return []
-        found = []
-        for folder in sorted(self.folder(cell.row, cell.column).glob("seed-*")):
+            return {}
+        found = {}
+        for folder in self.folder(cell.row, cell.column).glob("seed-*"):
             if (folder / "summary.json").exists():
-                table = {**cell.experiment.table, "seed": int(folder.name.removeprefix("seed-"))}
+                seed = int(folder.name.removeprefix("seed-"))
+                table = {**cell.experiment.table, "seed": seed}
                 if config.resolve(config.read(str(folder / "config.toml"), [])).table == table:
-                    found.append(folder)
-        return found
+                    found[seed] = folder
+        return dict(sorted(found.items()))
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
         column, row = cell.column, cell.row
         flags = ["subset"] if column.subset else []
         status = cell.problem
-        values: dict[str, list[float]] = defaultdict(list)
+        values: dict[str, dict[int, float]] = defaultdict(dict)
         clients: dict[str, list[float]] = defaultdict(list)
         metrics = self.protocol.metrics(column)
         if column.mean_of:
             parts = [self._lines(self.cell(row, self.protocol.columns[name]), failed) for name in column.mean_of]
             for metric, *lines in zip(metrics, *parts, strict=True):
                 flags += [flag for line in lines for flag in line.flags]
-                values[metric] = [fmean(each) for each in zip(*(line.ours for line in lines), strict=False)]
+                values[metric] = {
+                    seed: fmean(line.by_seed[seed] for line in lines)
+                    for seed in lines[0].by_seed
+                    if all(seed in line.by_seed for line in lines)
+                }
             status = status or next((line.status for lines in parts for line in lines if line.status), "")
         elif not status:
             folders = self._finished(cell)
-            for folder in folders:
+            for seed, folder in folders.items():
                 for metric in metrics:
                     measure = MEASURES[metric]
                     found = _scores(folder, cell, measure.score)
-                    values[metric].append(measure.times * found[measure.of])
-                    if "std" in found:
-                        clients[metric].append(measure.times * found["std"])
+                    values[metric][seed] = measure.times * found[measure.of]
+                    if measure.deviation in found:
+                        clients[metric].append(measure.times * found[measure.deviation])
                 summary = runs.read_summary(folder)
                 flags += ["leaking"] if summary["leaking"] else []
                 flags += [precision] if (precision := summary.get("precision")) in FLAGS else []
@@ -269,7 +275,7 @@ class Reproduction:
                 row,
                 metric,
                 self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
-                tuple(values[metric]),
+                values[metric],
                 fmean(clients[metric]) if clients[metric] else None,
                 tuple(dict.fromkeys(flags)),
                 status,

@@ -279,10 +279,14 @@ class _Frame:
     def labels(self, name: str) -> NDArray[np.object_] | None:
         """[n] the labels in a column, empty where there is none; None if it holds numbers that are no labels."""
         labels = self._as_text(name)
-        values = np.array([_number(label) for label in set(labels.tolist()) - {""}])
-        if len(values) and np.isfinite(values).all() and ((values != values.round()).any() or len(values) > FEW):
+        value = {label: _number(label) for label in set(labels.tolist()) - {""}}
+        values = np.unique(list(value.values()))
+        if not len(values) or not np.isfinite(values).all():
+            return labels
+        if (values != values.round()).any() or len(values) > FEW:
             return None
-        return labels
+        whole = {label: str(int(number)) for label, number in value.items()}  # 1 and 1.0 are the same
+        return np.array([whole.get(label, "") for label in labels.tolist()], dtype=object)
 
     def moments(self, name: str, held: _Clients) -> tuple[Numbers, NDArray[np.int64], bool]:
         """[n] times as numbers, [n] as steps from 0, and whether they are dates (then in seconds).

@@ -34,7 +34,7 @@ class Classification:
     class has no pairs and scores 0.5, as chance would.
 
     With `reweighted` a run's summary also tells how each client's model does on all clients' test examples, weighted by
-    the client's shares of labels; at the end of a run this takes a pass of every model over these.
+    the client's shares of labels in training; at the end of a run this takes a pass of every model over these.
     """
 
     classes: int

@@ -38,6 +38,16 @@ def test_splits_by_hand(roster, linkage):
         assert groups(server.label) == ({frozenset({0, 1}), frozenset({2, 3})} if splits else {frozenset(range(4))})
 
 
+@pytest.mark.parametrize("linkage", ["complete", "single"])
+def test_ties_are_split_too(roster, linkage):
+    # Three pairs at right angles: every merge of two pairs is as good as every other.
+    change = torch.eye(3, dtype=float64).repeat_interleave(2, 0) * torch.tensor([2.0, 2.1] * 3, dtype=float64)[:, None]
+    known, method = roster(6, size=3), CFL(eps1=10, eps2=0.5, begin=0, linkage=linkage)
+    found = groups(aggregate(method, known, method.start(known), change).label)
+    assert len(found) == 2
+    assert all({0, 1} <= part or not {0, 1} & part for part in found)
+
+
 def test_new_clusters_move_by_their_own_members_mean(roster):
     known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0)
     start = method.start(known)

@@ -9,7 +9,7 @@ from torch import nn
 from kinfed.client import Training
 from kinfed.errors import UsageError
 from kinfed.method import Params
-from kinfed.methods import FedAvg, FedProx, Local
+from kinfed.methods import FedAvg, FedAvgFT, FedProx, Local
 from kinfed.optimiser import SGD
 
 float64 = torch.float64
@@ -59,6 +59,31 @@ def test_noise_on_what_is_learned(examples, noisy, method, executor):
     assert abs(float(added.mean())) < 1e-3
     again = method.aggregate(replace(trial.roster, round=1), (), torch.arange(3), Params(found[2][0].expand(3, -1)))
     assert (again.theta - found[2][0] - added).abs().max() > 0.01  # every round's is another
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1), FedAvgFT(epochs=0)])
+def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perceptron, method, executor):
+    x, y = noisy(3, 2)
+    training = Training(1, 4, SGD(0.1))
+    both = []
+    for bn in ("averaged", "local"):
+        trial = examples(perceptron(norm=True), x, y, replace(method, bn=bn), training=training, executor=executor)
+        both.append((trial, trial.run(2)))
+    (common, mean), (trial, server) = both
+    learned = trial.roster.layout.trainable
+    # Training normalises by the batch, so what is learned is the same.
+    torch.testing.assert_close(server.theta, mean.theta[learned], rtol=0, atol=1e-13)
+    torch.testing.assert_close(trial.headline[:, learned], server.theta.expand(3, -1), rtol=0, atol=0)
+    own = trial.headline[:, ~learned]
+    assert torch.equal(own, trial.fleet.state.theta[:, ~learned])
+    assert (own[0] != own[1]).all()
+    assert torch.equal(common.headline[0], common.headline[1])
+    assert trial.history.bytes_up == 2 * 3 * int(learned.sum()) * 8
+    plain = examples(perceptron(), x, y, replace(method, bn="local"), training=training, executor=executor)
+    plain.run(1)
+    assert torch.equal(plain.headline[0], plain.headline[1])
+    with pytest.raises(UsageError, match="bn must be 'averaged' or 'local'"):
+        replace(method, bn="mine")
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx])

@@ -30,7 +30,10 @@ def test_of_a_run_and_its_pooled_accuracy():
     run = fit(Local(), Federation.from_arrays(x, y, client), nn.Linear(2, 2), rounds=3)
     rows = torch.cat(list(run.federation.rows["test"]))
     expected = []
-    for i, shares in enumerate(([1.0, 0.0], [0.5, 0.5])):
+    train = y[run.federation.rows["train"][1]]
+    second = [float((train == c).double().mean()) for c in (0, 1)]
+    assert second != [0.5, 0.5]  # as they are in all of its examples
+    for i, shares in enumerate(([1.0, 0.0], second)):
         hits = run.load_model(i)(x[rows]).argmax(1) == y[rows]
         parts = [(hits[y[rows] == c].double().sum(), (y[rows] == c).sum()) for c in (0, 1)]
         up, down = (sum(s * p[k] for s, p in zip(shares, parts, strict=True)) for k in (0, 1))

@@ -170,11 +170,11 @@ def _command(made: Reproduction, lines: Sequence[Line]) -> str:
     ):
         if len(names) < len(whole):
             words += [option, ",".join(name for name in whole if name in names)]
-    seeds = max([made.count, *(len(line.ours) for line in lines)])
+    seeds = max([made.count, *(len(line.by_seed) for line in lines)])
     if seeds != made.protocol.seeds:
         words += ["--seeds", str(seeds)]
     words += ["--scale", f"{made.scale:g}"] if made.scale < 1 else []
     for precision in PRECISIONS:
-        if any(line.ours for line in lines) and all(precision in line.flags for line in lines if line.ours):
+        if any(line.by_seed for line in lines) and all(precision in line.flags for line in lines if line.by_seed):
             words += ["--precision", precision]
     return shlex.join(words)

@@ -14,7 +14,8 @@ from ..precision import PRECISIONS
 from ..record import History
 from ..runs import Machine
 
-TOLD = frozenset(["mean", "std", "worst5", "best5", "worst10", "best10", "std_seeds", "round", "validation", "pooled"])
+FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
+TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled"])
 
 
 def options() -> argparse.ArgumentParser:

@@ -79,12 +79,12 @@ class CFL(Method):
         if inner.diagonal().max().sqrt() <= self.eps2:
             return [members]
         alike = cosine(inner).cpu().numpy()
-        from scipy.cluster.hierarchy import fcluster, linkage  # here, as it would add to every start
+        from scipy.cluster.hierarchy import cut_tree, linkage  # here, as it would add to every start
         from scipy.spatial.distance import squareform
 
         apart = squareform(1 - alike, checks=False)
-        first = torch.from_numpy(fcluster(linkage(apart, self.linkage), 2, "maxclust") == 1)
-        across = alike[np.ix_(first.numpy(), ~first.numpy())].max() if 0 < first.sum() < len(members) else 1.0
+        first = torch.from_numpy(cut_tree(linkage(apart, self.linkage), 2)[:, 0] == 0)
+        across = alike[np.ix_(first.numpy(), ~first.numpy())].max()
         if np.sqrt(max(0.0, 1 - across) / 2) <= self.gamma:
             return [members]
         first = first.to(members.device)

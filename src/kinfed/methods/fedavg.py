@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from ..errors import UsageError
 from ..method import Averaging, Params
 
 
@@ -15,13 +14,10 @@ class FedAvg(Averaging):
 
     uniform: bool = False  # every client counts the same, whatever it has
     noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
-
-    def __post_init__(self):
-        if not 0 <= self.noise < float("inf"):
-            raise UsageError(f"fedavg: noise is a standard deviation, so it must be zero or more; got {self.noise}")
+    bn: str = "averaged"  # running statistics; or "local": they never leave a client
 
     def train(self, client, state, received):
-        return state, Params(client.descend(received.theta))
+        return self.part(client, client.descend(self.compose(client, state, received)))
 
     def personalise(self, client, state, received):
-        return {"shared": received}
+        return {"shared": Params(self.compose(client, state, received))}

@@ -12,17 +12,20 @@ class FedAvgFT(Averaging):
 
     epochs: int | None = None  # of fine-tuning; None: as many as in a round
     scope: str = "all"  # what is tuned: "all" or "head"
+    bn: str = "averaged"  # running statistics; or "local": they never leave a client
 
     def __post_init__(self):
+        super().__post_init__()
         if self.scope not in ("all", "head"):
             raise UsageError(f"fedavg-ft: scope must be 'all' or 'head'; got '{self.scope}'")
         if self.epochs is not None and self.epochs < 0:
             raise UsageError(f"fedavg-ft: epochs must be zero or more; got {self.epochs}")
 
     def train(self, client, state, received):
-        return state, Params(client.descend(received.theta))
+        return self.part(client, client.descend(self.compose(client, state, received)))
 
     def personalise(self, client, state, received):
         only = client.model.layout.head if self.scope == "head" else None
-        tuned = received.theta if self.epochs == 0 else client.descend(received.theta, only=only, epochs=self.epochs)
-        return {"tuned": Params(tuned), "shared": received}
+        theta = self.compose(client, state, received)
+        tuned = theta if self.epochs == 0 else client.descend(theta, only=only, epochs=self.epochs)
+        return {"tuned": Params(tuned), "shared": Params(theta)}

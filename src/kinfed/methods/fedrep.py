@@ -22,21 +22,13 @@ class FedRep(Averaging):
     def shared(self, layout):
         return layout.base
 
-    def join(self, client):
-        return Params(client.model.theta)
-
     def train(self, client, state, received):
         layout = client.model.layout
-        theta = self._with_base(client, state, received)
+        theta = self.compose(client, state, received)
         if self.head_epochs:
             theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)
         theta = client.descend(theta, only=layout.base, epochs=self.base_epochs)
-        return Params(theta), Params(theta[layout.index(layout.base).to(theta.device)])
+        return self.part(client, theta)
 
     def personalise(self, client, state, received):
-        return {"mixed": Params(self._with_base(client, state, received)), "own": state}
-
-    def _with_base(self, client, state, received):
-        """[d] the received base under the client's own head."""
-        layout = client.model.layout
-        return state.theta.index_copy(0, layout.index(layout.base).to(state.theta.device), received.theta)
+        return {"mixed": Params(self.compose(client, state, received)), "own": state}

@@ -40,7 +40,7 @@ def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
     def remarks(line: Line) -> str:
         status, _, why = line.status.partition("failed: ")
         told = [status + "failed" if why else status, *line.flags]
-        own = (line.row.note, line.column.note) if line.ours else ()
+        own = (line.row.note, line.column.note) if line.by_seed else ()
         for note in (why, *own, line.paper.note if line.paper else ""):
             if note:
                 told.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
@@ -111,7 +111,7 @@ def table_csv(lines: Sequence[Line]) -> str:
             [
                 *(*named, line.metric),
                 *("" if value is None else f"{value:.6g}" for value in numbers),
-                *(len(line.ours), "; ".join(line.flags), line.status),
+                *(len(line.by_seed), "; ".join(line.flags), line.status),
             ]
         )
     return out.getvalue()
