@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PFEDGAT = "--method local,fedavg,fedprox,cfl,per-fedavg,pfedgat,pfedgat-fair"
 PANACEA = "--method fedavg,fedavg-ft,per-fedavg,sfl,pfedhn,panacea"
 POINTS = f"{PANACEA} --column fl60,dg60,tpt48"
-TRAFFIC = f"{PANACEA} --column metr_la_subset,pems_bay_subset --scale 0.05"
+TRAFFIC = f"{PANACEA} --column metr_la_subset,pems_bay_subset --scale 0.02"
 PARTS = {  # a table's name, perhaps with that of a part of it: what is asked of kinfed reproduce, with one seed
     "sfl.table1": "--method fedavg,sfl,sfl-star --column metr_la_week,metr_la_subset,pems_bay_subset,pems08_partial",
     "panacea.table2-points": POINTS,
