@@ -1,5 +1,7 @@
 """Checkpoints: what is written is what is read, by that format's own library too, and no more than there is."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -146,3 +148,28 @@ def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypat
     monkeypatch.setattr(Simulation, "train", lambda self, *asked: used.append(self.how["onednn"]) or real(self, *asked))
     run()
     assert used == [False]
+
+
+def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
+    real, data = Simulation.train, federation()
+
+    def failing(self, round, cohort, sent):
+        if round == 2:
+            raise RunError("round 3: no more")
+        return real(self, round, cohort, sent)
+
+    def run(data):
+        return fit(FedAvg(), data, module(), rounds=3, training=TRAINING, executor="loop", folder=tmp_path)
+
+    monkeypatch.setattr(Simulation, "train", failing)
+    with pytest.raises(RunError, match="no more"):
+        run(data)
+    monkeypatch.setattr(Simulation, "train", real)
+    x = data.x.clone()
+    x[-1, 0] += 1
+    fewer = {split: rows[:-1] for split, rows in data.rows.items()}
+    swapped = {**data.rows, "train": data.rows["test"], "test": data.rows["train"]}
+    for changes in ({"x": x}, {"y": data.y.flip(0)}, {"rows": fewer, "names": data.names[:-1]}, {"rows": swapped}):
+        with pytest.raises(RunError, match=r"the data are not those that the run in .* began with"):
+            run(replace(data, **changes))
+    assert run(data).history.done == 3

@@ -36,13 +36,13 @@ def test_the_readmes_example_runs_and_its_models_load(tmp_path, monkeypatch, cap
     found = {}
     exec(python_block("README.md"), found)
     assert found["run"].relation.shape == (2, 12, 12)
-    loaded = kinfed.load_model("my-run", "3", found["net"])
+    loaded = kinfed.load_model("my-arrays", "3", found["net"])
     chosen = found["run"].load_model("3")
     assert all((a == b).all() for a, b in zip(loaded.parameters(), chosen.parameters(), strict=True))
     scores = found["run"].summary()["scores"]
     assert scores["own"]["mean"] > 0.8  # what averaging over opposite clients could not reach
     with pytest.raises(kinfed.UsageError, match="holds a run already"):
-        kinfed.save(found["run"], "my-run")
+        kinfed.save(found["run"], "my-arrays")
 
 
 def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):

@@ -42,6 +42,17 @@ def simulation(module, clients=5, training=None, **how):
     return Simulation(federation(clients), Model(module), FedAvg(), training or Training(), **how)
 
 
+class Scaled(nn.Module):
+    """Something to learn behind any layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.by = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.by * x
+
+
 def test_auto_picks_by_model_and_says_why():
     assert simulation(dense()).executor == "fused"
     assert simulation(convolutional()).executor == "loop"
@@ -118,6 +129,26 @@ def test_a_model_that_is_tuned_to_a_client_and_diverges_is_not_scored():
     server = fleet.method.start(fleet.roster())
     with pytest.raises(RunError, match=r"round 2: training diverged to NaN or infinity at client d; lower"):
         fleet.evaluate(1, torch.tensor([3]), fleet.method.send(fleet.roster(), server, torch.tensor([3])))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (nn.Linear(3, 1), r"the model gives \[1\] for an example, but there are 2 classes"),
+        (nn.Unflatten(1, (3, 1)), r"the model gives \[3, 1\] for an example"),
+        (nn.Linear(4, 2), r"the model cannot take an example, which is \[3\]: mat1 and mat2"),
+    ],
+)
+def test_a_model_that_does_not_fit_the_data_is_refused(module, said):
+    data = Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) % 4)
+    with pytest.raises(UsageError, match=said):
+        fit(FedAvg(), data, nn.Sequential(module, Scaled()), rounds=1)
+
+
+def test_targets_that_a_model_does_not_give_are_refused():
+    data = Federation.from_arrays(torch.randn(40, 3), torch.randn(40, 2), torch.arange(40) % 4)
+    with pytest.raises(UsageError, match=r"the model gives \[1\] for an example, but its target is \[2\]"):
+        fit(FedAvg(), data, nn.Linear(3, 1), rounds=1)
 
 
 def test_model_without_vmap_trains_under_loop_from_python():

@@ -280,6 +280,17 @@ def test_distances_from_csv_go_through_the_kernel(tmp_path):
     assert torch.equal(one_way, distance([[0, 1, INF], [INF, 0, 4], [INF, INF, 0]], sigma=4.0).weights)
 
 
+def test_distances_that_leave_no_link_are_refused(tmp_path):
+    path = write(tmp_path / "e.csv", "from,to,distance\na,b,100\nb,c,90\n")  # their deviation is 5
+    with pytest.raises(
+        UsageError, match=r"e\.csv: all distances are so long .* below threshold=0\.1: choose a larger sigma"
+    ):
+        read(path, ["a", "b", "c"])
+    weights = read(path, ["a", "b", "c"], sigma=100.0).weights
+    assert float(weights[0, 1]) == pytest.approx(math.exp(-1))
+    assert weights[0, 2] == 0
+
+
 def test_edges_from_graphml(tmp_path):
     import networkx
 
@@ -322,6 +333,8 @@ def test_adjacency_from_arrays(tmp_path):
             "from,to,weight\na,b,1\nb,a,2\n",
             "line 3 gives 'b' - 'a' the value 2, but line 2 gave 1; say directed",
         ),
+        ("e.csv", "from,to,wieght\na,b,1\n", "unknown column 'wieght'; did you mean 'weight'"),
+        ("e.csv", "from,to,weight,distance\na,b,1,1\n", "a weight or a distance, not both"),
         ("e.graphml", "<not xml", "cannot be read as a graph"),
         ("e.npz", "no zip", "cannot be read as a graph"),
         ("e.txt", "", r"a graph is read from \.csv, \.graphml, \.npz, \.npy; got '\.txt'"),

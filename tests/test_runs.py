@@ -42,3 +42,10 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
     with pytest.raises(UsageError, match="no"):
         runs.launch(experiment, tmp_path / "a", Machine(executor="vmap"))
     assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
+
+
+def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
+    runs.launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Machine())
+    with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):
+        runs.load_model(tmp_path / "a", 0)
+    assert runs.load_model(tmp_path / "a" / "seed-3", 0).training is False

@@ -1,5 +1,6 @@
 """Your own tables: what becomes of rows, and what is refused with its line and column."""
 
+import json
 import sys
 from datetime import datetime
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+import kinfed
 from kinfed import SGD, Federation, Split, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.federation import divide
@@ -43,6 +45,24 @@ def test_rows_become_examples_of_their_client_scaled_on_training_rows(tmp_path):
     # The first row is Ulm's and keeps its price in its own unit.
     assert federation.y[0].tolist() == [1000 - 15]
     assert 0 in torch.cat([federation.rows[s][1] for s in federation.rows]).tolist()
+
+
+def test_a_saved_model_reads_new_rows_by_the_scale_in_the_summary(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, HOUSES)
+    table = 'name="csv"\npath="t.csv"\nclient="town"\ntarget="price"\n'
+    config = f'method="local"\nmodel="linear"\n[federation]\npartition="natural"\n[federation.dataset]\n{table}'
+    (tmp_path / "mine.toml").write_text(config)
+    how = ["rounds=25", "training.batch=4", "training.optimiser.lr=0.1"]
+    assert main(["run", "mine.toml", *how, "--out", "r", "--quiet"]) == 0
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert list(summary["scale"]["inputs"]) == ["rooms", "age"]
+    rows = [line.split(",") for line in HOUSES.splitlines()[1:] if line.startswith("Ulm")]
+    scale = summary["scale"]["inputs"].values()
+    scaled = [[(float(row[i + 1]) - s["mean"]) / s["deviation"] for i, s in enumerate(scale)] for row in rows]
+    told = summary["scale"]["targets"]["price"]
+    prices = kinfed.load_model("r", "Ulm")(torch.tensor(scaled)) * told["deviation"] + told["mean"]
+    assert (prices[:, 0] - torch.tensor([float(row[3]) for row in rows])).abs().mean() < 60  # they differ by 1700
 
 
 def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):

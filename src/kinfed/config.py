@@ -4,7 +4,7 @@ import inspect
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,9 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
     participation, participation_table = call(Participation, asked, "participation")
     training = dict(_table(raw, "training", ""))
-    optimiser, optimiser_table = make(OPTIMISERS, training.pop("optimiser", "sgd"), "training.optimiser")
+    asked = training.pop("optimiser", {})
+    asked = {"name": "sgd", **asked} if isinstance(asked, dict) else asked
+    optimiser, optimiser_table = make(OPTIMISERS, asked, "training.optimiser")
     made, training_table = call(Training, training, "training", optimiser=optimiser)
     chosen = _named(raw.get("method"), "method", METHODS)
     tuned = _table(raw, "methods", "")
@@ -229,7 +231,7 @@ def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given:
 def call(part: Callable[..., Any], asked: Table, where: str, given: int = 0, **ready: Any) -> tuple[Any, Table]:
     """Call a part with checked settings; returns what it made and the complete table without what was `ready`."""
     known = {name: p for name, p in settings(part, given).items() if name not in ready}
-    _only(asked, set(known), where + ".")
+    _only(asked, set(known), where + ".", set(ready))
     hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
     values = {
         name: _check(asked[name], hints.get(name, Any), f"{where}.{name}") if name in asked else p.default
@@ -264,10 +266,11 @@ def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -
     return _check(table.get(name, default), kind, where + name)
 
 
-def _only(table: Table, known: set[str], where: str) -> None:
+def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -> None:
+    """Raise UsageError if there are keys besides the known ones and those that were read before."""
     for name in table:
         if name not in known:
-            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known)}")
+            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
 
 
 def _check(value: Any, kind: Any, where: str) -> Any:

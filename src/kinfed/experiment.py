@@ -25,7 +25,7 @@ from .metrics.classification import count_correct, reweighted_accuracy
 from .metrics.graphs import edge_auroc, group_weights
 from .model import Model
 from .record import History
-from .tasks import Classification, Forecasting
+from .tasks import Classification, Forecasting, Regression
 
 CHECKPOINT = "checkpoint.safetensors"
 PAUSE = 20  # times as long as a checkpoint took is the least between two of them
@@ -180,11 +180,17 @@ def fit(
     resumed = path is not None and path.exists()
     asked = {"executor": None if executor == "auto" else executor, "workers": workers, "chunk": chunk}
     asked |= {"precision": precision}
+    data = federation.digest() if path else ""
     how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
+    if how.pop("data", data) != data:
+        raise RunError(
+            f"the data are not those that the run in {folder} began with; bring these back, or begin anew elsewhere"
+        )
     if how.get("onednn") and has_amx():
         del how["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
     model = Model(module, head, federation.x.dtype)
     build = Distributed if distributed.is_on() else Simulation
+    _check_fit(model, federation)
     fleet = build(
         federation,
         model,
@@ -215,7 +221,7 @@ def fit(
     def after(round: int, server: Any) -> None:
         nonlocal at, saved, took
         now = time.perf_counter()
-        at = Progress(round + 1, server, (), before + now - started, fleet.how)
+        at = Progress(round + 1, server, (), before + now - started, {**fleet.how, "data": data})
         fleet.states.settle()
         if path and round + 1 < rounds and distributed.agree(now - saved >= max(checkpoint_seconds, PAUSE * took)):
             keep()
@@ -258,6 +264,21 @@ def fit(
         at.seconds,
         attack,
     )
+
+
+def _check_fit(model: Model, federation: Federation) -> None:
+    """Raise UsageError unless the model takes the examples, and gives what the task needs."""
+    example, task = federation.x[:1], federation.task
+    try:
+        with torch.no_grad():
+            given = list(model(model.theta, example).shape[1:])
+    except Exception as problem:
+        shape = list(example.shape[1:])
+        raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
+    if isinstance(task, Classification) and (len(given) != 1 or given[0] < task.classes):
+        raise UsageError(f"the model gives {given} for an example, but there are {task.classes} classes")
+    if isinstance(task, Regression | Forecasting) and math.prod(given) != federation.outputs:
+        raise UsageError(f"the model gives {given} for an example, but its target is {list(federation.y.shape[1:])}")
 
 
 def pick_device(name: str) -> torch.device:

@@ -1,5 +1,6 @@
 """Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,6 +50,9 @@ class Dataset:
     # From a data set with these examples, as a partition has left them, and all training rows [n]: the same on a scale
     # that is found in these rows.
     prepare: Callable[["Dataset", Tensor], "Dataset"] | None = None
+    # What `prepare` found and did, for those who use a model on new examples: each of `inputs` (and of `targets`, where
+    # outputs are so scaled) by name as its mean and deviation; a scaled number is (value - mean) / deviation.
+    scale: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Parts(NamedTuple):
@@ -157,6 +161,7 @@ class Federation:
     groups: Tensor | None = None
     classes: Sequence[str] = field(default=())
     caution: str = ""  # why scores on its test examples flatter a model, if they do
+    scale: Mapping[str, Any] = field(default_factory=dict)  # of inputs and targets, where they are not as in their file
 
     def __post_init__(self) -> None:
         count = len(self.rows["train"])
@@ -215,6 +220,19 @@ class Federation:
     def outputs(self) -> int:
         """How many numbers a model gives for an example: one a class, or one a target."""
         return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
+
+    def __repr__(self) -> str:
+        return f"Federation({len(self)} clients, {len(self.x):,} examples {list(self.x.shape[1:])}, {self.task})"
+
+    def digest(self) -> str:
+        """A number of all that it holds: a federation with another one has other examples, clients, splits or links."""
+        found = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
+        rows = [torch.cat(list(parts)) for parts in self.rows.values()]
+        sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
+        links = [] if self.graph is None else [self.graph.weights]
+        for values in (_stored(self.x), _stored(self.y), sizes, *rows, *links):
+            found.update(values.cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        return found.hexdigest()
 
     def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
         """[N, C] int64: examples of each class a client holds, these splits together."""
@@ -341,7 +359,9 @@ def divide(
     caution = ""
     if split.shuffle and dataset.span > 1:
         caution = "windows were split at random, so those tested on share readings with those trained on"
-    return Federation(dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution)
+    return Federation(
+        dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution, dataset.scale
+    )
 
 
 def check_graph(weights: Tensor, count: int) -> None:

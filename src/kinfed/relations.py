@@ -1,6 +1,7 @@
 """Relation graphs between clients: from what is known of them, and the controls that show whether a graph matters."""
 
 import csv
+import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -81,7 +82,15 @@ def read(
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
         table, apart = readers[kind](path, list(names), directed, strangers)
-        return distance(table, sigma=sigma, threshold=threshold) if apart else adjacency(table)
+        if not apart:
+            return adjacency(table)
+        graph = distance(table, sigma=sigma, threshold=threshold)
+        if (torch.isfinite(table).sum() > len(table)) and (graph.weights > 0).sum() == len(table):
+            raise UsageError(
+                f"all distances are so long that their weights are below threshold={threshold:g}: choose a larger "
+                "sigma, which is the deviation of the distances unless it is told"
+            )
+        return graph
     except FileNotFoundError:
         raise UsageError(f"there is no graph file {path}") from None
     except UsageError as problem:
@@ -103,6 +112,11 @@ def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> 
         value = next((c for c in ("weight", "distance") if c in columns), None)
         if not {"from", "to"} <= set(columns):
             raise UsageError(f"the heading must have the columns from and to; got {', '.join(columns) or 'nothing'}")
+        if {"weight", "distance"} <= set(columns):
+            raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
+        for column in columns if value is None else []:  # others may be notes
+            for meant in difflib.get_close_matches(column, ["weight", "distance"]):
+                raise UsageError(f"unknown column '{column}'; did you mean '{meant}'?")
 
         def links() -> Links:
             for row in rows:

@@ -105,6 +105,8 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
     """
     folder = Path(folder)
     found = read_summary(folder)
+    if "names" not in found:
+        raise UsageError(f"{folder} holds a run for each seed; name one, such as {folder}/seed-{found['seed']}")
     name = found["names"][client_index(found["names"], client)]
     if module is None:
         table = config.read(str(folder / "config.toml"), [])
@@ -221,6 +223,8 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
         "names": names,
         "shape": list(run.federation.x.shape[1:]),
         "outputs": run.federation.outputs,
+        "classes": list(run.federation.classes),
+        "scale": run.federation.scale,
         "reason": run.reason,
         "out": str(out),
     }

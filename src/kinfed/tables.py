@@ -41,6 +41,8 @@ def read(
     horizons: Sequence[int] = (),
     edges: str | Path = "",
     directed: bool = False,
+    sigma: float | None = None,
+    threshold: float = 0.1,
     drop_missing: bool = False,
     least: int = 0,
 ) -> Dataset:
@@ -56,7 +58,8 @@ def read(
     1. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than a day,
     the time of day is an input too.
 
-    `edges` is a file of links between clients (see `kinfed.relations.read`; `directed` for .csv). Rows with missing
+    `edges` is a file of links between clients (see `kinfed.relations.read`; `directed` for .csv, `sigma` and
+    `threshold` for distances). Rows with missing
     values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known readings, are left
     out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
     """
@@ -70,7 +73,7 @@ def read(
     index = {name: i for i, name in enumerate(names)}
     held = _Clients(names, np.array([index[name] for name in owner]), None)
     if edges:
-        held = held._replace(graph=read_graph(edges, names, directed=directed))
+        held = held._replace(graph=read_graph(edges, names, directed=directed, sigma=sigma, threshold=threshold))
     if past:
         if not time or len(targets) != 1 or features:
             raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
@@ -169,12 +172,15 @@ def _rows(
     def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
         x, y = dataset.x, dataset.y
         mean, deviation = _moments(x[rows])
-        fair = replace(dataset, x=((x - mean) / torch.where(deviation > 0, deviation, 1.0)).to(x.dtype))
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        scale = {"inputs": _told(inputs, mean, deviation)}
+        fair = replace(dataset, x=((x - mean) / deviation).to(x.dtype), scale=scale)
         if isinstance(task, Classification):
             return fair
         middle, spread = _moments(y[rows])
         if not (spread > 0).all():
             raise UsageError(f"{frame.path}: a target is the same in all training rows: there is nothing to learn")
+        fair = replace(fair, scale=scale | {"targets": _told(targets, middle, spread)})
         if isinstance(task, Forecasting):
             return replace(fair, task=replace(task, mean=float(middle), deviation=float(spread)))
         return replace(fair, y=((y - middle) / spread).to(y.dtype))
@@ -190,6 +196,11 @@ def _rows(
         time=None if steps is None else torch.from_numpy(steps[used]),
         prepare=scaled,
     )
+
+
+def _told(names: Sequence[str], mean: Tensor, deviation: Tensor) -> dict[str, dict[str, float]]:
+    numbers = zip(names, mean.flatten().tolist(), deviation.flatten().tolist(), strict=True)
+    return {name: {"mean": m, "deviation": d} for name, m, d in numbers}
 
 
 def _target(frame: "_Frame", targets: list[str]) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:

@@ -90,7 +90,9 @@ class Windows:
             if not deviation > 0:
                 raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
             task = Forecasting(mean, deviation, self.error, tuple(self.horizons))
-            return replace(dataset, x=inputs((filled - mean) / deviation), task=task)
+            told = {"reading": {"mean": mean, "deviation": deviation}}
+            scale = {"inputs": told, "targets": told}  # the time of day is as it is
+            return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
 
         def inputs(series: Tensor) -> Tensor:
             parts = [series.nan_to_num(0)]

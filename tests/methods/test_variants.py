@@ -38,9 +38,9 @@ BASE = {
 FEATURES = tuple((float(i), 1.0) for i in range(len(SIZES)))
 VARIANTS = {
     "local": [{}],
-    "fedavg": [{"uniform": True}, {"noise": 0.1}],
-    "fedavg-ft": [{"epochs": 1}, {"scope": "head"}],
-    "fedprox": [{"mu": 0.5}, {"uniform": True}, {"noise": 0.1}],
+    "fedavg": [{"uniform": True}, {"noise": 0.1}, {"bn": "local"}],
+    "fedavg-ft": [{"epochs": 1}, {"scope": "head"}, {"bn": "local"}],
+    "fedprox": [{"mu": 0.5}, {"uniform": True}, {"noise": 0.1}, {"bn": "local"}],
     "scaffold": [{"server_lr": 0.5}, {"option": 1}],
     "fedrep": [{"head_epochs": 1}, {"base_epochs": 2}],
     "per-fedavg": [

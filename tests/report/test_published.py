@@ -27,10 +27,19 @@ def made(tmp_path, spread="seeds", scale=1.0):
 
 
 LINES = [
-    Line(COLUMN, ROWS["local"], "MAE", Number(50, 2.5, "misprinted"), (40.0, 44.0), 3.0, ("subset", "scaled 0.2"), ""),
-    Line(COLUMN, ROWS["local"], "RMSE", None, (1.0,), None, (), "1 of 2 seeds"),
-    Line(COLUMN, ROWS["new"], "MAE", Number(50, None, ""), (), None, (), "failed: no luck"),
-    Line(COLUMN, ROWS["newer"], "MAE", Number(50, None, ""), (), None, (), "not run"),
+    Line(
+        COLUMN,
+        ROWS["local"],
+        "MAE",
+        Number(50, 2.5, "misprinted"),
+        {0: 40.0, 1: 44.0},
+        3.0,
+        ("subset", "scaled 0.2"),
+        "",
+    ),
+    Line(COLUMN, ROWS["local"], "RMSE", None, {0: 1.0}, None, (), "1 of 2 seeds"),
+    Line(COLUMN, ROWS["new"], "MAE", Number(50, None, ""), {}, None, (), "failed: no luck"),
+    Line(COLUMN, ROWS["newer"], "MAE", Number(50, None, ""), {}, None, (), "not run"),
 ]
 
 

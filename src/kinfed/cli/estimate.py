@@ -38,9 +38,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _estimate(asked: argparse.Namespace, console: Console) -> None:
-    side_by_side = jobs(asked)
+    if asked.budget <= 0:
+        raise UsageError(f"--budget is a time in seconds, so it must be positive; got {asked.budget:g}")
+    side_by_side = 1  # a run's seeds come one after the other
     cells: list[tuple[str, Experiment, int]] = []  # name, experiment, runs
     if asked.subject in protocol.tables():
+        if asked.overrides:
+            raise UsageError(
+                f"{asked.subject} is a published table, whose settings are fixed; leave {asked.overrides[0]} out"
+            )
         asked.table = asked.subject
         made = read(asked)
         cells = [
@@ -48,7 +54,12 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
             for cell in made.cells()
             if cell.experiment is not None
         ]
+        side_by_side = max(1, min(jobs(asked), sum(count for *_, count in cells)))
     else:
+        if asked.method or asked.column or asked.seeds is not None or asked.scale != 1 or asked.jobs is not None:
+            raise UsageError(
+                "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
+            )
         found = config.resolve(config.read(asked.subject, asked.overrides))
         cells = [(found.table["method"]["name"], found, found.table["seeds"])]
     where = Machine(
@@ -79,7 +90,8 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
     if not costs:
         raise UsageError(f"{asked.subject}: there is nothing here that can be run")
     total = sum(cost.seconds * count for cost, count in costs.values()) / side_by_side
-    memory = sum(sorted((cost.memory for cost, _ in costs.values()), reverse=True)[:side_by_side])
+    each_run = [cost.memory for cost, count in costs.values() for _ in range(count)]
+    memory = sum(sorted(each_run, reverse=True)[:side_by_side])
     if asked.json:
         each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
         print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": side_by_side}))
@@ -94,11 +106,12 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
         )
     out = Console(highlight=False)
     out.print(shown)
-    out.print(f"in all {duration(total)} with {side_by_side} side by side, {memory / 2**30:.1f} GiB of memory")
+    beside = f" with {side_by_side} side by side" if side_by_side > 1 else ""
+    out.print(f"in all {duration(total)}{beside}, {memory / 2**30:.1f} GiB of memory")
 
 
 def duration(seconds: float) -> str:
     """In the unit that people would use."""
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

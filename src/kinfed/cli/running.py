@@ -94,7 +94,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     repeated = "seeds" in summary
     seeds = f"seeds {summary['seeds'][0]} to {summary['seeds'][-1]}" if repeated else f"seed {summary['seed']}"
     title = (
-        f"{summary['method']} on {summary['dataset']}: {summary['clients']} clients, {summary['rounds']} rounds, "
+        f"{summary['method']} on {summary['dataset']}: {several(summary['clients'], 'client')}, "
+        f"{several(summary['rounds'], 'round')}, "
         f"{summary['parameters']:,} parameters, {seeds}"
     )
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
@@ -104,7 +105,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     shown.add_column("model")
     for column in (f"test {summary['metric']}{', %' * share}", "over clients", "worst 5 %", "best 5 %"):
         shown.add_column(column, justify="right")
-    shown.add_column("over seeds" if repeated else "best round", justify="right")
+    selected = any("validation" in score for score in summary["scores"].values())
+    shown.add_column("over seeds" if repeated else "best round" if selected else "last round", justify="right")
     for name, s in summary["scores"].items():
         mean, std, worst, best, seeds_std = (
             f"{percent * s.get(key, 0):{digits}}" for key in ("mean", "std", "worst5", "best5", "std_seeds")
@@ -113,7 +115,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         shown.add_row(name + mark, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
     console.print(shown)
     if len(summary["scores"]) > 1:
-        console.print("* chosen on validation data: the models that are saved")
+        why = "chosen on validation data" if selected else "the first named, for want of validation data"
+        console.print(f"* {why}: the models that are saved")
     others = {k: v for k, v in summary["scores"][summary["chosen"]].items() if k not in TOLD}
     if others:
         console.print(f"{summary['chosen']}: " + ", ".join(f"{key} {value:.4g}" for key, value in others.items()))
@@ -147,6 +150,11 @@ def _show_attack(summary: dict[str, Any], console: Console, percent: int, digits
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         console.print(line)
+
+
+def several(count: int, what: str) -> str:
+    """Such as "1 client" or "20 clients"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def _bytes(count: float) -> str:

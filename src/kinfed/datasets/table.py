@@ -20,6 +20,8 @@ def table(
     horizons: Sequence[int] = (),
     edges: str = "",
     directed: bool = False,
+    sigma: float | None = None,
+    threshold: float = 0.1,
     drop_missing: bool = False,
     least: int = 0,
 ) -> Dataset:
@@ -38,6 +40,8 @@ def table(
         horizons=horizons,
         edges=edges,
         directed=directed,
+        sigma=sigma,
+        threshold=threshold,
         drop_missing=drop_missing,
         least=least,
     )
