@@ -201,9 +201,10 @@ class Federation:
             seen = torch.cat(list(self.rows["train"]))
             missing = sorted(set(self.y[torch.cat([*self.rows["test"], seen])].tolist()) - set(self.y[seen].tolist()))
             if missing:
+                called = [self.classes[c] if self.classes else str(c) for c in missing]
                 raise UsageError(
-                    f"no client has a training example of class {', '.join(map(str, missing))}, though some are tested "
-                    "on it; change the partition or the split"
+                    f"no client has a training example of class {', '.join(called)}, though some are tested on it; "
+                    "change the partition or the split"
                 )
         if self.graph is not None:
             check_graph(self.graph.weights, count)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .errors import RunError
@@ -24,7 +24,8 @@ def replacing(path: Path) -> Iterator[Path]:
         except OSError as problem:
             raise RunError(f"cannot write {path}: {problem.strerror or problem}") from problem
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # a folder that cannot be written holds no part either
+            part.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:

@@ -203,7 +203,8 @@ def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> 
     if not good.all():
         bad = [names[i] for i in cohort[~good].tolist()]
         raise RunError(
-            f"round {round + 1}: training diverged to NaN or infinity at client {', '.join(bad[:5])}"
+            f"round {round + 1}: training diverged to NaN or infinity at client{'s' * (len(bad) > 1)} "
+            f"{', '.join(bad[:5])}"
             f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; lower the learning rate"
         )
 

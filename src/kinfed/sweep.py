@@ -128,7 +128,7 @@ class Sweep:
         seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
         notes = ["* has its method's best validation score; test scores had no say", *self.check(), *notes]
         notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
-        return Finding(f"{len(rows)} settings, means over {seeds}", told, [], notes)
+        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", told, [], notes)
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:

@@ -68,7 +68,7 @@ def test_a_failed_run_is_one_line_and_the_others_go_on(tmp_path, capsys, jobs):
     assert code == 1
     lines = [line for line in err.splitlines() if line.startswith("kinfed: ")]
     assert len(lines) == 2  # both fail for the same reason
-    assert "failed: round 1: training diverged to NaN or infinity at client 0, 1, 2, 3; lower the" in lines[0]
+    assert "failed: round 1: training diverged to NaN or infinity at clients 0, 1, 2, 3; lower the" in lines[0]
     assert lines[1] == f"kinfed: 2 of 3 runs failed; the same command with --out {tmp_path} tries these again"
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

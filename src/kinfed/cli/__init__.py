@@ -1,6 +1,7 @@
 """The command line, one file a command."""
 
 import argparse
+import os
 import re
 import sys
 import traceback
@@ -38,6 +39,9 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         asked.command(asked, console)
         return 0
+    except BrokenPipeError:  # whoever reads has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (KeyboardInterrupt, Exception) as problem:
         code, text = explain(problem)
         if asked.debug:

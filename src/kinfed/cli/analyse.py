@@ -25,7 +25,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     analyse.add_argument("analysis", choices=list(ANALYSES), metavar="ANALYSIS", help=", ".join(ANALYSES))
     analyse.add_argument("source", metavar="METHOD|FILE.toml")
-    analyse.add_argument("overrides", nargs="*", metavar="key=value", help="of the experiment, or analysis.KEY=VALUE")
+    analyse.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="of the experiment, or analysis.KEY=VALUE"
+    )
     analyse.add_argument("--out", type=Path, metavar="DIR", help="default: analyses/ANALYSIS/TIME")
     analyse.set_defaults(command=_analyse)
 
@@ -37,6 +39,9 @@ def _analyse(asked: argparse.Namespace, console: Console) -> None:
     with Bar(console, asked.quiet) as bar:
         study = Study(table, machine(asked, bar), out, bar.begin)
         look, _ = config.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
-        found = look(study)
+        try:
+            found = look(study)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"interrupted; the same command with --out {out} goes on") from None
     write(found, out)
     tell(found, out, asked, console)

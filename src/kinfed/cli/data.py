@@ -21,6 +21,7 @@ from ..federation import SPLITS, Dataset, Federation, Graph
 from ..originals import ORIGINALS, obtain, sha256
 from ..report.examples import examples
 from ..tasks import Classification, Forecasting
+from .running import plain, several
 
 WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your table", "parquet": "your table"}
 
@@ -56,7 +57,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la",
     )
     looked.add_argument("subject", metavar="NAME|FILE.toml|papers/...")
-    looked.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the data set or experiment")
+    looked.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="settings of the data set or experiment"
+    )
     looked.add_argument("--picture", type=Path, metavar="FILE.png", help="default: NAME.png in the working directory")
     looked.set_defaults(command=_inspect)
 
@@ -141,15 +144,19 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
     if path and path.is_file() and name not in WITHOUT_FILE:
         found = {"file": str(path), "sha256": sha256(path)} | found
     picture = asked.picture or Path(f"{name}.png")
-    examples(dataset, name, picture)
     if asked.json:
         print(json.dumps({"name": name, **found, "picture": str(picture)}))
-        return
+    else:
+        _tell(name, found | {"picture": str(picture)})
+    examples(dataset, name, picture)
+
+
+def _tell(name: str, found: dict[str, Any]) -> None:
+    """A table of what was found."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, title=name, title_justify="left")
     for key, value in found.items():
         told = f"{value:,}" if isinstance(value, int) else str(value)
         shown.add_row(key, Text(f"{told[:16]}..." if key == "sha256" else told))
-    shown.add_row("picture", str(picture))
     Console(highlight=False).print(shown)
 
 
@@ -176,7 +183,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
         found["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
         values = readings[known]
         found["readings"] = (
-            f"{float(values.min()):g} to {float(values.max()):g}, mean {float(values.double().mean()):.4g}"
+            f"{float(values.min()):g} to {float(values.max()):g}, mean {plain(float(values.double().mean()))}"
         )
     if dataset.client is not None:
         owners = torch.bincount(dataset.client[used])
@@ -186,13 +193,13 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
 
 def _federation(federation: Federation) -> dict[str, Any]:
     """What is really trained, validated and tested on."""
-    found: dict[str, Any] = {"federation": f"{len(federation)} clients"}
+    found: dict[str, Any] = {"federation": several(len(federation), "client")}
     for split in SPLITS:
         sizes = torch.tensor([len(rows) for rows in federation.rows[split]])
         found[f"  {split}"] = f"{int(sizes.sum()):,} examples, {_spread(sizes)} a client"
     if isinstance(federation.task, Forecasting):
         found["  scale"] = (
-            f"mean {federation.task.mean:.4g}, deviation {federation.task.deviation:.4g} of training readings"
+            f"mean {plain(federation.task.mean)}, deviation {plain(federation.task.deviation)} of training readings"
         )
     if federation.caution:
         found["  caution"] = federation.caution

@@ -32,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     ahead.add_argument(
         "subject", metavar="FILE.toml|METHOD|ID", help="an experiment, or a table such as pfedgat.table1"
     )
-    ahead.add_argument("overrides", nargs="*", metavar="key=value", help="of an experiment")
+    ahead.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of an experiment")
     ahead.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="for each (default: 5)")
     ahead.set_defaults(command=_estimate)
 

@@ -30,7 +30,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...")
     reference.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="of the experiment, or reference.KEY=VALUE"
+        "overrides", nargs="*", default=[], metavar="key=value", help="of the experiment, or reference.KEY=VALUE"
     )
     reference.add_argument("--out", type=Path, metavar="DIR", help="default: runs/REFERENCE/DATASET/TIME")
     reference.set_defaults(command=_reference)

@@ -21,7 +21,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="example: kinfed run fedaghn rounds=40 method.sharpness=10 --out my-run",
     )
     run.add_argument("source", metavar="METHOD|FILE.toml")
-    run.add_argument("overrides", nargs="*", metavar="key=value", help="such as training.epochs=5 or seeds=3")
+    run.add_argument(
+        "overrides", nargs="*", default=[], metavar="key=value", help="such as training.epochs=5 or seeds=3"
+    )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.set_defaults(command=_run)
     again = commands.add_parser("resume", parents=[running, common], help="go on with an interrupted run")

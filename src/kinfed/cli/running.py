@@ -12,6 +12,7 @@ from rich.table import Table
 
 from ..precision import PRECISIONS
 from ..record import History
+from ..report.drawing import is_share
 from ..runs import Machine
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
@@ -99,17 +100,15 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         f"{summary['parameters']:,} parameters, {seeds}"
     )
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
-    # Accuracies are told in percent, as in the pictures and comparisons.
-    share = summary["metric"].endswith("accuracy")
-    percent, digits = (100, ".2f") if share else (1, ".4g")
     shown.add_column("model")
-    for column in (f"test {summary['metric']}{', %' * share}", "over clients", "worst 5 %", "best 5 %"):
+    test = f"test {summary['metric']}{', %' * is_share(summary['metric'])}"
+    for column in (test, "over clients", "worst 5 %", "best 5 %"):
         shown.add_column(column, justify="right")
     selected = any("validation" in score for score in summary["scores"].values())
     shown.add_column("over seeds" if repeated else "best round" if selected else "last round", justify="right")
     for name, s in summary["scores"].items():
         mean, std, worst, best, seeds_std = (
-            f"{percent * s.get(key, 0):{digits}}" for key in ("mean", "std", "worst5", "best5", "std_seeds")
+            told(s.get(key, 0), summary["metric"]) for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
         mark = " *" if name == summary["chosen"] and len(summary["scores"]) > 1 else ""
         shown.add_row(name + mark, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
@@ -119,13 +118,14 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         console.print(f"* {why}: the models that are saved")
     others = {k: v for k, v in summary["scores"][summary["chosen"]].items() if k not in TOLD}
     if others:
-        console.print(f"{summary['chosen']}: " + ", ".join(f"{key} {value:.4g}" for key, value in others.items()))
+        said = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
+        console.print(f"{summary['chosen']}: {', '.join(said)}")
     if summary["leaking"]:
         console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
     if "attack" in summary:
-        _show_attack(summary, console, percent, digits)
+        _show_attack(summary, console)
     relation = summary["relation"]
-    if relation and {"auroc", "within", "between"} <= relation.keys():
+    if relation and {"auroc", "within", "between"} <= relation.keys() and relation["within"] != relation["between"]:
         console.print(
             f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
             f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
@@ -139,14 +139,17 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     console.print(f"everything is in {summary['out']}", soft_wrap=True)
 
 
-def _show_attack(summary: dict[str, Any], console: Console, percent: int, digits: str) -> None:
+def _show_attack(summary: dict[str, Any], console: Console) -> None:
     """Who attacked, and how the others fared."""
-    attack, unit = summary["attack"], " %" * (percent == 100)
+    attack, metric = summary["attack"], summary["metric"]
+    unit = " %" * is_share(metric)
     who = attack.get("attackers")
-    said = "other clients with every seed" if who is None else f"client {', '.join(who)}" if who else "nobody"
+    said = "other clients with every seed"
+    if who is not None:
+        said = f"client{'s' * (len(who) > 1)} {', '.join(who)}" if who else "nobody"
     console.print(f"attack '{attack['name']}' by a share of {attack['share']:g}: {said}")
     for name, score in attack["scores"].items():
-        line = f"  honest clients, {name}: {percent * score['mean']:{digits}}{unit} ± {percent * score['std']:{digits}}"
+        line = f"  honest clients, {name}: {told(score['mean'], metric)}{unit} ± {told(score['std'], metric)}"
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         console.print(line)
@@ -155,6 +158,16 @@ def _show_attack(summary: dict[str, Any], console: Console, percent: int, digits
 def several(count: int, what: str) -> str:
     """Such as "1 client" or "20 clients"."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def told(score: float, metric: str) -> str:
+    """A score, in percent if it is a share, as in the pictures and comparisons."""
+    return f"{100 * score:.2f}" if is_share(metric) else plain(score)
+
+
+def plain(value: float) -> str:
+    """Four digits, and more where whole numbers have them."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _bytes(count: float) -> str:

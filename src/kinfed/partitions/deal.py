@@ -16,7 +16,7 @@ def check_clients(name: str, dataset: Dataset, clients: int, least: int = 1) -> 
     if dataset.time is not None:
         raise UsageError(f"{name} would tear series apart: windows belong to their sensor; use the partition 'natural'")
     if clients < 1:
-        raise UsageError(f"{name}: a federation has at least 1 client; got {clients}")
+        raise UsageError(f"{name}: a federation has at least 1 client; got {clients}; set federation.clients")
     if len(dataset.x) < clients * least:
         raise UsageError(
             f"{name}: {clients} clients need at least {least} example{'s' if least > 1 else ''} each, "

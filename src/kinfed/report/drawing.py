@@ -23,6 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5
 DASHES, MARKS = ("-", "--", ":"), "osD^vP*"
 INK, FAINT, OWN = "#333333", "#d9d9d9", "#c8c8c8"
 SMALL, NORMAL, TITLE = 8.0, 9.5, 11.0  # points
+LONGEST = 20  # characters of a name along an axis
 
 
 def page(width: float, height: float) -> tuple[Figure, Axes]:
@@ -59,7 +60,11 @@ def by_round(axes: Axes, most: int = 8) -> None:
 
 
 def name_ticks(axes: Axes, which: Literal["x", "y"], at: Array, names: Sequence[str], inches: float) -> None:
-    """Name the positions along an axis of this length, upright if need be, or as many of them as there is room for."""
+    """Name the positions along an axis of this length, upright if need be, or as many of them as there is room for.
+
+    Of long names the middle is left out.
+    """
+    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 7]}…{name[-6:]}" for name in names]
     step = inches / len(names)
     flat = 0.07 * max(map(len, names)) + 0.05  # inches that the longest name takes when written along the axis
     upright = which == "x" and flat > step and (max(map(len, names)) > 3 or step > 0.14)

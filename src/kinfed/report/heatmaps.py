@@ -71,7 +71,9 @@ def relation_heatmap(
     if several:
         grid = figure.add_gridspec(2, 1, height_ratios=[tall, small])
         above, below = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-        _layers(below, weights, layers or [f"layer {i + 1}" for i in range(len(weights))], borders, rows, columns)
+        called = [f"layer {name}" if name.isdecimal() else name for name in layers]  # those of an nn.Sequential
+        called = called or [f"layer {i + 1}" for i in range(len(weights))]
+        _layers(below, weights, called, borders, rows, columns)
     axes, mean = above.subplots(), weights.mean(0)
     image, own = _panel(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
