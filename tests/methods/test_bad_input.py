@@ -58,7 +58,7 @@ def run(method, weights=PATH, train=9, module=None, **settings):
         (lambda: run(PFedHN(memory=1e-5)), "pfedhn: a network of .* more than memory=1e-05"),
         (lambda: run(FedAGHN(), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
         (lambda: run(PFedGAT(), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
-        (lambda: run(FedCedar(feature="head"), module=nn.Conv1d(1, 1, 2)), "fedcedar: feature='head'"),
+        (lambda: run(FedCedar(feature="head"), module=nn.PReLU(2)), "fedcedar: feature='head'"),
         (lambda: run(SFL(personal=["head.*"])), r"no tensor of the model matches 'head.\*'"),
     ],
 )

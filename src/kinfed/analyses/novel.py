@@ -30,8 +30,9 @@ def novel(
 
     What they are sent by the experiment's method, by Panacea's ablations and by `others`; beside it the mean of their
     trained neighbours' models, where a graph is known, their own model from their own data alone, and the method's, had
-    they been there from the start. No round is selected, so nothing of these clients is used before the test, but by
-    models that a method tunes to its client's training examples.
+    they been there from the start. No round is selected, so nothing of these clients is used before the test, but for
+    the scale of series, which is that of all training windows, and by models that a method tunes to its client's
+    training examples.
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise UsageError(f"analysis.shares are shares of clients, in (0, 1); got {list(shares)}")

@@ -144,15 +144,11 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
     if path and path.is_file() and name not in WITHOUT_FILE:
         found = {"file": str(path), "sha256": sha256(path)} | found
     picture = asked.picture or Path(f"{name}.png")
-    if asked.json:
-        print(json.dumps({"name": name, **found, "picture": str(picture)}))
-    else:
-        _tell(name, found | {"picture": str(picture)})
     examples(dataset, name, picture)
-
-
-def _tell(name: str, found: dict[str, Any]) -> None:
-    """A table of what was found."""
+    found |= {"picture": str(picture)}
+    if asked.json:
+        print(json.dumps({"name": name, **found}))
+        return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, title=name, title_justify="left")
     for key, value in found.items():
         told = f"{value:,}" if isinstance(value, int) else str(value)
