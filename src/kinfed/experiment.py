@@ -46,6 +46,9 @@ class Run:
     seconds: float
     attack: Attack | None = None
 
+    def __repr__(self) -> str:
+        return f"Run({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
+
     @property
     def executor(self) -> str:
         """The name of the executor that ran the clients."""
