@@ -145,6 +145,21 @@ def test_a_model_that_does_not_fit_the_data_is_refused(module, said):
         fit(FedAvg(), data, nn.Sequential(module, Scaled()), rounds=1)
 
 
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("fedavg", "data", "net"), "'fedavg' is no Method like"),
+        ((FedAvg, "data", "net"), "the class FedAvg is no Method like"),
+        ((FedAvg(), "net", "data"), "is no Federation like"),
+        ((FedAvg(), "data", nn.Linear), "the class Linear is no Module like"),
+    ],
+)
+def test_what_is_handed_to_fit_is_looked_at(given, said):
+    parts = {"data": federation(), "net": dense()}
+    with pytest.raises(UsageError, match=said):
+        fit(*(parts.get(part, part) if isinstance(part, str) else part for part in given), rounds=1)
+
+
 def test_targets_that_a_model_does_not_give_are_refused():
     data = Federation.from_arrays(torch.randn(40, 3), torch.randn(40, 2), torch.arange(40) % 4)
     with pytest.raises(UsageError, match=r"the model gives \[1\] for an example, but its target is \[2\]"):

@@ -173,6 +173,14 @@ def fit(
     UsageError for requests that cannot work and RunError when training diverges or a file cannot be written; the last
     good checkpoint is kept.
     """
+    for given, kind, such in (
+        (method, Method, "kinfed.METHODS['fedavg']()"),
+        (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
+        (module, nn.Module, "torch.nn.Linear(8, 2)"),
+    ):
+        if not isinstance(given, kind):
+            what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
+            raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
     if rounds < 1 or evaluate_every < 1:
         raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
     started = time.perf_counter()
