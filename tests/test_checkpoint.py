@@ -126,20 +126,26 @@ def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):
     assert times == [(3, 3.0), (43, 45.0), (83, 87.0)]  # 2 s each, and 40 s between them
 
 
-def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypatch):
-    real = Simulation.train
+def until_round_3(real):
+    """Training as it really is, that fails in round 3."""
 
-    def failing(self, round, cohort, sent):
+    def train(self, round, cohort, sent):
         if round == 2:
             raise RunError("round 3: no more")
         return real(self, round, cohort, sent)
+
+    return train
+
+
+def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypatch):
+    real = Simulation.train
 
     def run(**how):
         how = {"training": TRAINING, "executor": "loop", "folder": tmp_path} | how
         return fit(FedAvg(), federation(), module(), rounds=3, **how)
 
     used = []
-    monkeypatch.setattr(Simulation, "train", failing)
+    monkeypatch.setattr(Simulation, "train", until_round_3(real))
     with pytest.raises(RunError):
         run()
     found = checkpoint.how(tmp_path / "checkpoint.safetensors")
@@ -153,15 +159,10 @@ def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypat
 def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
     real, data = Simulation.train, federation()
 
-    def failing(self, round, cohort, sent):
-        if round == 2:
-            raise RunError("round 3: no more")
-        return real(self, round, cohort, sent)
-
     def run(data):
         return fit(FedAvg(), data, module(), rounds=3, training=TRAINING, executor="loop", folder=tmp_path)
 
-    monkeypatch.setattr(Simulation, "train", failing)
+    monkeypatch.setattr(Simulation, "train", until_round_3(real))
     with pytest.raises(RunError, match="no more"):
         run(data)
     monkeypatch.setattr(Simulation, "train", real)

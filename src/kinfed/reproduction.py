@@ -46,14 +46,18 @@ class Measure(NamedTuple):
     of: str = "mean"
     times: float = 1.0
     digits: int = 2
-    deviation: str = "std"  # over those clients
+
+    @property
+    def deviation(self) -> str:
+        """The name of its standard deviation over those clients."""
+        return "std" if self.of == "mean" else f"{self.of}_std"
 
 
 MEASURES = {
     "accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
     "mean_accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
-    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100, deviation="best5_std"),
-    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100, deviation="worst5_std"),
+    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100),
+    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100),
     "MAE": Measure("MAE", "mae@12"),
     "MAPE_pct": Measure("MAPE, %", "mape@12"),
     "RMSE": Measure("RMSE", "rmse@12"),
