@@ -380,7 +380,7 @@ def test_a_table_runs_from_the_command_line(tmp_path, capsys, monkeypatch):
         "mine.toml",
     )
     assert main(["run", "mine.toml", "--out", "out"]) == 0
-    assert "sfl on csv: 2 clients" in capsys.readouterr().err
+    assert "sfl on levels: 2 clients" in capsys.readouterr().err
     assert main(["data", "inspect", "mine.toml"]) == 0
     assert "1 link between different clients" in " ".join(capsys.readouterr().out.split())
     assert main(["run", "mine.toml", "federation.dataset.target=levl", "--out", "other"]) == 2
@@ -396,7 +396,7 @@ def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, ca
     told = " ".join(capsys.readouterr().out.split())
     assert "examples 40" in told
     assert "steps" not in told
-    assert (tmp_path / "csv.png").stat().st_size > 5000
+    assert (tmp_path / "houses.png").stat().st_size > 5000
 
 
 @pytest.mark.parametrize("method", [Local(), FedAvg(), SFL()])

@@ -15,6 +15,7 @@ from torch import nn
 
 from . import checkpoint, config, distributed
 from .config import Experiment, Table
+from .datasets import called
 from .errors import UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
@@ -50,7 +51,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
     if out is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        parent = Path("runs") / table["method"]["name"] / table["federation"]["dataset"]["name"]
+        parent = Path("runs") / table["method"]["name"] / called(table["federation"]["dataset"])
         out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
     if (out / "config.toml").exists():
         raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
@@ -218,7 +219,7 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
     summary = {
         **found,
         "method": table["method"]["name"],
-        "dataset": dealt["dataset"]["name"] if dealt else "your own",
+        "dataset": called(dealt["dataset"]) if dealt else "your own",
         "federation": dealt,
         "names": names,
         "shape": list(run.federation.x.shape[1:]),

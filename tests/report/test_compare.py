@@ -7,6 +7,8 @@ from rich.console import Console
 from kinfed.errors import UsageError
 from kinfed.report.compare import compare, table
 
+FEDERATION = {"dataset": {"name": "mnist"}, "partition": {"name": "iid"}}
+
 
 def write(folder, method, values, **changes):
     """A run's folder with a summary of these clients' test scores."""
@@ -14,7 +16,7 @@ def write(folder, method, values, **changes):
     summary = {
         "method": method,
         "dataset": "mnist",
-        "federation": {"dataset": {"name": "mnist"}, "partition": {"name": "iid"}},
+        "federation": FEDERATION,
         "rounds": 3,
         "seed": 0,
         "clients": len(values),
@@ -175,20 +177,25 @@ def test_local_with_other_seeds_is_no_reference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("clients", "changes"),
-    [(3, {"dataset": "cifar10"}), (2, {}), (3, {"metric": "mse", "higher_is_better": False})],
+    ("clients", "changes", "differing"),
+    [
+        (3, {"dataset": "cifar10"}, "data set"),
+        (2, {}, "clients"),
+        (3, {"metric": "mse", "higher_is_better": False}, "metric"),
+        (3, {"federation": FEDERATION | {"split": {"test": 0.3}}}, "federation.split.test"),
+    ],
 )
-def test_runs_that_are_not_comparable_are_told_apart(tmp_path, clients, changes):
+def test_runs_that_are_not_comparable_are_told_apart(tmp_path, clients, changes, differing):
     local = write(tmp_path / "local", "local", [0.1, 0.2, 0.3])
     other = write(tmp_path / "other", "fedavg", [0.9] * clients, **changes)
     third = write(tmp_path / "third", "fedamp", [0.3, 0.3, 0.3])
     comparison = compare([other, local, third])
     assert [[row.method for row in rows] for rows in comparison.sets] == [["fedamp", "local"], ["fedavg"]]
     assert comparison.sets[1][0].helped is None
-    assert "not comparable" in comparison.warnings[0]
+    assert comparison.warnings[0] == f"runs that differ in {differing} are not comparable"
     lines = drawn(comparison)
     assert [line.split()[:2] for line in lines[3:7]] == [["A", "fedamp"], ["A", "local"], [], ["B", "fedavg"]]
-    assert any(line.startswith("! runs of different data sets") for line in lines)
+    assert any(line.startswith("! runs that differ in") for line in lines)
 
 
 def test_leaking_runs_are_marked_and_explained(tmp_path):

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import config
-from ..datasets import DATASETS
+from ..datasets import DATASETS, called
 from ..errors import UsageError, nearest
 from ..federation import SPLITS, Dataset, Federation, Graph
 from ..originals import ORIGINALS, obtain, sha256
@@ -131,17 +131,17 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
     if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
         experiment = config.resolve(config.read(asked.subject, asked.overrides))
         dataset = experiment.dataset(folder)
-        name = experiment.table["federation"]["dataset"]["name"]
+        settings = experiment.table["federation"]["dataset"]
         found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.table["seed"]))
     else:
-        name = asked.subject
-        if name not in DATASETS:
-            raise UsageError(f"there is no data set '{name}'; {nearest(name, DATASETS)}")
-        settings = config.override({"name": name}, asked.overrides)
+        if asked.subject not in DATASETS:
+            raise UsageError(f"there is no data set '{asked.subject}'; {nearest(asked.subject, DATASETS)}")
+        settings = config.override({"name": asked.subject}, asked.overrides)
         dataset = config.make(DATASETS, settings, "dataset", given=1)[0](folder)
         found = _dataset(dataset)
-    path = folder / f"{name}.npz" if folder else None
-    if path and path.is_file() and name not in WITHOUT_FILE:
+    name = called(settings)
+    path = folder / f"{settings['name']}.npz" if folder else None
+    if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
         found = {"file": str(path), "sha256": sha256(path)} | found
     picture = asked.picture or Path(f"{name}.png")
     examples(dataset, name, picture)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from .. import config
 from ..centralised import train
+from ..datasets import called
 from ..errors import UsageError
 from ..experiment import pick_device
 from ..files import make_folder, replacing
@@ -42,7 +43,7 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(table)
     where = machine(asked, Bar(console, True))
     seed, dealt = experiment.table["seed"], experiment.table["federation"]
-    out = asked.out or Path("runs") / asked.reference / dealt["dataset"]["name"] / time.strftime("%Y-%m-%d-%H%M%S")
+    out = asked.out or Path("runs") / asked.reference / called(dealt["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     if (out / "summary.json").exists():
         raise UsageError(f"{out} holds a run already; choose another --out")
     federation = experiment.federation(where.data_dir, seed)
@@ -54,7 +55,7 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     summary = {
         **found.summary(),
         "method": asked.reference,
-        "dataset": dealt["dataset"]["name"],
+        "dataset": called(dealt["dataset"]),
         "federation": dealt,
         "reference": settings,
         "executor": "centralised",

@@ -1,6 +1,8 @@
 """The data sets, by the name that a config or the command line uses: each is called with the data directory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 from ..federation import Dataset
 from .cars import compcars
@@ -25,4 +27,10 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "compcars": compcars,
 }
 
-__all__ = ["DATASETS"]
+
+def called(settings: Mapping[str, Any]) -> str:
+    """What people know a configured data set by: its name, or that of the file if it is a table."""
+    return Path(settings["path"]).stem if DATASETS[settings["name"]] is table else settings["name"]
+
+
+__all__ = ["DATASETS", "called"]

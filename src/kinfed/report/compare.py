@@ -82,9 +82,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = []
     if len(ordered) > 1:
-        warnings.append(
-            "runs of different data sets, partitions, client counts or metrics are not comparable with each other"
-        )
+        warnings.append(f"runs that differ in {_differing([alike[0][0] for alike in ordered])} are not comparable")
     compared = []
     for alike in ordered:
         alike.sort(key=lambda one: -one[0].mean if one[0].higher_is_better else one[0].mean)
@@ -98,6 +96,26 @@ def compare(folders: Sequence[Path]) -> Comparison:
             rows.append(row if row.method == "local" or reference is None else _against(row, scores, reference))
         compared.append(tuple(rows))
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)))
+
+
+def _differing(rows: Sequence[Row]) -> str:
+    """The settings that keep these runs apart, by the names that configs use."""
+    configured = [_leaves(json.loads(row.federation), "federation") for row in rows]
+    outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric} for row in rows]
+    for settings in (configured, outcome):
+        names = dict.fromkeys(name for one in settings for name in one)
+        apart = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
+        if apart:
+            break
+    return ", ".join(apart)
+
+
+def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
+    leaves: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{prefix}.{key}"
+        leaves |= _leaves(value, name) if isinstance(value, dict) else {name: value}
+    return leaves
 
 
 def table(comparison: Comparison) -> Table:
