@@ -163,3 +163,5 @@ def test_arrays_with_a_time_are_split_in_its_order():
     for wrong in (days[:5], days / 2):
         with pytest.raises(UsageError, match="time must be a whole number for each of 40 examples"):
             Federation.from_arrays(x, y, owner, time=wrong)
+    with pytest.raises(UsageError, match="all examples are from 1 time, which leaves none for training"):
+        Federation.from_arrays(x, y, owner, time=days * 0)

@@ -124,6 +124,11 @@ class Split:
         first, second = steps[max(validation, 0)], steps[test]
         for share, length in (("training", int(first - steps[0])), ("validation", int(second - first))):
             if length < dataset.span and (share == "training" or self.validation):
+                if dataset.span == 1:
+                    raise UsageError(
+                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, which leaves none "
+                        f"for {share} when cut in that order; change the shares, or leave time out"
+                    )
                 raise UsageError(
                     f"split: the {share} share covers {length} steps, but a window needs {dataset.span}; "
                     "change the shares, or take shorter windows"
