@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kinfed.federation
@@ -19,6 +19,8 @@ CLIENT = np.repeat(["west", "east"], 20)
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(3, 30), min_size=1, max_size=5), st.floats(0.05, 0.4), st.floats(0.0, 0.4))
+@example([4], 0.375, 0.375)  # both round to half of the examples
+@example([3], 0.9, 0.05)
 def test_every_example_lies_in_exactly_one_split_of_its_own_client(sizes, test, validation):
     client = np.repeat(np.arange(len(sizes)), sizes)
     x = torch.arange(len(client)).double()[:, None]

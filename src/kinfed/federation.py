@@ -98,13 +98,14 @@ class Split:
             raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
 
     def __call__(self, rows: Tensor, draw: torch.Generator) -> Rows:
-        """Rows of one client, shuffled and cut; a share above zero gets at least one row."""
+        """Rows of one client, shuffled and cut; a share above zero gets at least one row, and so does training."""
         rows = self._some(rows, draw)
-        test = max(1, round(self.test * len(rows)))
-        validation = max(1, round(self.validation * len(rows))) if self.validation else 0
-        parts = rows.split([test, validation, len(rows) - test - validation]) if len(rows) >= test + validation else ()
-        if not parts or not len(parts[2]):
+        left = len(rows) - 1 - (self.validation > 0)  # most that the test may have
+        if left < 1:
             return {}
+        test = min(max(1, round(self.test * len(rows))), left)
+        validation = min(max(1, round(self.validation * len(rows))), len(rows) - 1 - test) if self.validation else 0
+        parts = rows.split([test, validation, len(rows) - test - validation])
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
 
     def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
