@@ -274,3 +274,11 @@ def test_your_own_random_state_is_left_alone(tmp_path):
     torch.manual_seed(1)
     main(["run", "pfedgat", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
     assert torch.equal(first, torch.rand(1))
+
+
+@pytest.mark.parametrize(("command", "name"), [("run", "o[red]:o:"), ("run", "o[/x]"), ("sweep", "o[red]:o:")])
+def test_a_folders_name_is_told_as_it_is(command, name, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = kinfed_run(capsys, command, "local", *SMALL, "model=linear", "--out", name)
+    assert code == 0
+    assert err.rstrip().endswith(f" in {name}")

@@ -210,11 +210,12 @@ def test_a_table_says_in_which_precision_it_was_made(tmp_path, capsys):
 
 def test_a_run_that_fails_is_one_line_and_the_others_go_on(capsys):
     asked = ["--method", "local", "--column", "digits/broken,digits/iid", "--seeds", "1", "--jobs", "1"]
-    _, err = reproduce(capsys, *asked, code=1)
+    _, err = reproduce(capsys, *asked, "--out", "o[/x]", code=1)
+    assert "the runs are in o[/x]\n" in err
     told = [line for line in err.splitlines() if line.startswith("kinfed: ")]
     assert told[0].startswith("kinfed: local on digits/broken, seed 0: round 1: ")
     assert told[1:] == ["kinfed: 1 of 2 runs failed; the table has the others"]
-    found = table()
+    found = table("o[/x]")
     assert found["digits/broken", "local"]["status"].startswith("failed: round 1: ")
     assert found["digits/iid", "local"]["ours"]
 

@@ -50,12 +50,12 @@ def test_every_data_set_is_listed_with_how_to_come_by_it(capsys, publish, tmp_pa
 def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish, tmp_path):
     publish("cifar10")
     publish("tpt48", checksums=False)
-    code, out, err = run(capsys, "fetch", "cifar10", "tpt48", "--data-dir", tmp_path / "new", "--json")
+    code, out, err = run(capsys, "fetch", "cifar10", "tpt48", "--data-dir", tmp_path / "new[/d]", "--json")
     assert code == 0
     assert [row["name"] for row in json.loads(out)] == ["cifar10", "tpt48"]
-    assert f"cifar10: {tmp_path / 'new' / 'cifar10.npz'}" in err
+    assert f"cifar10: {tmp_path / 'new[/d]' / 'cifar10.npz'}" in err
     assert "no checksum of climdiv-tmpcst-v1.0.0-20200106 is published" in err
-    assert sorted(os.listdir(tmp_path / "new")) == ["checksums.json", "cifar10.npz", "tpt48.npz"]
+    assert sorted(os.listdir(tmp_path / "new[/d]")) == ["checksums.json", "cifar10.npz", "tpt48.npz"]
 
 
 @pytest.mark.parametrize(

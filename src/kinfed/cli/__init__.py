@@ -8,11 +8,10 @@ import traceback
 import warnings
 from typing import Any
 
-from rich.console import Console
-
 from .. import __version__
 from ..errors import explain
 from . import analyse, compare, data, estimate, flower, reference, reproduce, run, shelves, sweep
+from .console import literal
 
 COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower, data, shelves)
 
@@ -26,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings that stand behind an option
         asked.overrides = [*asked.overrides, *behind]
-    console = Console(stderr=True, highlight=False)
+    console = literal(stderr=True)
     said = set()
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ..report.compare import compare, table
+from .console import literal
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -22,4 +23,4 @@ def _compare(asked: argparse.Namespace, console: Console) -> None:
     if asked.json:
         print(json.dumps(found.to_dict()))
     else:
-        Console(highlight=False).print(table(found))
+        literal().print(table(found))

@@ -21,6 +21,7 @@ from ..federation import SPLITS, Dataset, Federation, Graph
 from ..originals import ORIGINALS, obtain, sha256
 from ..report.examples import examples
 from ..tasks import Classification, Forecasting
+from .console import literal
 from .running import plain, several
 
 WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your table", "parquet": "your table"}
@@ -90,7 +91,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     shown.add_column("what it holds")
     for name, way, size, what in rows:
         shown.add_row(name, way, f"{size / 1e6:.1f}" if size else "", Text(what))
-    Console(highlight=False).print(shown)
+    literal().print(shown)
     if not asked.data_dir:
         console.print("no data directory: set KINFED_DATA or --data-dir to see which are here")
 
@@ -104,7 +105,7 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
     if asked.folder and len(asked.names) > 1:
         raise UsageError("--from holds the originals of one data set; name just one")
     done = []
-    columns = (TextColumn("{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
     for name in asked.names:
         with Progress(*columns, console=console, transient=True) as bar:
             tasks: dict[str, Any] = {}
@@ -153,7 +154,7 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
     for key, value in found.items():
         told = f"{value:,}" if isinstance(value, int) else str(value)
         shown.add_row(key, Text(f"{told[:16]}..." if key == "sha256" else told))
-    Console(highlight=False).print(shown)
+    literal().print(shown)
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..config import Experiment
 from ..errors import RunError, UsageError, explain
 from ..estimate import Cost, estimate
 from ..runs import Machine
+from .console import literal
 from .reproduce import executor, jobs, read, request
 from .running import options
 
@@ -71,7 +72,8 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
     costs: dict[str, tuple[Cost, int]] = {}
     broken: dict[str, str] = {}
     silent = asked.quiet or not console.is_terminal
-    with Progress(TextColumn("timing {task.description}"), console=console, transient=True, disable=silent) as bar:
+    said = TextColumn("timing {task.description}", markup=False)
+    with Progress(said, console=console, transient=True, disable=silent) as bar:
         task = bar.add_task("")
         loaded, federation = None, None
         for name, experiment, count in cells:
@@ -104,7 +106,7 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
             *(name, duration(cost.seconds), str(count), duration(cost.seconds * count)),
             *(f"{cost.memory / 2**30:.1f} GiB", cost.measured),
         )
-    out = Console(highlight=False)
+    out = literal()
     out.print(shown)
     beside = f" with {side_by_side} side by side" if side_by_side > 1 else ""
     out.print(f"in all {duration(total)}{beside}, {memory / 2**30:.1f} GiB of memory")

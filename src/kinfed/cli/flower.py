@@ -172,4 +172,4 @@ def _keys_or_insecure(asked: argparse.Namespace, maker: str) -> Path | None:
 
 
 def _sayer(console: Console) -> Any:
-    return lambda text: console.print(text, soft_wrap=True, markup=False)
+    return lambda text: console.print(text, soft_wrap=True)

@@ -108,7 +108,7 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     workers = asked.workers or (1 if side_by_side > 1 else None)
     where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
     failed: dict[str, str] = {}
-    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}"))
+    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}", markup=False))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     shown_live = console.is_terminal and not asked.quiet
     with Progress(*columns, *times, console=console, transient=True, disable=not shown_live) as bar:

@@ -55,7 +55,7 @@ class Bar:
     """The live progress bar: rounds, the headline score on validation data, time left."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
-        columns = (BarColumn(30), TextColumn("{task.description}"), TimeRemainingColumn())
+        columns = (BarColumn(30), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""

@@ -18,6 +18,7 @@ from ..models import MODELS
 from ..partitions import PARTITIONS
 from ..references import REFERENCES
 from ..relations import GRAPHS
+from .console import literal
 
 SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how many arguments are not settings
     "methods": (METHODS, 0),
@@ -59,7 +60,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     if asked.json:
         print(json.dumps({name: {"what": what, "arguments": known} for name, (what, known) in entries.items()}))
         return
-    out = Console(highlight=False)
+    out = literal()
     for name, (what, known) in entries.items():
         out.print(Text.assemble((name, "bold"), "  ", what))
         if known:

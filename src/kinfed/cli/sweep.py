@@ -86,7 +86,7 @@ def _carry_out(wanted: Sweep, asked: argparse.Namespace, bar: Bar, console: Cons
             text = explain(outcome.problem)[1]
             if text not in said:
                 said.add(text)
-                console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True, markup=False)
+                console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True)
             if asked.debug:
                 traceback.print_exception(outcome.problem)
     return failed
