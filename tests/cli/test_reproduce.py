@@ -8,6 +8,7 @@ import pytest
 
 from kinfed import config, protocol
 from kinfed.cli import main
+from kinfed.estimate import Cost
 
 PAPER = """
 source = "Made up, 2025"
@@ -256,7 +257,14 @@ def test_an_estimate_comes_first(capsys):
     assert main(["estimate", "fedavg", "rounds=10", "--json"]) == 0
     short = json.loads(capsys.readouterr().out)
     assert long["seconds"] > 10 * short["seconds"]
-    assert main(["estimate", "made.table9", "--method", "local", "--column", "digits/iid"]) == 0
+
+
+def test_an_estimates_numbers_are_whole_in_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setattr("kinfed.cli.estimate.estimate", lambda *_: Cost(7200, 2**31, "9.1 % of the examples"))
+    assert main(["estimate", "made.table9", "--column", "digits/shards", "--method", "pfedgat", "--jobs", "1"]) == 0
     told = capsys.readouterr().out
-    assert "local on digits/iid" in told
-    assert "all examples" in told
+    assert max(map(len, told.splitlines())) <= 60
+    assert "…" not in told
+    assert "2.0 h     2  4.0 h  2.0 GiB" in told
+    assert set("pfedgat on digits/shards 9.1 % of the examples".split()) <= set(told.split())

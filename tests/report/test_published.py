@@ -98,9 +98,12 @@ def test_markdown_and_latex_are_well_formed(tmp_path):
 
 def test_the_terminal_shows_it_in_80_characters(tmp_path):
     console = Console(width=80, record=True, file=io.StringIO())
-    for part in terminal(sheet(made(tmp_path), LINES)):
+    long = Row("new", "A method with as many words to its name as an ablation has")
+    for part in terminal(sheet(made(tmp_path), [*LINES, LINES[0]._replace(row=long)])):
         console.print(part)
-    text = console.export_text()
-    assert "42.00 ± 2.83" in text
-    assert "-8.00" in text
-    assert max(map(len, text.splitlines())) <= 80
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "Digits, IID & more: MAE (digits/iid)" in lines
+    rows = [line for line in lines if "50.00 ± 2.50  42.00 ± 2.83       -8.00  subset, scaled" in line]
+    assert [row.partition("  ")[0] for row in rows] == ["Local_1", "A method with as"]
+    assert "…" not in "".join(lines)

@@ -100,7 +100,8 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("run", "one", "runs", "all", "memory", "measured with"):
-        shown.add_column(heading, justify="left" if heading in ("run", "measured with") else "right", no_wrap=True)
+        words = heading in ("run", "measured with")
+        shown.add_column(heading, justify="left" if words else "right", no_wrap=not words, overflow="fold")
     for name, (cost, count) in costs.items():
         shown.add_row(
             *(name, duration(cost.seconds), str(count), duration(cost.seconds * count)),

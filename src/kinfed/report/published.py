@@ -121,10 +121,11 @@ def terminal(shown: Sheet) -> Iterator[Table | Text]:
     """What the terminal shows."""
     yield Text(shown.title, style="bold")
     for heading, rows in shown.groups:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=f"\n{heading}", title_justify="left")
+        yield Text(f"\n{heading}", style="italic")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for name in HEADINGS:
-            right = name in ("paper", "ours", "difference")
-            table.add_column(name, justify="right" if right else "left", no_wrap=name != "remarks")
+            number = name in ("paper", "ours", "difference")
+            table.add_column(name, justify="right" if number else "left", no_wrap=number, overflow="fold")
         for cells in rows:
             table.add_row(*map(Text, cells))
         yield table
