@@ -142,6 +142,7 @@ def test_seeds_repeat_a_run_and_tell_both_spreads(tmp_path, capsys):
     assert summary["scores"]["own"]["mean"] == pytest.approx(np.mean(means))
     assert summary["scores"]["own"]["std_seeds"] == pytest.approx(np.std(means, ddof=1))
     assert "over seeds" in err
+    assert "local on digits: 6 clients, 3 rounds, 4,810 parameters, seeds 0 to 1" in err.splitlines()
     # An interrupted repetition goes on with what is missing.
     (tmp_path / "a" / "summary.json").unlink()
     (tmp_path / "a" / "seed-1" / "summary.json").unlink()

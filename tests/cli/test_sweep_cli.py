@@ -1,12 +1,17 @@
 """kinfed sweep as a person uses it."""
 
+import argparse
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from kinfed import runs
 from kinfed.cli import main
+from kinfed.cli.console import literal
+from kinfed.cli.finding import tell
+from kinfed.study import Finding
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 
@@ -59,6 +64,20 @@ def test_a_sweep_ends_with_one_table_and_does_nothing_twice(tmp_path, capsys, mo
     assert len(before) == 4
     assert len(after) == 6
     assert before.items() <= after.items()
+
+
+@pytest.mark.parametrize(("terminal", "numbered"), [("80", 2), ("200", 0)])
+def test_columns_that_do_not_fit_stand_below_with_every_number_whole(terminal, numbered, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", terminal)
+    values = {"method": "fedavg-ft", "lr": "0.001", "batch": "16", "sharpness": "0.025", "hidden": "[64,32]"}
+    scores = {"validation accuracy (%)": 12.34, "test accuracy (%)": 56.78, "over clients": 98.7, "over seeds": 10.5}
+    found = Finding("a sweep over four settings", [values | {"model": "generated"} | scores] * 11, [], [])
+    tell(found, Path("o"), argparse.Namespace(json=False, quiet=False), literal())
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= int(terminal)
+    for value in [*values.values(), "12.34", "56.78", "98.70", "10.50"]:
+        assert sum(value in line.split() for line in lines) == 11
+    assert sum(line.split()[0] == "11" for line in lines) == numbered  # so that rows of two tables are found
 
 
 @pytest.mark.parametrize("jobs", ["1", "2"])

@@ -45,16 +45,22 @@ def tell(found: Finding, out: Path, asked: argparse.Namespace, console: Console)
         print(json.dumps({"title": found.title, "rows": found.rows, "pictures": pictures, "notes": found.notes}))
     if asked.quiet:
         return
-    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), title=found.title, title_justify="left")
-    columns = _columns(found)
-    for name, cells in columns.items():
-        width = max(map(len, [*cells, *name.split()]))
-        heading = textwrap.fill(name, width, break_on_hyphens=False)
-        words = _is_words(found, name)
-        shown.add_column(heading, justify="left" if words else "right", vertical="bottom", no_wrap=True)
-    for row in zip(*columns.values(), strict=True):
-        shown.add_row(*row)
-    console.print(shown)
+    console.print(found.title)
+    for columns in _fitting(_columns(found), console.width):
+        shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        for name, cells in columns.items():
+            heading = textwrap.fill(name, _width(name, cells), break_on_hyphens=False)
+            words = _is_words(found, name)
+            shown.add_column(
+                heading,
+                justify="left" if words else "right",
+                vertical="bottom",
+                no_wrap=not words,
+                overflow="fold",
+            )
+        for row in zip(*columns.values(), strict=True):
+            shown.add_row(*row)
+        console.print(shown)
     for note in found.notes:
         console.print(note, soft_wrap=True)
     console.print(
@@ -69,8 +75,30 @@ def _columns(found: Finding) -> dict[str, list[str]]:
     return {name: _cells(values) for name, values in columns.items() if any(v is not None for v in values)}
 
 
+def _fitting(columns: dict[str, list[str]], width: int) -> list[dict[str, list[str]]]:
+    """The columns in as many tables as leave each one whole; rows are numbered if these are several."""
+    widths = {name: _width(name, cells) + 1 for name, cells in columns.items()}
+    if sum(widths.values()) - 1 <= width:
+        return [columns]
+    rows = len(next(iter(columns.values())))
+    numbers = [str(number) for number in range(1, rows + 1)]
+    tables: list[dict[str, list[str]]] = []
+    left = 0
+    for name, cells in columns.items():
+        left -= widths[name]
+        if left < 0:
+            tables.append({"#": numbers})
+            left = width - len(numbers[-1]) - widths[name]
+        tables[-1][name] = cells
+    return tables
+
+
+def _width(name: str, cells: list[str]) -> int:
+    return max(map(len, [*cells, *name.split()]))
+
+
 def _is_words(found: Finding, name: str) -> bool:
-    return any(isinstance(row[name], str) for row in found.rows)
+    return any(isinstance(row.get(name), str) for row in found.rows)
 
 
 def _cells(values: list[str | int | float | None]) -> list[str]:

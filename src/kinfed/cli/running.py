@@ -94,12 +94,12 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         return
     repeated = "seeds" in summary
     seeds = f"seeds {summary['seeds'][0]} to {summary['seeds'][-1]}" if repeated else f"seed {summary['seed']}"
-    title = (
+    console.print(
         f"{summary['method']} on {summary['dataset']}: {several(summary['clients'], 'client')}, "
         f"{several(summary['rounds'], 'round')}, "
         f"{summary['parameters']:,} parameters, {seeds}"
     )
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model")
     test = f"test {summary['metric']}{', %' * is_share(summary['metric'])}"
     for column in (test, "over clients", "worst 5 %", "best 5 %"):
