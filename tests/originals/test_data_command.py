@@ -131,8 +131,12 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
 
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_pictures_of_images_and_points(name, capsys):
-    assert run(capsys, "inspect", name, "--picture", "p.png")[0] == 0
-    pixels = np.asarray(Image.open("p.png").convert("L"))
+    picture = Path("/".join(["folder"] * 20)) / "p.png"  # longer than a line, and not cut
+    picture.parent.mkdir(parents=True)
+    code, out, _ = run(capsys, "inspect", name, "--picture", picture)
+    assert code == 0
+    assert str(picture) in "".join(out.split())
+    pixels = np.asarray(Image.open(picture).convert("L"))
     assert pixels.std() > 5  # something was drawn
 
 

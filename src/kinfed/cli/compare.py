@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..report.compare import compare, table
+from ..report.compare import compare, terminal
 from .console import literal
 
 
@@ -23,4 +23,6 @@ def _compare(asked: argparse.Namespace, console: Console) -> None:
     if asked.json:
         print(json.dumps(found.to_dict()))
     else:
-        literal().print(table(found))
+        out = literal()
+        for part in terminal(found):
+            out.print(part, soft_wrap=True)

@@ -150,11 +150,15 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
     if asked.json:
         print(json.dumps({"name": name, **found}))
         return
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False, title=name, title_justify="left")
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    shown.add_column(no_wrap=True)
+    shown.add_column(overflow="fold")
     for key, value in found.items():
         told = f"{value:,}" if isinstance(value, int) else str(value)
         shown.add_row(key, Text(f"{told[:16]}..." if key == "sha256" else told))
-    literal().print(shown)
+    out = literal()
+    out.print(name)
+    out.print(shown)
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

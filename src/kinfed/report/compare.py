@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,8 +118,11 @@ def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
     return leaves
 
 
-def table(comparison: Comparison) -> Table:
-    """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it."""
+def terminal(comparison: Comparison) -> Iterator[Table | Text]:
+    """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it.
+
+    To be printed with soft_wrap: folders may be longer than a line, and differ only at their end.
+    """
     several = len(comparison.sets) > 1
     # Runs are numbered only where their method does not tell them apart.
     twins = any(len({(row.method, row.graph, row.attack) for row in rows}) < len(rows) for rows in comparison.sets)
@@ -143,17 +146,15 @@ def table(comparison: Comparison) -> Table:
     shown = [heading for heading in lines[0] if any(line[heading] for line in lines)]
     for heading in shown:
         words = heading in ("run", "method", "model")
-        drawn.add_column(heading, justify="left" if words else "right", vertical="bottom", no_wrap=True)
+        drawn.add_column(
+            heading, justify="left" if words else "right", vertical="bottom", no_wrap=not words, overflow="fold"
+        )
     for line in lines:
         drawn.add_row(*(Text(line[heading]) for heading in shown))
+    yield Text("Test scores" if several else f"Test scores: {_setting(comparison.sets[0][0])}", style="bold")
+    yield drawn
     notes += _origins([row for rows in comparison.sets for row in rows])
-    page = Table.grid()  # so that words may be wider than the numbers
-    title = "Test scores" if several else f"Test scores: {_setting(comparison.sets[0][0])}"
-    page.add_row(Text(title, style="bold"))
-    page.add_row(drawn)
-    for note in notes:
-        page.add_row(Text(note))
-    return page
+    yield from map(Text, notes)
 
 
 def _name(row: Row) -> str:
