@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import statistics
 
 import pytest
@@ -181,11 +182,16 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert {key: line for key, line in table().items() if key[1] == "local"} == written
 
 
-def test_side_by_side_and_scaled_down(tmp_path, capsys):
+def test_side_by_side_and_scaled_down(tmp_path, capsys, monkeypatch):
     asked = ["--method", "local", "--column", "digits/iid", "--scale", "0.5"]
     reproduce(capsys, *asked, "--jobs", "1")
     alone = table("reproductions/made.table9-scaled-0.5")
-    reproduce(capsys, *asked, "--jobs", "2", "--out", "beside")
+    with monkeypatch.context() as terminal:
+        terminal.setenv("COLUMNS", "80")
+        terminal.setenv("FORCE_COLOR", "1")
+        _, err = reproduce(capsys, *asked, "--jobs", "2", "--out", "beside")
+    seen = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", err)
+    assert re.search(r"━{10,} 0/2 runs \d:\d\d:\d\d left \S+ local on digits/iid, seed 0; lo\S+…", seen)
     assert table("beside") == alone
     assert all(line["flags"] == "scaled 0.5" for line in alone.values())
     run = config.read("beside/runs/digits/iid/local/seed-1/config.toml", [])

@@ -25,7 +25,7 @@ from ..protocol import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
 from ..reproduction import Line, Reproduction
 from ..runs import Machine
-from .running import options
+from .running import options, told_beside
 
 DENSE = ("linear", "mlp", "rnn", "gru")  # models that have a fused form under plain SGD in float32
 
@@ -108,10 +108,11 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     workers = asked.workers or (1 if side_by_side > 1 else None)
     where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
     failed: dict[str, str] = {}
-    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs {task.description}", markup=False))
+    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    names = told_beside(45, console)
     shown_live = console.is_terminal and not asked.quiet
-    with Progress(*columns, *times, console=console, transient=True, disable=not shown_live) as bar:
+    with Progress(*columns, *times, names, console=console, transient=True, disable=not shown_live) as bar:
         task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
 
         def begin(name: str) -> None:

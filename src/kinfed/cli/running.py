@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from ..precision import PRECISIONS
 from ..record import History
@@ -51,11 +51,17 @@ def machine(asked: argparse.Namespace, bar: "Bar") -> Machine:
     return Machine(data_dir, asked.device, *how, asked.checkpoint, bar.update)
 
 
+def told_beside(width: int, console: Console) -> TextColumn:
+    """What goes on just now, cut where it would leave the rest of a progress bar less than so many characters."""
+    column = Column(no_wrap=True, max_width=max(1, console.width - width))
+    return TextColumn("{task.description}", markup=False, table_column=column)
+
+
 class Bar:
     """The live progress bar: rounds, the headline score on validation data, time left."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
-        columns = (BarColumn(30), TextColumn("{task.description}", markup=False), TimeRemainingColumn())
+        columns = (BarColumn(30), told_beside(17, console), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
