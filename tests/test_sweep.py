@@ -80,6 +80,15 @@ def test_an_unequal_budget_is_told(ask):
     ]
 
 
+def test_one_optimiser_after_another_is_tried_only_where_it_makes_a_difference(ask):
+    wanted = ask("training.optimiser.lr=0.1,0.2", "training.batch=8,16", methods=["fedprox", "per-fedavg"])
+    assert [one.name for one in wanted.settings() if one.method == "per-fedavg"] == [
+        "per-fedavg/training.batch=8",
+        "per-fedavg/training.batch=16",
+    ]
+    assert wanted.check()[-1].startswith("NOT AN EQUAL BUDGET")
+
+
 def test_seeds_are_the_configs_unless_they_are_named(ask):
     assert list(ask().runs()) == ["fedprox/as-configured/seed-0"]
     assert ask("seeds=3", "seed=4").seeds == [4, 5, 6]

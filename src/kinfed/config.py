@@ -4,6 +4,7 @@ import inspect
 import tomllib
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +106,21 @@ def read(source: str, overrides: list[str]) -> Table:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise UsageError(f"{path} is not valid TOML: {problem}") from None
     return override(table, overrides)
+
+
+def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
+    """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
+
+    What comes with kinfed has one optimiser for all methods, of which there is nothing to tell.
+    """
+    yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
+    if "optimiser" not in override(yours, list(overrides)).get("training", {}):
+        return
+    for name in methods:
+        if rates := METHODS[name].rates:
+            where = "method" if len(methods) == 1 else f"methods.{name}"
+            said = " and ".join(f"{where}.{rate}" for rate in rates)
+            warnings.warn(f"{name} leaves training.optimiser aside; its rates are {said}", stacklevel=2)
 
 
 def override(table: Table, overrides: list[str]) -> Table:

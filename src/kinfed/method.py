@@ -89,6 +89,7 @@ class Method(ABC):
     feedback: str = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
     #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
+    rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training goes by in place of training.optimiser
 
     @property
     def caution(self) -> str:

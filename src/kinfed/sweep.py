@@ -41,11 +41,11 @@ class Sweep:
     seeds: Sequence[int]
 
     def settings(self) -> list[Setting]:
-        """Every combination, method by method; a method's own keys go before those of all."""
+        """Every combination of what bears on a method, method by method."""
         swept = {key: values for key, values in self.grid.items() if len(values) > 1}
         found = []
         for method in self.methods:
-            mine = {key: v for key, v in swept.items() if not key.startswith("methods.") or _owner(key) == method}
+            mine = {key: values for key, values in swept.items() if _concerns(key, method)}
             found += [Setting(method, dict(zip(mine, one, strict=True))) for one in itertools.product(*mine.values())]
         return found
 
@@ -178,6 +178,13 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
         seeds = [study.experiment([f"seed={seed}"]).table["seed"] for seed in grid["seed"]]
     rest = {key: values for key, values in grid.items() if key not in ("seed", "seeds")}
     return Sweep(study, methods, rest, seeds)
+
+
+def _concerns(key: str, method: str) -> bool:
+    """Whether a key makes a difference to a method: the same run under several values would be no choice among them."""
+    if key.startswith("methods."):
+        return _owner(key) == method
+    return not (key.startswith("training.optimiser") and METHODS[method].rates)
 
 
 def _owner(key: str) -> str:

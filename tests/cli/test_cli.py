@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
+from kinfed.config import DEFAULT
 
 SMALL = ["rounds=3", "federation.clients=6", "federation.partition.groups=2"]
 
@@ -203,6 +204,24 @@ def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_
     assert len(lines) == 1
     assert said in lines[0]
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix not in (".toml", ".png")]
+
+
+def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(capsys, tmp_path):
+    said = "kinfed: warning: per-fedavg leaves training.optimiser aside; its rates are method.alpha and method.beta\n"
+    own, small = tmp_path / "own.toml", ["rounds=1", *SMALL[1:], "--quiet", "--out"]
+    own.write_text(DEFAULT.read_text())
+    for number, (source, lr, told) in enumerate(
+        (
+            ("per-fedavg", "training.optimiser.lr=5", said),
+            (str(own), "method=per-fedavg", said),
+            ("per-fedavg", "training.epochs=1", ""),
+            ("fedavg", "training.optimiser.lr=0.1", ""),
+        )
+    ):
+        assert kinfed_run(capsys, "run", source, lr, *small, str(tmp_path / str(number))) == (0, "", told)
+    grid = ["training.optimiser.lr=0.1,0.2", "--method", "local,per-fedavg", *small, str(tmp_path / "grid")]
+    _, _, told = kinfed_run(capsys, "sweep", "local", *grid)
+    assert told == said.replace("method.", "methods.per-fedavg.")
 
 
 def test_broken_config_files(capsys, tmp_path):

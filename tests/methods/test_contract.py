@@ -11,6 +11,7 @@ from kinfed import checkpoint, wire
 from kinfed.checkpoint import Progress
 from kinfed.client import Training
 from kinfed.engine import Participation, latecomers, run
+from kinfed.experiment import fit
 from kinfed.federation import Federation, Graph
 from kinfed.fleet import Simulation
 from kinfed.methods import METHODS
@@ -71,6 +72,15 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, wo
     training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
     fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, workers=workers, chunk=4)
     return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_aside(name):
+    scores = []
+    for lr in (0.01, 1.0):
+        found = fit(make(name), federation(), module(), rounds=2, training=Training(optimiser=SGD(lr)), executor="loop")
+        scores.append(found.summary()["clients_scores"])
+    assert (scores[0] == scores[1]) == bool(METHODS[name].rates)
 
 
 def outcome(name, participation=0.5, **how):

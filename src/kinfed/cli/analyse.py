@@ -39,6 +39,7 @@ def _analyse(asked: argparse.Namespace, console: Console) -> None:
     with Bar(console, asked.quiet) as bar:
         study = Study(table, machine(asked, bar), out, bar.begin)
         look, _ = config.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
+        config.warn_of_idle(asked.source, asked.overrides, [study.method])
         try:
             found = look(study)
         except KeyboardInterrupt:

@@ -127,6 +127,8 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     else:
         raw = config.read(asked.plan, asked.overrides)
     planned = plan.resolve(raw)
+    if asked.resume is None:
+        config.warn_of_idle(asked.plan, asked.overrides, [planned.table["method"]["name"]])
     processes.require(Path(asked.home))
     if planned.deployment.graph:
         planned.table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())

@@ -33,6 +33,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _run(asked: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(config.read(asked.source, asked.overrides))
+    config.warn_of_idle(asked.source, asked.overrides, [experiment.table["method"]["name"]])
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
         summary = runs.launch(experiment, asked.out, machine(asked, bar))
     if summary:  # the process that leads has one

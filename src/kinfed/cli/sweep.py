@@ -51,6 +51,7 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
         for line in wanted.check():
             if not asked.quiet:
                 console.print(line)
+        config.warn_of_idle(asked.source, asked.overrides, wanted.methods)
         try:
             failed = _carry_out(wanted, asked, bar, console)
         except KeyboardInterrupt:

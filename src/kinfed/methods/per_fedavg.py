@@ -23,6 +23,7 @@ class PerFedAvg(Averaging):
     steps: int | None = None  # local steps a round; None: as many as the training settings give
     batch: int | None = None  # examples in each of D, D', D''; None: as in the training settings
     adapt_steps: int = 1
+    rates = ("alpha", "beta")
 
     def __post_init__(self):
         if self.alpha < 0 or self.beta <= 0 or self.delta <= 0 or self.adapt_steps < 0:
