@@ -116,6 +116,23 @@ def test_what_a_reference_cannot_take_is_refused():
         train(Repeat(lr=math.inf), relay())
 
 
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        *((name, ("epochs", 0), "epochs must be at least 1; got 0") for name in REFERENCES),
+        *((name, ("batch", -5), "batch must be at least 1; got -5") for name in REFERENCES),
+        *((name, ("lr", -1.0), "lr must be positive and finite; got -1.0") for name in REFERENCES),
+        *((name, ("lr", math.nan), "lr must be positive and finite; got nan") for name in REFERENCES),
+        ("graph-wavenet", ("weight_decay", -0.1), "weight_decay must be zero or more and finite; got -0.1"),
+        ("graph-wavenet", ("dropout", 1.0), "dropout must be at least 0 and below 1; got 1.0"),
+        ("graph-wavenet", ("clip", math.nan), "clip must be positive; got nan"),
+    ],
+)
+def test_settings_that_nothing_can_be_trained_with_are_refused(name, setting, said):
+    with pytest.raises(UsageError, match=f"^{name}: {said}$"):
+        REFERENCES[name](**dict([setting]))
+
+
 @pytest.fixture
 def experiment(tmp_path):
     rng = np.random.default_rng(0)
@@ -139,6 +156,11 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert summary["reference"]["epochs"] == 2
     assert "centralised" in said.err
     assert (tmp_path / "a" / "mae-by-round.png").exists()
+    assert not (tmp_path / "a" / "relations.npz").exists()
+    again = ["reference", "graph-wavenet", *experiment[:2], out + "/config.toml", "--out", str(tmp_path / "again")]
+    assert main([*again, "--quiet"]) == 0
+    for name in ("config.toml", "history.csv"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     assert main(["run", *experiment, "--out", str(tmp_path / "b"), "--quiet"]) == 0
     assert main(["compare", out, str(tmp_path / "b")]) == 0
     assert "graph-wavenet" in capsys.readouterr().out
@@ -148,4 +170,11 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert "unknown key 'reference.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
     assert main(["reference", "graph-wavenet", *experiment, "federation.split.validation=0.01"]) == 2
     assert "the validation share covers 4 steps, but a window needs 24" in capsys.readouterr().err
+    assert main(["reference", "graph-wavenet", *experiment, "seeds=2"]) == 2
+    assert "a reference is trained once: write seeds=1" in capsys.readouterr().err
+    assert main(["reference", "graph-wavenet", *experiment, "reference.lr=1e30", "--out", "diverged"]) == 1
+    assert "training diverged" in capsys.readouterr().err
     assert not list(Path.cwd().iterdir())
+    for unused in (["--executor", "loop"], ["--workers", "1"], ["--precision", "bf16"], ["--checkpoint", "5"]):
+        with pytest.raises(SystemExit):
+            main(["reference", "graph-wavenet", *experiment, *unused])

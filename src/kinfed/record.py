@@ -203,12 +203,12 @@ class History:
 
         Of relations that would take more than `WRITTEN` bytes, that of the selected round alone.
         """
-        rounds, relations = self.rounds if self.relations else [], self.relations
+        rounds, relations = self.rounds, self.relations
         if sum(4 * relation.numel() for relation in relations) > WRITTEN:
             rounds = [self.select(self.chosen)]
             relations = [relations[self.rounds.index(rounds[0])]]
         with replacing(path) as part, part.open("wb") as file:
-            stack = torch.stack(relations).numpy() if relations else np.zeros((0, 0, 0), np.float32)
+            stack = torch.stack(relations).numpy()
             np.savez_compressed(
                 file,
                 round=np.array(rounds, np.int64) + 1,

@@ -250,7 +250,8 @@ def write_history(
     history.write_csv(out / "history.csv", caution)
     if any(history.notes):
         history.write_notes(out / "notes.csv")
-    history.write_relations(out / "relations.npz", origin, layers)
+    if history.relations:
+        history.write_relations(out / "relations.npz", origin, layers)
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1

@@ -162,10 +162,10 @@ def clusters(folder: Path) -> Tensor:
 def relations(folder: Path) -> Relations:
     """The relations that a finished run with one seed left; raises UsageError if its method mixes no models."""
     summary = runs.read_summary(folder)
+    if summary["relation"] is None:
+        raise UsageError(f"{summary['method']} mixes no models, so it has no weights between clients to look at")
     with np.load(folder / "relations.npz") as file:
         found = {name: file[name] for name in file}
-    if not len(found["round"]):
-        raise UsageError(f"{summary['method']} mixes no models, so it has no weights between clients to look at")
     at = summary["scores"][summary["chosen"]]["round"]
     return Relations(
         found["round"],

@@ -35,7 +35,7 @@ def clustered(tmp_path):
                     weights = np.stack([mixture(label) for label in labels]).astype(np.float32)
                     at = 5 * np.arange(1, len(labels) + 1)
                     np.savez(one / "relations.npz", round=at, relation=weights, origin="learned", layers=np.array([]))
-                    summary = {"method": "m", "chosen": "own", "scores": {"own": {"round": 5}}}
+                    summary = {"method": "m", "relation": {}, "chosen": "own", "scores": {"own": {"round": 5}}}
                     (one / "summary.json").write_text(json.dumps(summary))
                 (folder / "summary.json").write_text(json.dumps({"seeds": list(range(len(seeds)))}))
             return {name: tmp_path / name for name in wanted}

@@ -548,9 +548,9 @@ def test_every_method_can_do_without_a_silent_client(trial, name):
     trial = trial(name, rounds=5, stale="drop")
     gone_from(trial, "f", 2, back=4)
     trial.serve()
-    with np.load(trial.folder / "out" / "relations.npz") as file:
-        relation = file["relation"]
-    if len(relation):
+    if (trial.folder / "out" / "relations.npz").exists():  # not where no models are mixed
+        with np.load(trial.folder / "out" / "relations.npz") as file:
+            relation = file["relation"]
         assert not relation[2][..., :5, 5].any()
         np.testing.assert_allclose(relation.sum(-1), 1, rtol=1e-5)
     (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()

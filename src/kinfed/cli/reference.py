@@ -3,6 +3,7 @@
 import argparse
 import json
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,14 @@ from ..experiment import pick_device
 from ..files import make_folder, replacing
 from ..references import REFERENCES
 from ..runs import write_history
-from .running import Bar, machine, options, show
+from .running import Bar, place, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
     reference = commands.add_parser(
         "reference",
-        parents=[options(), common],
+        parents=[place(), common],
         help="train one published network on all clients' series together",
         description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
         epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
@@ -41,16 +42,25 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     table = config.read(asked.source, asked.overrides)
     reference, settings = config.call(REFERENCES[asked.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
-    where = machine(asked, Bar(console, True))
+    if experiment.table["seeds"] > 1:
+        raise UsageError("a reference is trained once: write seeds=1, and which seed it has as in seed=2")
     seed, dealt = experiment.table["seed"], experiment.table["federation"]
     out = asked.out or Path("runs") / asked.reference / called(dealt["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     if (out / "summary.json").exists():
         raise UsageError(f"{out} holds a run already; choose another --out")
-    federation = experiment.federation(where.data_dir, seed)
+    device = pick_device(asked.device)
+    federation = experiment.federation(asked.data_dir, seed)
+    new = not out.exists()
     make_folder(out)
-    with Bar(console, asked.quiet) as bar:
-        device = pick_device(asked.device)
-        found = train(reference, federation, seed=seed, device=device, progress=bar.update)
+    try:
+        with Bar(console, asked.quiet) as bar:
+            found = train(reference, federation, seed=seed, device=device, progress=bar.update)
+    except BaseException:  # there is nothing to go on with
+        if new:
+            with suppress(OSError):
+                out.rmdir()
+        raise
+    config.write({**experiment.table, "reference": settings}, out / "config.toml")
     write_history(found.history, None, "given", [], out)
     summary = {
         **found.summary(),

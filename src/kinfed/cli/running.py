@@ -19,17 +19,24 @@ FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (
 TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled"])
 
 
-def options() -> argparse.ArgumentParser:
-    """Where and how to run: nothing here changes a result, but for rounding."""
-    running = argparse.ArgumentParser(add_help=False)
-    running.add_argument(
+def place() -> argparse.ArgumentParser:
+    """Where to train."""
+    training = argparse.ArgumentParser(add_help=False)
+    training.add_argument(
         "--data-dir",
         type=Path,
         default=os.environ.get("KINFED_DATA"),
         metavar="DIR",
         help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
     )
-    running.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    training.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    training.add_argument("--quiet", action="store_true", help="no progress bar and no table")
+    return training
+
+
+def options() -> argparse.ArgumentParser:
+    """Where and how to run a federation: nothing here changes a result, but for rounding."""
+    running = argparse.ArgumentParser(add_help=False, parents=[place()])
     running.add_argument("--executor", default="auto", choices=["auto", "fused", "loop", "vmap"], help="default: auto")
     running.add_argument(
         "--workers", type=int, metavar="N", help="cores to use: loop trains a client on each (default: all)"
@@ -40,7 +47,6 @@ def options() -> argparse.ArgumentParser:
     running.add_argument(
         "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
     )
-    running.add_argument("--quiet", action="store_true", help="no progress bar and no table")
     return running
 
 

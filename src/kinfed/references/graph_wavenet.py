@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..centralised import check
+from ..errors import UsageError
+
 DILATIONS = (1, 2) * 4
 RECEPTIVE = 1 + sum(DILATIONS)  # steps that one output sees
 WIDTH, SKIP, END = 32, 256, 512  # channels
@@ -25,6 +28,13 @@ class GraphWaveNet:
     dropout: float = 0.3
     clip: float = 5.0
     error: ClassVar[Literal["absolute", "squared"]] = "absolute"
+
+    def __post_init__(self) -> None:
+        check("graph-wavenet", self.epochs, self.batch, self.lr, weight_decay=self.weight_decay)
+        if not 0 <= self.dropout < 1:
+            raise UsageError(f"graph-wavenet: dropout must be at least 0 and below 1; got {self.dropout}")
+        if not self.clip > 0:
+            raise UsageError(f"graph-wavenet: clip must be positive; got {self.clip}")
 
     def network(self, weights: Tensor, past: int, horizon: int, features: int) -> nn.Module:
         """See `kinfed.centralised.Reference`."""

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..centralised import check
 from ..errors import UsageError
 
 KERNEL = 3  # steps of a convolution in time
@@ -27,6 +28,9 @@ class STGCN:
     lr: float = 0.001
     clip: ClassVar[float] = math.inf
     error: ClassVar[Literal["absolute", "squared"]] = "squared"
+
+    def __post_init__(self) -> None:
+        check("stgcn", self.epochs, self.batch, self.lr)
 
     def network(self, weights: Tensor, past: int, horizon: int, features: int) -> nn.Module:
         """See `kinfed.centralised.Reference`; raises UsageError for windows that are too short."""
