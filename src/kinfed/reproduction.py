@@ -223,16 +223,15 @@ class Reproduction:
         return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
 
     def _finished(self, cell: Cell) -> dict[int, Path]:
-        """The folders of a cell's finished runs, by seed."""
+        """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
         if cell.experiment is None:
             return {}
         found = {}
         for folder in self.folder(cell.row, cell.column).glob("seed-*"):
-            if (folder / "summary.json").exists():
-                seed = int(folder.name.removeprefix("seed-"))
-                table = {**cell.experiment.table, "seed": seed}
-                if config.resolve(config.read(str(folder / "config.toml"), [])).table == table:
-                    found[seed] = folder
+            seed = folder.name.removeprefix("seed-")
+            if seed.isdecimal() and (folder / "summary.json").exists():  # and not somebody's copy of a run
+                runs.check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), folder)
+                found[int(seed)] = folder
         return dict(sorted(found.items()))
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
@@ -311,6 +310,8 @@ def _scores(folder: Path, cell: Cell, score: str) -> dict[str, float]:
         found = summary["attack"]["scores"][model]
         return {"mean": found["success"]} if score == "success" else dict(found)
     rounds, tests = study.scores_by_round(folder, model, score)  # [T], [1, T, N]
+    if at not in rounds:
+        raise study.not_whole(folder)
     scores = torch.from_numpy(tests[0, rounds == at][0])  # [N]
     if cell.column.novel:
         scores = scores[latecomers(summary["seed"], tags(summary["names"]), table["participation"]["late"])]

@@ -184,15 +184,23 @@ def scores_by_round(folder: Path, model: str, metric: str = "") -> tuple[Array, 
     metric = metric or runs.read_summary(folder)["metric"]
     found = []
     for one in repeats(folder):
-        summary = runs.read_summary(one)
-        with (one / "history.csv").open(newline="") as file:
-            rows = [r for r in csv.DictReader(file) if (r["model"], r["split"], r["metric"]) == (model, "test", metric)]
-        rounds = np.unique([int(row["round"]) for row in rows])
-        scores = np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1)  # [T, N]
+        summary, wanted = runs.read_summary(one), (model, "test", metric)
+        try:
+            with (one / "history.csv").open(newline="") as file:
+                rows = [row for row in csv.DictReader(file) if (row["model"], row["split"], row["metric"]) == wanted]
+            rounds = np.unique([int(row["round"]) for row in rows])
+            scores = np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1)  # [T, N]
+        except (OSError, KeyError, ValueError):
+            raise not_whole(one) from None
         if "attack" in summary:
             scores[:, np.isin(summary["names"], summary["attack"]["attackers"])] = np.nan
         found.append(scores)
     return rounds, np.stack(found)
+
+
+def not_whole(folder: Path) -> UsageError:
+    """What to say of a finished run whose scores are lost."""
+    return UsageError(f"{folder}/history.csv is not whole; delete the folder {folder} and run again")
 
 
 def setting(key: str, value: object) -> str:

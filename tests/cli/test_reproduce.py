@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 import statistics
 
 import pytest
@@ -200,8 +201,35 @@ def test_side_by_side_and_scaled_down(tmp_path, capsys, monkeypatch):
     page = (tmp_path / "beside" / "table.md").read_text()
     assert "scaled 0.5: rounds x 0.5" in page
     assert "--scale 0.5" in page
+    assert "; evaluated every round." in page
     _, err = reproduce(capsys, "--method", "local", "--column", "digits/iid", "--out", "beside", code=2)
     assert "holds another experiment" in err
+
+    # Another method at another scale would have the table lose the one that is there.
+    _, err = reproduce(capsys, "--method", "made", *asked[2:4], "--scale", "0.6", "--out", "beside", code=2)
+    assert err.startswith("kinfed: beside/runs/digits/iid/local/seed-")
+    assert "holds another experiment than the one asked for; choose another folder" in err
+    assert table("beside") == alone
+    assert not (tmp_path / "beside/runs/digits/iid/made").exists()
+
+
+def test_a_folder_beside_the_runs_is_left_alone_and_a_broken_run_is_named(tmp_path, capsys):
+    asked = ["--method", "local", "--column", "digits/iid", "--seeds", "1", "--jobs", "1"]
+    reproduce(capsys, *asked)
+    before, run = table(), tmp_path / "reproductions/made.table9/runs/digits/iid/local/seed-0"
+    for name in ("seed-old", "seed-0.bak"):
+        shutil.copytree(run, run.with_name(name))
+    reproduce(capsys, *asked)
+    assert table() == before
+    whole = (run / "history.csv").read_text()
+    for text in ("", "nonsense\n1\n", whole[: len(whole) // 2], None):
+        (run / "history.csv").unlink() if text is None else (run / "history.csv").write_text(text)
+        _, err = reproduce(capsys, *asked, code=2)
+        place = run.relative_to(tmp_path)
+        assert err == f"kinfed: {place}/history.csv is not whole; delete the folder {place} and run again\n"
+    shutil.rmtree(run)
+    reproduce(capsys, *asked)
+    assert table() == before
 
 
 def test_a_table_says_in_which_precision_it_was_made(tmp_path, capsys):

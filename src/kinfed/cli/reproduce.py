@@ -103,6 +103,7 @@ def executor(asked: argparse.Namespace, experiment: Experiment) -> str:
 
 def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     made, side_by_side = read(asked), jobs(asked)
+    made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
     runs = made.runs()
     left = {name: run for name, run in runs.items() if not (run[1] / "summary.json").exists()}
     workers = asked.workers or (1 if side_by_side > 1 else None)
