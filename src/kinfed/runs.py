@@ -39,6 +39,14 @@ class Machine:
     checkpoint_seconds: float = 10.0
     progress: Progress = lambda history, rounds: None
 
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers counts threads, so it must be at least 1; got {self.workers}")
+        if not self.checkpoint_seconds >= 0:
+            raise UsageError(
+                f"checkpoint is a time in seconds, so it must be zero or more; got {self.checkpoint_seconds}"
+            )
+
 
 def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[str, Any]:
     """Run an experiment in a folder of its own and return its summary.

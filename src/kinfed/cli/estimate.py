@@ -63,12 +63,9 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
             )
         found = config.resolve(config.read(asked.subject, asked.overrides))
         cells = [(found.table["method"]["name"], found, found.table["seeds"])]
-    where = Machine(
-        Path(asked.data_dir) if asked.data_dir else None,
-        asked.device,
-        workers=asked.workers or (1 if len(cells) > 1 and side_by_side > 1 else None),
-        precision=asked.precision,
-    )
+    workers = 1 if asked.workers is None and len(cells) > 1 and side_by_side > 1 else asked.workers
+    data_dir = Path(asked.data_dir) if asked.data_dir else None
+    where = Machine(data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
     costs: dict[str, tuple[Cost, int]] = {}
     broken: dict[str, str] = {}
     silent = asked.quiet or not console.is_terminal

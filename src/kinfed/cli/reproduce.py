@@ -106,7 +106,7 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
     runs = made.runs()
     left = {name: run for name, run in runs.items() if not (run[1] / "summary.json").exists()}
-    workers = asked.workers or (1 if side_by_side > 1 else None)
+    workers = 1 if asked.workers is None and side_by_side > 1 else asked.workers
     where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
