@@ -189,5 +189,7 @@ def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
     assert entries["pfedgat.table3"]["what"].startswith("Accuracy of 10, 25 and 50 clients")
     with pytest.raises(UsageError, match="there is no 'papers/sfl/table1/metr'; did you mean"):
         config.read("papers/sfl/table1/metr", [])
+    with pytest.raises(UsageError, match=r"'papers/nope'; did you mean '[^']+'\? \(kinfed list papers names all\)$"):
+        config.read("papers/nope", [])
     with pytest.raises(UsageError, match="there is no table"):
         protocol.load("sfl.tabel1")

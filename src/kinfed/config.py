@@ -95,7 +95,7 @@ def read(source: str, overrides: list[str]) -> Table:
     elif not path.exists() and source.startswith("papers/"):
         published = protocol.experiments()
         if source not in published:
-            raise UsageError(f"there is no '{source}'; {nearest(source, published)}")
+            raise UsageError(f"there is no '{source}'; {nearest(source, published)} (kinfed list papers names all)")
         return override(protocol.experiment(*published[source]), overrides)
     elif path.suffix != ".toml" and not path.exists():
         raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")

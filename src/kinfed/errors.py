@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+FEW = 30  # names that an error may list
+
 
 class UsageError(ValueError):
     """The request cannot be carried out as written; the message says what to change. Exit code 2."""
@@ -13,9 +15,9 @@ class RunError(RuntimeError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error names the alternatives: the closest one if there is one, else all of them."""
+    """How an error names the alternatives: the closest one if there is one, or if they are many; else all of them."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if len(known) <= FEW else 0)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
 
 

@@ -156,6 +156,7 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     assert f"Local & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
     assert "$ kinfed reproduce made.table9 --method local --column digits/iid,digits/shards,digits/average" in page
     assert "digits/iid, digits/shards: 4 clients, all in a round; 12 rounds of 1 epoch, batch 16, sgd (lr 0.1)" in page
+    assert "; evaluated every 4 rounds." in page
     assert "[1] two shards a client." in page
     assert "oracle graph" not in page  # Local uses none
     assert "scaled" not in page
@@ -272,6 +273,8 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
         (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
         (["--method", "local", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
+        (["--checkpoint", "nan"], "checkpoint is a time in seconds, so it must be zero or more; got nan"),
     ):
         _, err = reproduce(capsys, *arguments, "--out", "nothing", code=2)
         assert err == f"kinfed: {said}\n"

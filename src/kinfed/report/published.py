@@ -150,12 +150,13 @@ def _described(table: Config) -> str:
     optimiser = ", ".join(f"{key} {value:g}" for key, value in training["optimiser"].items() if key != "name" and value)
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
-    share = table["participation"]["share"]
+    share, every = table["participation"]["share"], table["evaluate_every"]
     who = f"{federation['clients']} clients" if federation["clients"] else "the data's own clients"
     return (
         f"{who}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {table['rounds']} rounds of {work}, "
         f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {table['model']['name']}; "
-        f"validation {split['validation']:g}, test {split['test']:g}; evaluated every {table['evaluate_every']} rounds"
+        f"validation {split['validation']:g}, test {split['test']:g}; "
+        f"evaluated every {f'{every} rounds' if every > 1 else 'round'}"
     )
 
 
