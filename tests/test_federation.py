@@ -165,5 +165,18 @@ def test_arrays_with_a_time_are_split_in_its_order():
     for wrong in (days[:5], days / 2):
         with pytest.raises(UsageError, match="time must be a whole number for each of 40 examples"):
             Federation.from_arrays(x, y, owner, time=wrong)
+    dated = Federation.from_arrays(x, y, owner[order], time=np.datetime64("2024-01-30") + days[order])
+    assert torch.equal(
+        dated.rows["test"][0], Federation.from_arrays(x, y, owner[order], time=days[order]).rows["test"][0]
+    )
+    with pytest.raises(UsageError, match=r"split must be a Split, such as .*; got \{'test': 0\.3\}"):
+        Federation.from_arrays(x, y, owner, split={"test": 0.3})
     with pytest.raises(UsageError, match="all examples are from 1 time, which leaves none for training"):
         Federation.from_arrays(x, y, owner, time=days * 0)
+
+
+@pytest.mark.parametrize("kind", ["float32", "int64", "float64"])
+def test_targets_are_of_the_type_of_what_a_model_makes_of_the_inputs(kind):
+    x = np.arange(40).reshape(20, 2).astype(kind)
+    federation = Federation.from_arrays(x, np.linspace(0, 1, 20), np.repeat([0, 1], 10))
+    assert federation.x.dtype == federation.y.dtype == (torch.float64 if kind == "float64" else torch.float32)

@@ -146,6 +146,11 @@ def test_batchnorm_that_would_couple_predictions_is_refused():
             Model(nn.Sequential(nn.Linear(2, 2), bad))
 
 
+def test_layers_without_a_shape_are_refused():
+    with pytest.raises(UsageError, match="lazy layers, whose shapes are not known yet; run one batch through it"):
+        Model(nn.LazyLinear(2))
+
+
 def test_a_weight_in_two_places_is_one_tensor():
     class Tied(nn.Module):
         def __init__(self):

@@ -257,6 +257,7 @@ def write(path, text):
     return path
 
 
+@pytest.mark.filterwarnings("ignore:.*every link has the weight 1")
 def test_edges_from_csv(tmp_path):
     path = write(tmp_path / "edges.csv", "to,from,note\nb,a,x\n c ,a,y\n")
     links = torch.tensor([[0.0, 1, 1], [1, 0, 0], [1, 0, 0]])
@@ -316,6 +317,16 @@ def test_adjacency_from_arrays(tmp_path):
     assert torch.equal(kept, read(tmp_path / "g.npz", ["a", "b", "c"]).weights[:2, :2])
     found = read(tmp_path / "g.npz", ["a", "b", "lonely", "c"]).weights
     assert found.tolist() == [[0, 4, 0, 3], [6, 0, 0, 5], [0, 0, 0, 0], [1, 2, 0, 0]]
+    for names, said in ((["a", "b"], "has 2 names, 2 of"), (["a", "b", "b"], "has 3 names, 2 of them different")):
+        np.savez(tmp_path / "g.npz", adjacency=table, names=np.array(names))
+        with pytest.raises(UsageError, match=f"whose each of the 3 rows of adjacency is; it {said}"):
+            read(tmp_path / "g.npz", ["a", "b"])
+
+
+def test_a_column_that_is_no_weight_is_told_of(tmp_path):
+    path = write(tmp_path / "e.csv", "from, to, w\na, b, 7\n")
+    with pytest.warns(UserWarning, match=r"e\.csv: every link has the weight 1; .* and w does not"):
+        assert read(path, ["a", "b"]).weights.tolist() == [[0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(
@@ -335,6 +346,8 @@ def test_adjacency_from_arrays(tmp_path):
         ),
         ("e.csv", "from,to,wieght\na,b,1\n", "unknown column 'wieght'; did you mean 'weight'"),
         ("e.csv", "from,to,weight,distance\na,b,1,1\n", "a weight or a distance, not both"),
+        ("e.csv", "from,to,weight,weight \na,b,1,2\n", "two columns are named 'weight'"),
+        ("e.csv", "from,to,weight\na,b,1_5\n", "line 2: '1_5' is not a number"),
         ("e.graphml", "<not xml", "cannot be read as a graph"),
         ("e.npz", "no zip", "cannot be read as a graph"),
         ("e.txt", "", r"a graph is read from \.csv, \.graphml, \.npz, \.npy; got '\.txt'"),

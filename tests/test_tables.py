@@ -2,7 +2,7 @@
 
 import json
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import polars
@@ -189,6 +189,11 @@ def test_parquet_is_read_with_its_types(tmp_path):
     polars.DataFrame({"who": [1, 2], "x": [1.0, -np.inf], "y": [0.5, 1.5]}).write_parquet(tmp_path / "i.parquet")
     with pytest.raises(UsageError, match="row 2, column 'x': '-inf' is not a finite number"):
         read(tmp_path / "i.parquet", client="who", target="y")
+    odd = frame.drop("x").with_columns(lists=polars.Series([[1]] * 4), took=polars.duration(minutes=1))
+    odd.write_parquet(tmp_path / "o.parquet")
+    assert read(tmp_path / "o.parquet", client="who", target="y", features=["flag"]).x.shape == (4, 1)
+    with pytest.raises(UsageError, match=r"o\.parquet: column 'lists' holds List\(Int64\), not numbers, text or dates"):
+        read(tmp_path / "o.parquet", client="who", target="y")
     times = polars.DataFrame({"who": ["a"] * 9, "t": [datetime(2024, 1, 1, h) for h in range(9)], "v": range(9)})
     times.write_parquet(tmp_path / "s.parquet")
     data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)
@@ -283,6 +288,19 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             r"fewer than 1 known values of 'level': south \(0\)",
         ),
         (readings(gap=range(4, 40)), "series", "a window covers 3 \\+ 2 steps, but the series have 4"),
+        (readings() + "south,2024-03-01 00:01,1\n", "series", r"take these out of the data \(a step is 60 seconds"),
+        (
+            "who,x,y\n" + "".join(f"a,{i},{i}.5\n" for i in range(9)) + "a,9,1.2.3\n",
+            {},
+            r"line 11, column 'y': '1\.2\.3' is not a number, as most of this column are; leave it empty",
+        ),
+        ("who,x,y\na,1,0\na,1,NA\na,2,1\n", {}, "line 3, column 'y': 'NA' is not a number, as most"),
+        ("who,x,y\na,1,0.5\na,1,nan\na,2,1\n", {}, "line 3, column 'y': there is no value, as in 1 of 3 rows"),
+        ("who,x,y\na,1,2\na,1_5,3\n", {}, "line 3, column 'x': '1_5' is not a finite number"),
+        ("who,t,x,y\na,now,1,2\na,today,1,3\n", {"time": "t"}, "line 2, column 't': 'now' is not a number or a date"),
+        ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4.5}, r"past must be a whole number; got 4\.5"),
+        ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4, "horizons": ["1"]}, r"horizons\[0\] must be a whole number"),
+        ("who,x,y\na,1,2.5\n", {"drop_missing": "no"}, "drop_missing must be True or False; got 'no'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*left out")
@@ -306,17 +324,59 @@ def test_text_in_another_encoding_is_refused_with_its_line(tmp_path):
     assert read(path, client="who", target="y").owners == ("Köln", "a")
 
 
-@pytest.mark.parametrize("zones", [("Z", "+02:00"), ("-00:30", "+0130")])
+@pytest.mark.parametrize("zones", [("Z", "+02:00"), ("-00:30", "+0130"), ("+02", " -08"), (" Z", " +0130")])
 def test_times_with_a_zone_are_brought_to_one_clock(tmp_path, zones):
-    hours = {"Z": 0, "+02:00": 2, "-00:30": -0.5, "+0130": 1.5}
+    hours = {"Z": 0, "+02:00": 2, "-00:30": -0.5, "+0130": 1.5, "+02": 2, "-08": -8}
     text = "who,t,y\n"
     for who, zone in zip("ab", zones, strict=True):
         for i in range(8):
-            minutes = round(60 * (6 + i + hours[zone]))
+            minutes = round(60 * (8 + i + hours[zone.strip()]))
             text += f"{who},2024-01-01T{minutes // 60:02d}:{minutes % 60:02d}:00{zone},{i * 1.5}\n"
     data = read(write(tmp_path, text), client="who", target="y", time="t", past=2)
     assert data.time[data.client == 0].tolist() == data.time[data.client == 1].tolist() == list(range(6))
-    torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([6.0, 7.0]))
+    torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([8.0, 9.0]))
+
+
+@pytest.mark.parametrize("way", ["%Y%m%d", "%Y%m%d%H%M", "%Y%m%d%H%M%S"])
+def test_dates_without_marks_between_their_parts_are_dates(tmp_path, way):
+    days = [datetime(2023, 12, 28) + timedelta(i) for i in range(70)]
+    rows = "".join(f"a,{day.strftime(way)},{i % 7}.5\n" for i, day in enumerate(days))
+    data = read(write(tmp_path, "who,t,y\n" + rows), client="who", target="y", time="t", past=5, horizon=2)
+    assert (data.client >= 0).sum() == 70 - 7 + 1  # no gap at the end of a month
+
+
+def test_whole_numbers_that_only_look_like_dates_are_numbers(tmp_path):
+    rows = "".join(f"a,{20000101 + i},{i % 7}.5\n" for i in range(70))
+    data = read(write(tmp_path, "who,t,y\n" + rows), client="who", target="y", time="t", past=5, horizon=2)
+    assert data.time[:64].tolist() == list(range(64))
+
+
+def test_numbers_far_from_zero_stay_apart(tmp_path):
+    rows = "".join(f"{'ab'[i % 2]},{1.7e12 + 60 * i},{i % 7}.5,{5e8 + i},{i}.5\n" for i in range(60))
+    path = write(tmp_path, "who,stamp,x,far,near\n" + rows)
+    found = Federation.from_csv(path, client="who", target="near")
+    assert found.x.dtype == found.y.dtype == torch.float32
+    assert [len(column.unique()) for column in found.x.T] == [60, 7, 60]
+    assert len(Federation.from_csv(path, client="who", target=["far", "near"]).y.unique(dim=0)) == 60
+    with pytest.raises(
+        UsageError, match=r"a mean of 5e\+08 and .* float32 can hardly tell them apart; take a constant"
+    ):
+        Federation.from_csv(path, client="who", target="far")
+    with pytest.raises(UsageError, match="can hardly tell them apart"):
+        Federation.from_csv(path, client="who", target="far", time="stamp", past=3)
+
+
+def test_rows_without_a_client_or_a_time_are_left_out_when_asked(tmp_path):
+    text = HOUSES.replace("age", "t").replace("price", "y") + ",1,2,3\n,,,\n  ,\t,,\n"
+    with pytest.raises(UsageError, match="line 38, column 'town': there is no value"):
+        read(write(tmp_path, text), client="town", target="y")
+    with pytest.warns(UserWarning, match=r"t\.csv: 1 of 37 rows have no town and were left out"):
+        assert len(read(write(tmp_path, text), client="town", target="y", drop_missing=True).x) == 36
+
+
+def test_truth_values_are_numbers(tmp_path):
+    data = read(write(tmp_path, "who,x,y\na,True,1\na,false,2\nb,TRUE,1\n"), client="who", target="y")
+    assert data.x.flatten().tolist() == [1, 0, 1]
 
 
 def test_inexact_clocks_are_told_of(tmp_path):
@@ -330,6 +390,8 @@ def test_inexact_clocks_are_told_of(tmp_path):
 
 
 def test_files_that_are_not_tables(tmp_path):
+    with pytest.raises(UsageError, match="is a folder, not a table"):
+        read(tmp_path, client="a", target="b")
     with pytest.raises(UsageError, match="there is no file"):
         read(tmp_path / "no.csv", client="a", target="b")
     with pytest.raises(UsageError, match=r"tables are read from \.csv and \.parquet; got '\.xlsx'"):

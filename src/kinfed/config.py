@@ -100,7 +100,7 @@ def read(source: str, overrides: list[str]) -> Table:
     elif path.suffix != ".toml" and not path.exists():
         raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise UsageError(f"cannot read {path}: {problem.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:

@@ -270,7 +270,7 @@ class Federation:
         `x: [n, ...]` are inputs, `y: [n]` labels (integers: classification) or targets (floats: regression),
         `client: [n]` says whose each example is; clients are ordered by this value. `graph: [N, N]` is a known
         relation in that order. Each client's examples are split at random into train, validation and test; with
-        `time: [n]`, whole numbers such as days, in order of time, at the same two steps for all.
+        `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
         Raises UsageError on anything that could not be trained on.
         """
         pool = _tensor(x, "x")
@@ -290,6 +290,8 @@ class Federation:
                 task = Classification(largest + 1)
         elif not target.is_floating_point():
             target = target.to(torch.int64)
+        if target.is_floating_point():
+            target = target.to(pool.dtype)  # what a model makes of x
         owner = np.asarray(client)
         if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
             owner = owner.astype(str)
@@ -303,6 +305,8 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
         relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
+        if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
+            time = time.astype("datetime64[us]").astype(np.int64)
         steps = None if time is None else _tensor(time, "time")
         if steps is not None and (steps.shape != (len(pool),) or steps.is_floating_point()):
             raise UsageError(
@@ -350,6 +354,8 @@ def divide(
 
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
+    if not isinstance(split, Split):
+        raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
     draws = [generator(seed, "split", int(tag)) for tag in tags(names)]
     in_order = dataset.time is not None and not split.shuffle

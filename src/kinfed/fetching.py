@@ -71,7 +71,8 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
             f"address that has {source.name}, or put the file into a folder and use --from"
         ) from None
     except requests.RequestException as problem:
-        kept = f"{part.stat().st_size:,} bytes are kept: run it again to go on" if part.exists() else "try again later"
+        resumable = source.checksum and part.exists()
+        kept = f"{part.stat().st_size:,} bytes are kept: run it again to go on" if resumable else "try again later"
         raise RunError(
             f"{source.name} cannot be fetched from {url.partition('://')[2].partition('/')[0]} "
             f"({_reason(problem)}); {kept}, or put the file into a folder and use --from"

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import vjp
+from torch.nn.parameter import is_lazy
 
 from .errors import UsageError
 from .layout import Layout
@@ -89,6 +90,8 @@ class _Dropout(nn.Module):
 def _adapt(module: nn.Module) -> nn.Module:
     """A copy of the module in which layers that couple rows or draw numbers are replaced by ours."""
     module = copy.deepcopy(module)
+    if any(map(is_lazy, module.parameters())):
+        raise UsageError("the model has lazy layers, whose shapes are not known yet; run one batch through it first")
     for part in module.modules():
         if isinstance(part, nn.Sequential):
             _pool_first(part._modules)

@@ -3,6 +3,7 @@
 import csv
 import difflib
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +109,10 @@ Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, valu
 def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
-        columns = rows.fieldnames or []
+        columns = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+        twice = sorted({name for name in columns if columns.count(name) > 1})
+        if twice:
+            raise UsageError(f"two columns are named '{twice[0]}'")
         value = next((c for c in ("weight", "distance") if c in columns), None)
         if not {"from", "to"} <= set(columns):
             raise UsageError(f"the heading must have the columns from and to; got {', '.join(columns) or 'nothing'}")
@@ -117,6 +121,13 @@ def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> 
         for column in columns if value is None else []:  # others may be notes
             for meant in difflib.get_close_matches(column, ["weight", "distance"]):
                 raise UsageError(f"unknown column '{column}'; did you mean '{meant}'?")
+        others = [column for column in columns if column not in ("from", "to")]
+        if value is None and others:
+            warnings.warn(
+                f"{path}: every link has the weight 1; a column named weight or distance would say more, and "
+                f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
+                stacklevel=4,
+            )
 
         def links() -> Links:
             for row in rows:
@@ -149,7 +160,12 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
         table = _square(held["adjacency"], "adjacency")
         if "names" not in held.files:
             return _of(names, table), False
-        order = [str(name) for name in held["names"]]
+        order = [str(name) for name in held["names"].flat]
+    if len(order) != len(table) or len(set(order)) < len(order):
+        raise UsageError(
+            f"names must say whose each of the {len(table)} rows of adjacency is; it has {len(order)} names, "
+            f"{len(set(order))} of them different"
+        )
     if not strangers:
         _known(set(order), names, "names")
     place = [order.index(name) for name in names if name in order]
@@ -203,7 +219,7 @@ def _known(found: set[str], names: Iterable[str], place: str) -> None:
 
 def _number(value: Any, place: str) -> float:
     try:
-        number = float(value)
+        number = float(str(value).replace("_", "?"))  # Python takes 1_0 for 10
     except (TypeError, ValueError):
         raise UsageError(f"{place}: '{value}' is not a number") from None
     if not math.isfinite(number) or number < 0:

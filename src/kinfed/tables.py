@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from .tasks import Classification, Forecasting, Regression, Task
 from .windows import Windows
 
 FEW = 20  # a target of whole numbers with at most so many different ones is taken for labels
+MISSING = {"na", "n/a", "null", "?"}  # beside the labels of a column that are all numbers
 DAY = 86_400.0  # seconds
 LARGEST = 1e30  # number that float32 can hold and still scale
 SHARED = 0.9  # of the times of all clients' rows that a client has, at least, where its series are not suspect
@@ -64,10 +65,19 @@ def read(
     out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
     """
     targets = [target] if isinstance(target, str) else list(target)
+    counts = {"past": past, "horizon": horizon, "least": least} | {f"horizons[{i}]": h for i, h in enumerate(horizons)}
+    for setting, count in counts.items():
+        if not isinstance(count, int):
+            raise UsageError(f"{path}: {setting} must be a whole number; got {count!r}")
+    if not isinstance(drop_missing, bool):
+        raise UsageError(f"{path}: drop_missing must be True or False; got {drop_missing!r}")
     if not targets or least < 0:
         raise UsageError(f"{path}: a table needs a target, and a least of 0 or more; got {targets} and {least}")
     frame = _open(Path(path))
-    frame.need([client, *targets, *features, *([time] if time else [])])
+    needed = [client, *([time] if time else [])]
+    frame.need([*needed, *targets, *features])
+    if drop_missing:
+        frame = frame.with_all(needed)
     owner = frame.text(client)
     names = sorted(set(owner.tolist()), key=_natural)
     index = {name: i for i, name in enumerate(names)}
@@ -167,23 +177,25 @@ def _rows(
     steps = frame.moments(time, held)[1] if time else None
     # Rows that are left out are gone: a partition may deal the others anew.
     used = np.flatnonzero(usable & (held.who >= 0))
-    x = torch.from_numpy(np.stack([values[used] for values in columns.values()], 1)).to(torch.get_default_dtype())
+    # As exact as it was read until it is scaled: numbers far from zero lie closer together than float32 can tell.
+    x = torch.from_numpy(np.stack([values[used] for values in columns.values()], 1))
 
     def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
-        x, y = dataset.x, dataset.y
+        x, y, plain = dataset.x, dataset.y, torch.get_default_dtype()
         mean, deviation = _moments(x[rows])
         deviation = torch.where(deviation > 0, deviation, 1.0)
         scale = {"inputs": _told(inputs, mean, deviation)}
-        fair = replace(dataset, x=((x - mean) / deviation).to(x.dtype), scale=scale)
+        fair = replace(dataset, x=((x - mean) / deviation).to(plain), scale=scale)
         if isinstance(task, Classification):
             return fair
         middle, spread = _moments(y[rows])
         if not (spread > 0).all():
-            raise UsageError(f"{frame.path}: a target is the same in all training rows: there is nothing to learn")
+            same = targets[int((spread > 0).int().argmin())]
+            raise UsageError(f"{frame.path}: '{same}' is the same in all training rows: there is nothing to learn")
         fair = replace(fair, scale=scale | {"targets": _told(targets, middle, spread)})
         if isinstance(task, Forecasting):
-            return replace(fair, task=replace(task, mean=float(middle), deviation=float(spread)))
-        return replace(fair, y=((y - middle) / spread).to(y.dtype))
+            return replace(fair, y=y.to(plain), task=replace(task, mean=float(middle), deviation=float(spread)))
+        return replace(fair, y=((y - middle) / spread).to(plain))
 
     return Dataset(
         x,
@@ -214,7 +226,7 @@ def _target(frame: "_Frame", targets: list[str]) -> tuple[Tensor, Task, tuple[st
         y = torch.tensor([index[label] for label in labels])
         return y, Classification(len(classes)), tuple(classes), {targets[0]: np.asarray(labels == "", bool)}
     columns = {name: frame.numbers(name) for name in targets}
-    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1))).to(torch.get_default_dtype())
+    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1)))
     task: Task = Forecasting(error="squared", horizons=()) if len(targets) == 1 else Regression()
     return y, task, (), {name: np.isnan(values) for name, values in columns.items()}
 
@@ -229,27 +241,50 @@ def _series(frame: "_Frame", held: _Clients, target: str, time: str, cut: Window
     values = np.full((len(told), len(held.names)), np.nan)
     values[np.searchsorted(told, steps[mine]), held.who[mine]] = readings[mine]
     length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
+    pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
     clock = (moments.min() + told * length) % DAY / DAY if dated and length < DAY else None
     try:
         return cut(values, told, held.names, clock=clock, graph=held.graph)
     except UsageError as problem:
-        raise UsageError(f"{frame.path}: {problem}") from None
+        raise UsageError(f"{frame.path}: {problem} ({pace})") from None
 
 
 class _Frame:
     """A table whose cells are known by line and column."""
 
-    def __init__(self, path: Path, cells: dict[str, Cells], lines: Sequence[int]) -> None:
-        self.path, self._cells, self._lines = path, cells, lines
+    def __init__(
+        self, path: Path, cells: dict[str, Cells], lines: Sequence[int], strange: Mapping[str, str] | None = None
+    ) -> None:
+        self.path, self._cells, self._lines, self._strange = path, cells, lines, strange or {}
+
+    def __len__(self) -> int:
+        return len(self._lines)
 
     @property
     def columns(self) -> list[str]:
         """Their names."""
-        return list(self._cells)
+        return [*self._cells, *self._strange]
 
     def cells(self, name: str) -> Cells:
-        """[n] a column as it was read."""
+        """[n] a column as it was read; raises UsageError for one of a type that is no number, text or date."""
+        if name in self._strange:
+            raise UsageError(
+                f"{self.path}: column '{name}' holds {self._strange[name]}, not numbers, text or dates; "
+                "convert it, or name the columns to use as features"
+            )
         return self._cells[name]
+
+    def with_all(self, names: list[str]) -> "_Frame":
+        """Without the rows that have no value in one of these columns; a warning counts them."""
+        kept = np.all([self._as_text(name) != "" for name in names], axis=0)
+        if kept.all():
+            return self
+        said = f"{int((~kept).sum()):,} of {len(kept):,} rows have no {' or no '.join(names)} and were left out"
+        warnings.warn(f"{self.path}: {said}", stacklevel=4)
+        lines = [line for line, stays in zip(self._lines, kept, strict=True) if stays]
+        if not lines:
+            raise UsageError(f"{self.path} has no rows")
+        return _Frame(self.path, {name: cells[kept] for name, cells in self._cells.items()}, lines, self._strange)
 
     def place(self, row: int, column: str) -> str:
         """Where a cell stands."""
@@ -259,8 +294,8 @@ class _Frame:
     def need(self, names: list[str]) -> None:
         """Raise UsageError unless there are columns of these names, all different."""
         for name in names:
-            if name not in self._cells:
-                raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, self._cells)}")
+            if name not in self.columns:
+                raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, self.columns)}")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise UsageError(f"{self.path}: column '{twice[0]}' is asked for twice")
@@ -275,11 +310,14 @@ class _Frame:
 
     def numbers(self, name: str) -> Numbers:
         """[n] a column as numbers, NaN where there is none; raises UsageError for anything else."""
-        cells = self._cells[name]
+        cells = self.cells(name)
         if cells.dtype.kind != "O" and cells.dtype.kind != "M":
             values = cells.astype(np.float64)
         else:
-            values = np.array([_number(cell) if cell != "" else np.nan for cell in cells.tolist()], np.float64)
+            truth = {"true": 1.0, "false": 0.0, "": np.nan}
+            told = [str(cell).lower() for cell in cells.tolist()]
+            known = truth if set(told) <= truth.keys() else {"": np.nan}
+            values = np.array([known[cell] if cell in known else _number(cell) for cell in told], np.float64)
         bad = np.flatnonzero(np.abs(values) > LARGEST)
         if len(bad):
             more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
@@ -288,15 +326,30 @@ class _Frame:
         return values
 
     def labels(self, name: str) -> NDArray[np.object_] | None:
-        """[n] the labels in a column, empty where there is none; None if it holds numbers that are no labels."""
+        """[n] the labels in a column, empty where there is none; None if it holds numbers that are no labels.
+
+        Raises UsageError where most of the column are such numbers, or all but what people write for a missing value.
+        """
         labels = self._as_text(name)
         value = {label: _number(label) for label in set(labels.tolist()) - {""}}
-        values = np.unique(list(value.values()))
-        if not len(values) or not np.isfinite(values).all():
+        odd = {label for label, number in value.items() if np.isinf(number)}
+        values = np.unique([number for number in value.values() if np.isfinite(number)])
+        few = len(values) <= FEW and (values == values.round()).all()
+        if not len(values):
             return labels
-        if (values != values.round()).any() or len(values) > FEW:
+        if odd:
+            strange = np.array([label in odd for label in labels.tolist()])
+            if all(label.lower() in MISSING for label in odd) or (not few and strange.mean() < 0.5):
+                at = int(strange.argmax())
+                raise UsageError(
+                    f"{self.place(at, name)}: '{labels[at]}' is not a number, as most of this column are; leave it "
+                    "empty if it is missing"
+                )
+            return labels
+        if not few:
             return None
-        whole = {label: str(int(number)) for label, number in value.items()}  # 1 and 1.0 are the same
+        # 1 and 1.0 are the same, and nan is a missing number.
+        whole = {label: str(int(number)) for label, number in value.items() if np.isfinite(number)}
         return np.array([whole.get(label, "") for label in labels.tolist()], dtype=object)
 
     def moments(self, name: str, held: _Clients) -> tuple[Numbers, NDArray[np.int64], bool]:
@@ -305,8 +358,11 @@ class _Frame:
         Times that lie no whole number of steps apart, such as months, count as a step each. Raises UsageError where one
         cannot be read, or where a client has two rows of the same time.
         """
-        cells = self._cells[name]
-        if cells.dtype.kind == "O":
+        cells = self.cells(name)
+        compact = _compact(cells) if cells.dtype.kind in "Oiu" else None
+        if compact is not None:
+            dated, moments = True, compact
+        elif cells.dtype.kind == "O":
             moments = np.array([_number(cell) for cell in cells.tolist()])
             numbers = np.isfinite(moments)
             dated = bool(numbers.mean() < 0.5)
@@ -348,7 +404,9 @@ class _Frame:
         return moments, steps.round().astype(np.int64)[rank], dated
 
     def _as_text(self, name: str) -> NDArray[np.object_]:
-        cells = self._cells[name]
+        cells = self.cells(name)
+        if cells.dtype.kind == "M":
+            return np.array(["" if np.isnat(cell) else str(cell) for cell in cells], dtype=object)
         if cells.dtype.kind == "f":  # whole numbers with missing ones among them are floats
             told = ["" if np.isnan(c) else str(int(c)) if c == round(c) else str(c) for c in cells.tolist()]
             return np.array(told, dtype=object)
@@ -358,7 +416,7 @@ class _Frame:
 def _open(path: Path) -> _Frame:
     """Read a file; raises UsageError naming the line of a CSV that does not fit its heading."""
     if not path.is_file():
-        raise UsageError(f"there is no file {path}")
+        raise UsageError(f"{path} is a folder, not a table" if path.is_dir() else f"there is no file {path}")
     readers = {".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise UsageError(f"{path}: tables are read from .csv and .parquet; got '{path.suffix}'")
@@ -369,7 +427,7 @@ def _open(path: Path) -> _Frame:
     except Exception as problem:  # whatever a reader raises for a file that is not one of its kind
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise UsageError(f"{path} cannot be read: {reason}") from None
-    if not frame.columns or not len(next(iter(frame._cells.values()))):
+    if not frame.columns or not len(frame):
         raise UsageError(f"{path} has no rows")
     return frame
 
@@ -391,7 +449,7 @@ def _csv(path: Path) -> _Frame:
         if len(heading) == 1 and (other := re.search(r"[;\t|]", heading[0])):
             raise UsageError(f"{path}: the heading is parted by {other[0]!r}; entries must be parted by commas")
         for row in rows:
-            if not row:
+            if not any(cell.strip() for cell in row):  # such as the last lines of a spreadsheet
                 continue
             if len(row) != len(heading):
                 raise UsageError(
@@ -415,15 +473,18 @@ def _parquet(path: Path) -> _Frame:
         ) from None
     held = polars.read_parquet(path)
     cells: dict[str, Cells] = {}
+    strange = {}
     for name, column in zip(held.columns, held.iter_columns(), strict=True):
-        if column.dtype.is_temporal():
+        if column.dtype in (polars.Date, polars.Datetime):
             cells[name] = column.cast(polars.Datetime("us")).to_numpy()
         elif column.dtype.is_numeric() or column.dtype == polars.Boolean:
             cells[name] = np.asarray(column.cast(polars.Float64) if column.null_count() else column)
-        else:
+        elif column.dtype in (polars.String, polars.Categorical, polars.Enum, polars.Null):
             text = column.cast(polars.String).fill_null("").to_list()
             cells[name] = np.array([cell.strip() for cell in text], dtype=object)
-    return _Frame(path, cells, range(1, len(held) + 1))
+        else:
+            strange[name] = str(column.dtype)
+    return _Frame(path, cells, range(1, len(held) + 1), strange)
 
 
 def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
@@ -434,7 +495,7 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
 def _number(text: Any) -> float:
     """The number that a cell holds; infinity for anything else."""
     try:
-        value = float(text)
+        value = np.inf if "_" in str(text) else float(text)  # Python takes 1_0 for 10
     except (TypeError, ValueError):
         return np.inf
     return value if np.isfinite(value) or str(text).lower() == "nan" else np.inf
@@ -442,16 +503,30 @@ def _number(text: Any) -> float:
 
 def _seconds(text: str) -> float:
     """A date as seconds, in UTC if it names a zone; infinity for anything else."""
-    date, zone = text, re.fullmatch(r"(.*\d:\d\d.*?)(?:Z|([+-]\d\d):?(\d\d))", text)
+    date, zone = text, re.fullmatch(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", text)
     ahead = 0
     if zone:
         date, hours, minutes = zone[1], int(zone[2] or 0), int(zone[3] or 0)
         ahead = 3600 * hours + 60 * (-minutes if (zone[2] or "").startswith("-") else minutes)
+    if not date[:4].isdecimal():  # NumPy knows now and today
+        return np.inf
     try:
         moment = np.datetime64(date, "us")
     except ValueError:
         return np.inf
     return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
+
+
+def _compact(cells: Cells) -> Numbers | None:
+    """[n] seconds, if all are dates as 20120301, 201203010005 or 20120301000500; None otherwise."""
+    texts = [str(cell) for cell in cells.tolist()]
+    if {len(text) for text in texts} not in ({8}, {12}, {14}) or not all(text.isdecimal() for text in texts):
+        return None
+    if not all(1900 <= int(text[:4]) < 2100 for text in texts):
+        return None
+    parted = (re.fullmatch(r"(.{4})(..)(..)(..)?(..)?(..)?", text) for text in texts)
+    seconds = [_seconds(f"{p[1]}-{p[2]}-{p[3]}T{p[4] or '00'}:{p[5] or '00'}:{p[6] or '00'}") for p in parted if p]
+    return np.array(seconds) if np.isfinite(seconds).all() else None
 
 
 def _natural(name: str) -> tuple[float, str]:

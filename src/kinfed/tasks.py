@@ -117,6 +117,12 @@ class Forecasting:
             raise UsageError(
                 f"forecasting: mean must be finite and deviation positive; got {self.mean} and {self.deviation}"
             )
+        kind = torch.get_default_dtype()
+        if torch.finfo(kind).eps * abs(self.mean) > 0.01 * self.deviation:
+            raise UsageError(
+                f"forecasting: readings with a mean of {self.mean:g} and a deviation of {self.deviation:g} are so far "
+                f"from zero that {str(kind).partition('.')[2]} can hardly tell them apart; take a constant off them"
+            )
         if self.error not in ("absolute", "squared"):
             raise UsageError(f"forecasting: error must be absolute or squared; got '{self.error}'")
         if any(h < 1 for h in self.horizons):

@@ -187,7 +187,7 @@ def _dataset(dataset: Dataset) -> dict[str, Any]:
             f"{float(values.min()):g} to {float(values.max()):g}, mean {plain(float(values.double().mean()))}"
         )
     if dataset.client is not None:
-        owners = torch.bincount(dataset.client[used])
+        owners = torch.bincount(dataset.client[used], minlength=len(dataset.owners))
         found["clients"] = f"{len(owners)}, {_spread(owners)} examples each"
     return found | _graph(dataset.graph)
 

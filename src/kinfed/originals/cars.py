@@ -38,10 +38,13 @@ def compcars(files: dict[str, Path]) -> dict[str, NDArray[Any]]:
             continue
         if not note.is_file():
             raise RunError(f"{path} has no label {note}; is the folder complete?")
-        view, _, box = note.read_text().splitlines()[:3]
-        if int(view) not in VIEWS:
-            continue
-        left, top, right, bottom = map(int, box.split())
+        try:
+            view, _, box = note.read_text().splitlines()[:3]
+            left, top, right, bottom = map(int, box.split())
+            if int(view) not in VIEWS:
+                continue
+        except ValueError:
+            raise RunError(f"{note} is no label: it must hold the viewpoint, a line, and the car's box") from None
         with Image.open(path) as image:
             cut = image.convert("RGB").crop((left, top, right, bottom)).resize((SIZE, SIZE))
         pixels.append(np.asarray(cut).transpose(2, 0, 1))
