@@ -47,6 +47,12 @@ def test_an_interrupted_download_goes_on_where_it_stopped(publisher, tmp_path):
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
+def test_an_interrupted_download_that_cannot_be_proved_promises_no_going_on(publisher, tmp_path):
+    publisher.breaks_after = 400_000
+    with pytest.raises(RunError, match=r"connection broke off.*; try again later, or put"):
+        fetch(UNKNOWN, tmp_path)
+
+
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_part_that_does_not_fit_is_not_built_upon(publisher, tmp_path, ranges):
     publisher.ranges = ranges

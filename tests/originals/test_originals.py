@@ -181,7 +181,12 @@ def test_originals_from_a_folder_are_checked_too(publish, tmp_path):
         ("tiny_imagenet", "tiny-imagenet-200.zip", b"x", "tiny_imagenet: the originals cannot be read"),
         ("metr_la", "METR-LA.csv", b",a\n2012-03-01 00:00:00,fast\n", "metr_la: the originals cannot be read"),
         ("pems04", "PEMS04.npz", b"x", "pems04: the originals cannot be read"),
-        ("tpt48", "climdiv-tmpcst-v1.0.0-20200106", b"0010022008" + b"  40.00" * 12, "has no temperatures of Arizona"),
+        (
+            "tpt48",
+            "climdiv-tmpcst-v1.0.0-20200106",
+            b"0010022008" + b"  40.00" * 12,
+            "has no line for Alabama in 2009; is it",
+        ),
     ],
 )
 def test_broken_originals_leave_no_data_set(name, file, data, said, publish, publisher, tmp_path):

@@ -74,11 +74,11 @@ def tpt48(files: dict[str, Path]) -> dict[str, NDArray[Any]]:
         if element == "02" and state < len(states) and year in YEARS:
             first = 12 * (year - YEARS[0])
             values[first : first + 12, state] = [float(line[10 + 7 * m : 17 + 7 * m]) for m in range(12)]
+    lacking = np.argwhere(np.isnan(values.T))
+    if len(lacking):
+        state, month = lacking[0]
+        raise RunError(f"{path} has no line for {states[state]} in {YEARS[month // 12]}; is it complete?")
     values[values < -90] = np.nan  # how the table says that a month is missing
-    if np.isnan(values).all(0).any():
-        raise RunError(
-            f"{path} has no temperatures of {states[int(np.isnan(values).all(0).argmax())]}; is it complete?"
-        )
     adjacency = np.zeros((len(states), len(states)), np.float32)
     for one, names in BORDERS.items():
         for other in names.split():
