@@ -129,7 +129,7 @@ def readings(gap=(), lost=(), shuffle=False):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_readings_become_windows_with_gaps_missing_values_and_time_of_day(tmp_path, shuffle):
     path = write(tmp_path, readings(gap=(20, 21), lost=[("south", 5)], shuffle=shuffle))
-    data = read(path, client="sensor", target="level", time="when", past=3, horizon=2)
+    data = read(path, client="sensor", target="level", time="when", past=np.int64(3), horizon=2)
     assert data.owners == ("north", "south")
     assert data.x.shape[1:] == (3, 2)
     # 38 steps in two stretches of 20 and 18: 16 and 14 windows of five.
@@ -300,6 +300,11 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         ("who,t,x,y\na,now,1,2\na,today,1,3\n", {"time": "t"}, "line 2, column 't': 'now' is not a number or a date"),
         ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4.5}, r"past must be a whole number; got 4\.5"),
         ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4, "horizons": ["1"]}, r"horizons\[0\] must be a whole number"),
+        (
+            "who,t,y\na,1,2.5\n",
+            {"time": "t", "past": 4, "horizons": 1},
+            "horizons must be a list of steps ahead; got 1",
+        ),
         ("who,x,y\na,1,2.5\n", {"drop_missing": "no"}, "drop_missing must be True or False; got 'no'"),
     ],
 )

@@ -4,8 +4,9 @@ import csv
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,9 +66,11 @@ def read(
     out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
     """
     targets = [target] if isinstance(target, str) else list(target)
+    if not isinstance(horizons, Iterable):
+        raise UsageError(f"{path}: horizons must be a list of steps ahead; got {horizons!r}")
     counts = {"past": past, "horizon": horizon, "least": least} | {f"horizons[{i}]": h for i, h in enumerate(horizons)}
     for setting, count in counts.items():
-        if not isinstance(count, int):
+        if not isinstance(count, Integral):  # NumPy's are welcome
             raise UsageError(f"{path}: {setting} must be a whole number; got {count!r}")
     if not isinstance(drop_missing, bool):
         raise UsageError(f"{path}: drop_missing must be True or False; got {drop_missing!r}")
