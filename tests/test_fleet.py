@@ -226,14 +226,15 @@ def test_finite_numbers_are_told_from_others(values, expected):
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Local()])
-@pytest.mark.parametrize("executor", ["loop", "vmap"])
-def test_examples_are_given_back_when_nobody_needs_them(method, executor):
-    fit(method, federation(), dense(), rounds=1, executor=executor)  # the first run imports, which leaves frames behind
+@pytest.mark.parametrize(("executor", "workers"), [("loop", 1), ("loop", 2), ("vmap", 1)])
+def test_examples_are_given_back_when_nobody_needs_them(method, executor, workers):
+    how = {"rounds": 1, "executor": executor, "workers": workers}
+    fit(method, federation(), dense(), **how)  # the first run imports, which leaves frames behind
     gc.disable()  # it would break rings of references, which must not be there
     try:
         mine = federation()
         pool = weakref.ref(mine.x)
-        run = fit(method, mine, dense(), rounds=1, executor=executor)
+        run = fit(method, mine, dense(), **how)
         del run, mine
         assert pool() is None
     finally:

@@ -266,8 +266,11 @@ def _spread(
             finally:
                 halt.set()  # on an exception in one of them, or Ctrl-C, the others end at their next batch
         problems = [problem for future in done if (problem := future.exception())]
-        for problem in sorted(problems, key=lambda problem: isinstance(problem, CancelledError)):
-            raise problem
+        if problems:
+            try:
+                raise min(problems, key=lambda problem: isinstance(problem, CancelledError))
+            finally:  # this frame is in the traceback: what it still held would be a ring, and keep all examples alive
+                del problems, problem, done
 
 
 class Gathered:
