@@ -21,8 +21,9 @@ demo: .venv/installed
 	@echo "The learned graph: runs/demo/fedaghn/relation.png (four blocks: the four hidden groups)"
 	@echo "Beside it: accuracy by round and by client, classes by client, and every client's model."
 
+# A worker for each core, of one thread each (tests/conftest.py).
 test: .venv/installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
 
 lint: .venv/installed
 	$(BIN)/ruff check .
