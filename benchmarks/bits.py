@@ -1,0 +1,144 @@
+"""Whether a change of the code has changed results: hashes of models, recorded before it and compared after it.
+
+    python benchmarks/bits.py record FILE    # on the code of before
+    python benchmarks/bits.py compare FILE   # on the code of now: what differs, and what is no longer there
+
+Cases: every method and variant of the tests under every executor, and two rounds, with few examples, of every row and
+column of every published table whose data are here (KINFED_DATA). Each is hashed from all clients' models, whatever
+folder or version wrote them. Hashes are of one machine: never compare those of two. `--only WORD` takes the cases whose
+name holds the word. Both go on where they were interrupted.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from kinfed import SGD, Federation, Method, Training, config, protocol
+from kinfed.errors import RunError, UsageError
+from kinfed.experiment import fit
+from kinfed.files import replacing
+from kinfed.reproduction import Reproduction
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
+
+EXECUTORS = ("loop", "vmap", "fused")
+ROUNDS, EXAMPLES = 2, 24  # of a published table's cell, and of each of its clients
+
+
+def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
+    """Name and models, [N, d], of every case; equal cells of different tables come once."""
+    import test_variants as variants
+
+    for name, variant in [*((name, {}) for name in variants.METHODS), *variants.CASES]:
+        for executor in EXECUTORS:
+            method = variants.METHODS[name](**{**variants.BASE.get(name, {}), **variant})
+            yield (
+                f"{variants.told((name, variant))} {executor}",
+                partial(tried, method, variants.federation(), executor),
+            )
+
+    folder, seen = Path(os.environ["KINFED_DATA"]), set[str]()
+    for name in protocol.tables():
+        table = Reproduction(protocol.load(name), Path("unused"), folder)
+        for cell in table.cells():
+            if cell.experiment is None:
+                continue
+            raw = small(cell.experiment.table)
+            if (key := json.dumps(raw, sort_keys=True)) not in seen:
+                seen.add(key)
+                yield f"{name} {cell.row.name} on {cell.column.name}", partial(trained, raw, folder)
+
+
+def small(table: config.Table) -> config.Table:
+    """A cell's config with two rounds and few examples; what counts rounds begins at once."""
+    split = {**table["federation"]["split"], "examples": EXAMPLES}
+    found = {
+        **table,
+        "rounds": ROUNDS,
+        "evaluate_every": 1,
+        "seed": 0,
+        "federation": {**table["federation"], "split": split},
+    }
+    if found["participation"].get("late"):
+        found["participation"] = {**found["participation"], "joins": 1}
+    return found
+
+
+def tried(method: Method, federation: Federation, executor: str) -> torch.Tensor:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        between = nn.Linear(4, 4) if executor == "fused" else nn.BatchNorm1d(4)  # which has no fused form
+        module = nn.Sequential(nn.Linear(3, 4), between, nn.Tanh(), nn.Linear(4, 3)).double()
+    how = {"rounds": 3, "participation": 0.4, "seed": 5, "executor": executor, "workers": 1, "chunk": 3}
+    return fit(method, federation, module, training=Training(1, 4, SGD(lr=0.2)), **how).history.models["theta"]
+
+
+def trained(raw: config.Table, folder: Path) -> torch.Tensor:
+    experiment = config.resolve(raw)
+    federation = experiment.federation(folder, 0)
+    run = fit(
+        experiment.method,
+        federation,
+        experiment.module(federation, 0),
+        rounds=ROUNDS,
+        training=experiment.training,
+        participation=experiment.participation,
+        seed=0,
+        executor="loop",
+        workers=1,
+    )
+    return run.history.models["theta"]
+
+
+def outcome(make: Callable[[], torch.Tensor]) -> str:
+    """The hash of a case's models; where it cannot run, why."""
+    try:
+        return hashlib.sha256(make().contiguous().cpu().numpy().tobytes()).hexdigest()[:16]
+    except (UsageError, RunError) as problem:
+        return f"refused: {str(problem)[:90]}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("action", choices=("record", "compare"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--only", default="", help="cases whose name holds this")
+    asked = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    kept = asked.file if asked.action == "record" else asked.file.with_suffix(".now.json")
+    found: dict[str, str] = json.loads(kept.read_text()) if kept.exists() else {}
+    names = []
+    for name, make in cases():
+        if asked.only not in name:
+            continue
+        names.append(name)
+        if name not in found:
+            found[name] = outcome(make)
+            with replacing(kept) as part:
+                part.write_text(json.dumps(found, indent=1))
+            print(f"{len(names)} {name}: {found[name]}", file=sys.stderr)
+    if asked.action == "compare":
+        before = json.loads(asked.file.read_text())
+        gone = [name for name in before if name not in found and asked.only in name]
+        differ = [name for name in names if name in before and before[name] != found[name]]
+        for name in differ:
+            print(f"differs: {name}: {before[name]} before, {found[name]} now")
+        for name in gone:
+            print(f"gone: {name}")
+        print(
+            f"{len(names)} cases: {len(names) - len(differ)} as before or new, {len(differ)} differ, {len(gone)} gone"
+        )
+
+
+if __name__ == "__main__":
+    main()
