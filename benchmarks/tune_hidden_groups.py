@@ -55,7 +55,7 @@ GRID = {
         "tau": [0.01, 0.1, 1.0],
         "clusters": [3, 5, 8],
     },
-    "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 60.0, 200.0], "pull": [0.1, 0.3, 1.0]},
+    "fedamp": {"alpha": [0.5, 1.0], "sigma": [20.0, 40.0, 60.0], "pull": [0.03, 0.1, 0.3]},
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
     "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
 }

@@ -1,5 +1,6 @@
 """Client: what one client has at hand when it runs its half of a method."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
@@ -14,7 +15,7 @@ from torch.func import grad
 from .errors import UsageError
 from .fused import Batches, Descent, Fused
 from .model import Model
-from .optimiser import SGD, Optimiser
+from .optimiser import SGD, Optimiser, shorten
 from .seeding import fold, fold_numbers, key, normal, number
 from .tasks import Task
 
@@ -250,16 +251,17 @@ class Client:
         epochs: int | None = None,
         steps: int | None = None,
         optimiser: Optimiser | None = None,
+        clip: float = math.inf,
     ) -> Tensor:
         """Local training from theta: [d]; returns the trained [d].
 
         `penalty(theta)` is added to the loss of every step; `only` names the tensors that may move (buffers such as
         running statistics always do); `epochs` (or exactly so many `steps`) and `optimiser` replace the training
-        settings.
+        settings; `clip` is the most that the norm of a step's gradient, the penalty's included, may be.
         """
         optimiser, entries = optimiser or self.training.optimiser, self.model.layout.entries
         readable = penalty is None or isinstance(penalty, Quadratic)
-        if self._fused and readable and isinstance(optimiser, SGD) and not optimiser.momentum:
+        if self._fused and readable and isinstance(optimiser, SGD) and not optimiser.momentum and clip == math.inf:
             draw, epochs, steps = self._turns(epochs, steps)
             plan = self._plan(self.key("batches", draw), epochs, steps, self.training.batch)
             batches = Batches(self._rows["train"].at, plan.place, plan.weight, plan.valid)
@@ -268,10 +270,16 @@ class Client:
             return self._fused.descend_alone(theta, *self._pool, batches, descent, only)
         moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
         descend = self._descend_together if self._together else self._descend_alone
-        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser)
+        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser, clip)
 
     def _descend_alone(
-        self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser
+        self,
+        theta: Tensor,
+        moving: list[str],
+        penalty: Penalty | None,
+        batches: Iterator[Batch],
+        optimiser: Optimiser,
+        clip: float,
     ) -> Tensor:
         """Tensors are views of theta, which is changed in place: so it stays flat at no cost."""
         theta = theta.detach().clone()
@@ -289,13 +297,20 @@ class Client:
                     whole = theta.detach().requires_grad_()
                     slope = self.model.layout.tensors(_differentiate(penalty(whole), [whole])[0])
                     slopes = [s + slope[n] for s, n in zip(slopes, moving, strict=True)]
+                slopes = shorten(slopes, clip) if clip < math.inf else slopes
                 _, memory = optimiser.step(values, slopes, memory, inplace=True)
                 del slopes  # the next ones take their memory, while it is in the cache
                 self.model.settle(tensors)
         return theta
 
     def _descend_together(
-        self, theta: Tensor, moving: list[str], penalty: Penalty | None, batches: Iterator[Batch], optimiser: Optimiser
+        self,
+        theta: Tensor,
+        moving: list[str],
+        penalty: Penalty | None,
+        batches: Iterator[Batch],
+        optimiser: Optimiser,
+        clip: float,
     ) -> Tensor:
         """The same without a change in place, for vmap; a step past a client's last changes nothing."""
         tensors = self.model.layout.tensors(theta)
@@ -303,6 +318,7 @@ class Client:
         for batch in batches:
             old = [tensors[n] for n in moving]
             slopes, buffers = self._slopes(tensors, moving, batch, penalty)
+            slopes = shorten(slopes, clip) if clip < math.inf else slopes
             new, memory_after = optimiser.step(old, slopes, memory)
             if batch.valid is not None:
                 new = [batch.keep(a, b) for a, b in zip(old, new, strict=True)]

@@ -166,7 +166,9 @@ class Simulation:
         """Local training of the cohort: [K]; private states are kept here."""
         before = self.states.take(cohort)
         after, uploads = self._each(round, cohort, self.method.train, before, sent)
-        raise_if_diverged(self.names, round, cohort, (after, uploads))  # before the states are replaced
+        raise_if_diverged(
+            self.names, round, cohort, (after, uploads), self.method.remedy
+        )  # states are not replaced yet
         self.states.put(cohort, after, before)
         return cohort, uploads
 
@@ -175,7 +177,8 @@ class Simulation:
         with self._computing():
             found = self._evaluator(round, cohort, self.states.take, sent)
         losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
-        raise_if_diverged(self.names, round, cohort, losses)  # one that is tuned to a client was not looked at before
+        # A model that is tuned to a client was not looked at before.
+        raise_if_diverged(self.names, round, cohort, losses, self.method.remedy)
         return found
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
@@ -194,7 +197,7 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> None:
+def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree, remedy: str) -> None:
     """Raise RunError naming the clients for which one of `uploads`, trees: [K, ...], holds NaN or infinity."""
     good = torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
     for leaf in tree_leaves(uploads):
@@ -205,7 +208,7 @@ def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree) -> 
         raise RunError(
             f"round {round + 1}: training diverged to NaN or infinity at client{'s' * (len(bad) > 1)} "
             f"{', '.join(bad[:5])}"
-            f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; lower the learning rate"
+            f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; {remedy}"
         )
 
 

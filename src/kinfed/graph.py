@@ -99,7 +99,8 @@ def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
 def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
     """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer.
 
-    With lists near: [K, M] of clients the weights are theirs, [K, M] or [L, K, M]; no table [K, N] is made.
+    With lists near: [K, M] of clients the weights are theirs, [K, M] or [L, K, M]; no table [K, N] is made. See
+    `mix_freely` for weights that are not those of a mean.
     """
     weights = weights.to(theta.dtype)
     pieces = [(slice(None), weights)] if weights.ndim == 2 else zip((x.at for x in layout.layers), weights, strict=True)
@@ -116,6 +117,17 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
     with _fast(theta, *mixed.shape[:1], *theta.shape):
         for at, part in pieces:
             torch.mm(part, theta[:, at], out=mixed[:, at])  # straight to its place
+    return mixed
+
+
+def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
+    """[K, d] the same for weights: [K, N], or [K, M] of lists, that may be negative and need not sum to one.
+
+    Running statistics are mixed by the nearest weights of a mean, for a variance must not become negative.
+    """
+    mixed, learned = mix(weights, theta, layout, near), layout.trainable.to(theta.device)
+    if not learned.all():
+        mixed[:, ~learned] = mix(project_simplex(weights), theta[:, ~learned], layout, near)
     return mixed
 
 

@@ -1,5 +1,6 @@
 """Hypernetworks: what methods share whose server writes every client's model with a network of its own."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -93,18 +94,13 @@ class Form:
         return torch.cat(parts, 1)
 
 
-def clip(slopes: list[Tensor], limit: float) -> list[Tensor]:
-    """The gradient, shortened to the norm `limit` if it is longer."""
-    norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
-    shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
-    return [s * shrink for s in slopes]
-
-
 class Hypernetwork(Method):
     """The client half of a method whose server writes the models.
 
     Only the tensors that are written, d' of the d entries, travel; running statistics stay with the client.
     """
+
+    client_clip: float = math.inf  # norm of the gradient in each local step
 
     def neighbours(self, roster: Roster) -> Tensor | None:
         """[N, N] the links that say whose embedding is like whose; None where nothing does."""
@@ -143,7 +139,7 @@ class Hypernetwork(Method):
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         theta = self._with_own_statistics(client, state, received)
-        theta = client.descend(theta, only=self.written(client.model.layout))
+        theta = client.descend(theta, only=self.written(client.model.layout), clip=self.client_clip)
         return Params(theta), Params(theta[self._generated(client)])
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:

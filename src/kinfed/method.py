@@ -92,6 +92,11 @@ class Method(ABC):
     rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training goes by in place of training.optimiser
 
     @property
+    def remedy(self) -> str:
+        """What to change when training diverges; a method whose own settings can be the cause names them."""
+        return "lower the learning rate"
+
+    @property
     def caution(self) -> str:
         """Why scores on test examples flatter its models, if they do."""
         return "the method used test examples as feedback" if self.feedback == "test" else ""

@@ -108,4 +108,11 @@ class Adam:
         return moved, Memory(step, first, second)
 
 
+def shorten(slopes: list[Tensor], limit: float) -> list[Tensor]:
+    """The gradient, shortened to the norm `limit` if it is longer."""
+    norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
+    shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    return [s * shrink for s in slopes]
+
+
 OPTIMISERS = {"sgd": SGD, "adam": Adam}

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.client import Training
-from kinfed.errors import UsageError
+from kinfed.errors import RunError, UsageError
 from kinfed.method import Params
 from kinfed.methods import FedAMP, Local
-from kinfed.optimiser import SGD
+from kinfed.optimiser import SGD, Adam
 
 float64 = torch.float64
 THREE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=float64)
@@ -135,6 +135,68 @@ def test_warns_of_negative_self_weights(roster):
         FedAMP(alpha=2.0, sigma=1.0).graph(roster(1), Params(same.theta[:1]), torch.tensor([0]))  # nobody to resemble
 
 
+def test_negative_weights_leave_running_variances_positive(roster, perceptron):
+    # Equal models: each gives 0.8 to both others, so its own weight is -0.6. On the simplex (-0.6, 0.8, 0.8) is nearest
+    # to (0, 0.5, 0.5); a list of one neighbour gives 0.8 to it, and is a mean's as it is.
+    known = roster(3, perceptron(norm=True))
+    theta, running = known.copies(), ~known.layout.trainable
+    theta[:, running] = torch.tensor([[1.0], [2.0], [5.0]], dtype=float64)
+    method = FedAMP(alpha=0.8, sigma=1.0)
+    with pytest.warns(UserWarning, match="own weight is -0.6"):
+        sent = method.send(known, Params(theta), known.everyone).theta
+    torch.testing.assert_close(sent[:, ~running], theta[:, ~running], rtol=0, atol=1e-14)
+    halves = torch.tensor([3.5, 3.0, 1.5], dtype=float64)[:, None].expand(3, int(running.sum()))
+    torch.testing.assert_close(sent[:, running], halves, rtol=0, atol=1e-14)
+    near = FedAMP(alpha=0.8, sigma=1.0, neighbours=1)
+    graph = near.graph(known, Params(theta), known.everyone)
+    sent = near.send(known, Params(theta), known.everyone).theta
+    torch.testing.assert_close(sent, graph @ theta, rtol=0, atol=1e-14)
+
+
+@pytest.mark.filterwarnings("ignore:fedamp")
+@pytest.mark.parametrize("begin", ["own", "mixed"])
+def test_batch_norm_trains_through_negative_weights(examples, noisy, perceptron, executor, begin):
+    # Five nearly equal models: own weights near -1, and clients whose activations have very different variances.
+    x, y = noisy(5, 2)
+    x = [part * 4.0**i for i, part in enumerate(x)]
+    method = FedAMP(alpha=1.0, sigma=2.0, pull=0.1, begin=begin)
+    training = Training(2, 4, SGD(0.01))
+    trial = examples(perceptron(norm=True), x, y, method, training=training, executor=executor)
+    server = trial.run(3)
+    assert method.graph(trial.roster, server, trial.roster.everyone).diagonal().min() < -0.2
+    variances = trial.roster.layout.index(frozenset({"1.running_var"}))
+    assert (method.send(trial.roster, server, trial.roster.everyone).theta[:, variances] > 0).all()
+
+
+def test_a_pull_that_overshoots_is_refused(bowls):
+    # Without a loss a step multiplies the distance to the mixture by 1 - lr pull / alpha: by -1 at the limit of 2. With
+    # momentum m the limit is 2 (1 + m).
+    def start(lr, momentum=0.0, **settings):
+        trial = bowls(FedAMP(sigma=100.0, **settings), [1.0, 2.0], optimiser=SGD(lr, momentum))
+        return trial.method.start(trial.roster)
+
+    with pytest.raises(UsageError, match=r"fedamp: lr \* pull / alpha is 2, and from 2 on .*lower method.pull"):
+        start(0.2, alpha=0.1, pull=1.0)
+    start(0.19, alpha=0.1, pull=1.0)
+    start(0.37, 0.9, alpha=0.1, pull=1.0)
+    with pytest.raises(UsageError, match=r"is 3.9, and from 3.8 on"):
+        start(0.39, 0.9, alpha=0.1, pull=1.0)
+    start(5.0, alpha=0.0, pull=1.0)  # no pull
+    trial = bowls(FedAMP(alpha=0.1, pull=1.0), [1.0, 2.0], optimiser=Adam(0.5))  # its steps do not grow with the pull
+    trial.method.start(trial.roster)
+    start(1.0)  # the defaults, at a high rate
+
+
+@pytest.mark.filterwarnings("ignore:fedamp")
+def test_divergence_names_the_weights_too(bowls, executor):
+    # Own weights of -8: what is sent is thrown ever further out.
+    trial = bowls(FedAMP(alpha=900.0, sigma=100.0, begin="mixed"), [1e3, 1001.0], lr=0.01, executor=executor)
+    trial.fleet.state = Params(torch.tensor([[1e308], [-1e308]], dtype=float64))
+    sent = Params(torch.tensor([[1e308], [torch.inf]], dtype=float64))
+    with pytest.raises(RunError, match=r"diverged .* at client 1; lower the learning rate or pull / alpha, and keep"):
+        trial.fleet.train(0, trial.roster.everyone, sent)
+
+
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": -1.0}, {"pull": -1.0}, {"begin": "cloud"}])
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="fedamp"):
@@ -162,7 +224,7 @@ def test_few_neighbours_are_still_a_mean_and_all_are_everyone(roster, count, nei
 
 def test_neighbours_are_the_nearest(roster):
     # Pairs of models a step of 0.1 apart, the pairs far from each other.
-    known, method = roster(8, size=300), FedAMP(neighbours=1)
+    known, method = roster(8, size=300), FedAMP(alpha=0.1, sigma=1.0, neighbours=1)
     places = torch.randn(4, 300, generator=torch.Generator().manual_seed(0), dtype=float64)
     theta = places.repeat(2, 1)
     theta[4:, 0] += 0.1

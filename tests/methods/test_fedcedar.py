@@ -68,6 +68,27 @@ def example(worked, roster):
     return worked["fedcedar"], roster(6, size=2), torch.tensor([0, 2, 4])
 
 
+def test_raw_cosines_leave_running_variances_positive(roster):
+    # Cosines with (1, 0), (-3/5, 4/5) and (0, 1): row 0 is (1, -0.6, 0) / 0.4 = (2.5, -1.5, 0), on the simplex (1, 0, 0).
+    known = roster(3, two_layers(norm=True))
+    running = ~known.layout.trainable
+    uploads = torch.zeros(3, known.layout.size, dtype=float64)
+    first = known.layout.trainable.nonzero()[0]
+    uploads[:, first], uploads[:, first + 1] = torch.tensor([[1.0, 0.0], [-0.6, 0.8], [0.0, 1.0]], dtype=float64).T[
+        :, :, None
+    ]
+    uploads[:, running] = torch.tensor([[1.0], [2.0], [5.0]], dtype=float64)
+    method = FedCedar(clusters=0, steps=1, similarity="raw")
+    server = after(method, known, uploads)
+    close(server.graph[0], torch.tensor([2.5, -1.5, 0.0], dtype=float64), atol=1e-12)
+    received = sent(method, known, server)
+    close(received[:, ~running], (server.graph @ uploads)[:, ~running], atol=1e-12)
+    close(received[0, running], torch.ones(int(running.sum()), dtype=float64), atol=1e-12)
+    assert (received[:, running] > 0).all()
+    assert "similarity='relu'" in method.remedy
+    assert FedCedar().remedy == "lower the learning rate"
+
+
 def test_clusters_by_hand(example):
     numbers, known, leaders = example
     server = after(FedCedar(clusters=3, steps=0), known, numbers["client_models"])

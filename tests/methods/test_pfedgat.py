@@ -14,7 +14,7 @@ from kinfed.errors import UsageError
 from kinfed.feedback import draw_signs
 from kinfed.methods import FedAvg, PFedGAT
 from kinfed.methods.pfedgat import CHOICES, Upload
-from kinfed.optimiser import SGD
+from kinfed.optimiser import SGD, Adam
 from kinfed.seeding import key
 from kinfed.sketch import count_sketch
 
@@ -565,6 +565,14 @@ def test_delta_counts_each_clients_own_steps(roster):
     after = method.aggregate(known, server, known.everyone, Upload(again, again[:, :0])).network.weights
     steps = torch.tensor([2.0, 6.0], dtype=float64)[:, None]
     close(after - 0.5, (again - server.theta) @ uploads.T / (0.01 * steps), atol=1e-10)
+
+
+@pytest.mark.parametrize("optimiser", [SGD(0.1, momentum=0.9), SGD(0.1, weight_decay=0.1), Adam()])
+def test_delta_needs_plain_sgd(bowls, optimiser):
+    delta = PFedGAT(channel="delta", feedback="train", **QUIET)
+    with pytest.raises(UsageError, match="pfedgat: channel 'delta' .* plain SGD .* without momentum or decay"):
+        bowls(delta, [1.0, 2.0], optimiser=optimiser).run(1)
+    bowls(PFedGAT(feedback="train", **QUIET), [1.0, 2.0], optimiser=optimiser).run(1)  # who asks for gradients may
 
 
 @pytest.mark.parametrize("graph", ["projected", "raw", "logits"])

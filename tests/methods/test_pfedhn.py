@@ -21,9 +21,11 @@ def plain(lr=0.1):
 
 
 def linear(method, embedding, weight):
-    """A server whose network is theta_i = W e_i."""
+    """A server whose network is theta_i = W I e_i."""
     weight = torch.tensor(weight, dtype=float64)
-    network = Network(torch.tensor(embedding, dtype=float64), (weight,), (weight.new_zeros(len(weight)),))
+    eye = torch.eye(weight.shape[1], dtype=float64)
+    biases = tuple(w.new_zeros(len(w)) for w in (eye, weight))
+    network = Network(torch.tensor(embedding, dtype=float64), (eye, weight), biases)
     parts = [network.embedding, *network.weights, *network.biases]
     return Server(network, method.optimiser.init(parts))
 
@@ -34,9 +36,9 @@ def test_descends_by_hand(roster):
     server = linear(method, [[2.0]], [[0.5]])
     assert float(method.send(known, server, known.everyone).theta) == 1
     after = method.aggregate(known, server, known.everyone, Params(torch.tensor([[1.3]], dtype=float64))).network
-    assert float(after.weights[0]) == pytest.approx(0.56, abs=1e-14)  # phi + 0.1 * 0.3 * e; ascent would be 0.44
+    assert float(after.weights[-1]) == pytest.approx(0.56, abs=1e-14)  # phi + 0.1 * 0.3 * e; ascent would be 0.44
     assert float(after.embedding) == pytest.approx(2.015, abs=1e-14)  # e + 0.1 * 0.3 * phi
-    assert float(after.biases[0]) == pytest.approx(0.03, abs=1e-14)
+    assert float(after.biases[-1]) == pytest.approx(0.03, abs=1e-14)
 
 
 def test_the_printed_sign_ascends(roster):
@@ -44,7 +46,7 @@ def test_the_printed_sign_ascends(roster):
     method = replace(plain(), sign="paper")
     server = linear(method, [[2.0]], [[0.5]])
     after = method.aggregate(known, server, known.everyone, Params(torch.tensor([[1.3]], dtype=float64))).network
-    assert float(after.weights[0]) == pytest.approx(0.44, abs=1e-14)
+    assert float(after.weights[-1]) == pytest.approx(0.44, abs=1e-14)
     assert float(after.embedding) == pytest.approx(1.985, abs=1e-14)
 
 
@@ -78,10 +80,10 @@ def test_linear_network_has_the_outer_product_for_gradient(roster):
     server, cohort = linear(method, embedding, weight), torch.tensor([0, 2])
     goal = torch.tensor([[1.0, -1.0], [0.0, 2.0]], dtype=float64)
     after = method.aggregate(known, server, cohort, Params(goal)).network
-    e, w = server.network.embedding, server.network.weights[0]
+    e, w = server.network.embedding, server.network.weights[-1]
     apart = e[cohort] @ w.T - goal  # theta - theta~
     slope = sum(torch.outer(apart[k], e[i]) for k, i in enumerate(cohort)) / 2
-    torch.testing.assert_close(after.weights[0], w - slope, rtol=0, atol=1e-14)
+    torch.testing.assert_close(after.weights[-1], w - slope, rtol=0, atol=1e-14)
     torch.testing.assert_close(after.embedding[cohort], e[cohort] - apart @ w / 2, rtol=0, atol=1e-14)
     assert torch.equal(after.embedding[1], e[1])
 
@@ -107,14 +109,14 @@ def test_several_steps_against_autograd(roster):
     known = roster(4, size=3)
     server, draw = method.start(known), torch.Generator().manual_seed(3)
     table = nn.Parameter(server.network.embedding.clone())
-    layers: list[nn.Module] = []
-    for weight, bias in zip(server.network.weights, server.network.biases, strict=True):
-        layer = nn.Linear(*reversed(weight.shape)).double()
-        with torch.no_grad():
+    network = nn.Sequential(
+        nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5), nn.Linear(5, 3)
+    ).double()  # the heads sit on a linear layer
+    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer, weight, bias in zip(linear, server.network.weights, server.network.biases, strict=True):
             layer.weight.copy_(weight)
             layer.bias.copy_(bias)
-        layers += [layer, nn.ReLU()]
-    network = nn.Sequential(*layers[:-1])
     everything = [table, *network.parameters()]
     optimiser = torch.optim.SGD(everything, lr=0.1, momentum=0.9, weight_decay=0.01)
     clipped = []
@@ -132,9 +134,32 @@ def test_several_steps_against_autograd(roster):
         server = method.aggregate(known, server, cohort, Params(goal))
     assert any(clipped)
     for found, expected in zip(
-        (server.network.embedding, *server.network.weights), (table, *(p.weight for p in network[::2])), strict=True
+        (server.network.embedding, *server.network.weights), (table, *(p.weight for p in linear)), strict=True
     ):
         torch.testing.assert_close(found, expected.detach(), rtol=0, atol=1e-13)
+
+
+def test_heads_see_negative_features(roster):
+    # e = 2; the first layer gives (2, -4), ReLU (2, 0), the second (2 - 5, 2 + 1) = (-3, 3), the head -3 + 10 * 3 + 1.
+    known, method = roster(1), PFedHN(embedding=1, hidden=2, layers=1)
+    parts = [[[1.0], [-2.0]], [[1.0, 7.0], [1.0, 7.0]], [[1.0, 10.0]]], [[0.0, 0.0], [-5.0, 1.0], [1.0]]
+    weights, biases = (tuple(torch.tensor(t, dtype=float64) for t in part) for part in parts)
+    network = Network(torch.tensor([[2.0]], dtype=float64), weights, biases)
+    server = method.start(known)
+    assert [w.shape for w in server.network.weights] == [w.shape for w in weights]
+    assert float(method.send(known, server._replace(network=network), known.everyone).theta) == 28
+
+
+def test_a_client_shortens_its_gradient(bowls, executor):
+    # Gradients w - b of length 100 and 5 at w = 0; a step of rate 0.1 is cut to 0.1 * 50 in the first client alone.
+    for clip, far in ((50.0, 5.0), (float("inf"), 10.0)):
+        method = PFedHN(client_clip=clip)
+        trial = bowls(method, [[60.0, 80.0], [3.0, 4.0]], lr=0.1, executor=executor)
+        sent = Params(torch.zeros(2, 2, dtype=float64))
+        _, uploads = trial.fleet.train(0, trial.roster.everyone, sent)
+        expected = torch.tensor([[0.6 * far, 0.8 * far], [0.3, 0.4]], dtype=float64)
+        torch.testing.assert_close(uploads.theta, expected, rtol=0, atol=1e-14)
+    assert PFedHN().client_clip == 50  # as published
 
 
 def test_a_frozen_network_sends_the_same_models(bowls, executor):
@@ -185,7 +210,16 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"hidden": 0}, {"layers": 0}, {"embedding": 0}, {"clip": 0.0}, {"lr": 0.0}, {"sign": "up"}, {"memory": 0.0}],
+    [
+        {"hidden": 0},
+        {"layers": 0},
+        {"embedding": 0},
+        {"clip": 0.0},
+        {"client_clip": 0.0},
+        {"lr": 0.0},
+        {"sign": "up"},
+        {"memory": 0.0},
+    ],
 )
 def test_refuses(wrong):
     with pytest.raises(UsageError):

@@ -368,16 +368,31 @@ def test_nearer_models_weigh_more(roster):
         assert (graph[:3, :3].min() > graph[:3, 3:].max()) & (graph[3:, 3:].min() > graph[3:, :3].max())
 
 
-@pytest.mark.parametrize(("pull", "gamma"), [(0.3, 1.0), (2.0, 0.2), (0.0, 1.0), (5.0, 0.001)])
+@pytest.mark.parametrize(
+    ("pull", "gamma", "compare", "sketch"),
+    [
+        (0.3, 1.0, "own", 0),
+        (2.0, 0.2, "own", 0),
+        (0.0, 1.0, "own", 0),
+        (5.0, 0.001, "own", 0),
+        (2.0, 0.2, "mixed", 0),
+        (2.0, 0.2, "change", 0),
+        (2.0, 0.2, "mixed", 10**5),  # so wide that no two of 4 numbers share a place
+        (2.0, 0.2, "change", 10**5),
+    ],
+)
 @pytest.mark.parametrize("most", [3, 6])
-def test_quadratic_programme(roster, pull, gamma, most):
-    theta = normal(6, 4, seed=5)
-    graph, target = (
-        aggregated(SFL(structure=s, pull=pull, gamma=gamma, neighbours=most), roster(6, size=4), theta).graph.numpy()
+def test_quadratic_programme(roster, pull, gamma, most, compare, sketch):
+    # Whatever clients are compared by, it is their own models v that the first term is about.
+    known, theta, settings = linked(roster(6, size=4), ring(6)), normal(6, 4, seed=5), {"pull": pull, "gamma": gamma}
+    methods = [
+        SFL(structure=s, neighbours=most, compare=compare, sketch=sketch, beta=1.0, **settings)
         for s in ("qp", "similarity")
-    )
-    v, square = theta.numpy(), torch.cdist(theta, theta).square()
-    scale = float(square[~torch.eye(6, dtype=torch.bool)].median())
+    ]
+    began = methods[0].start(known)._replace(theta=normal(6, 4, seed=6))
+    graph, target = (m.aggregate(known, began, known.everyone, Params(theta)).graph.numpy() for m in methods)
+    v = theta.numpy()
+    scale = np.median(torch.pdist(theta).square().numpy())
     for i in range(6):
         on = np.flatnonzero(target[i])
 
@@ -394,6 +409,14 @@ def test_quadratic_programme(roster, pull, gamma, most):
         np.testing.assert_allclose(graph[i, on], found.x, atol=1e-6)
         assert cost(graph[i, on]) <= found.fun + 1e-12
         assert (np.delete(graph[i], on) == 0).all()
+
+
+def test_an_even_number_of_pairs_has_the_mean_of_two_for_median(roster):
+    # Places 0, 1, 3, 7 lie 1, 4, 9, 16, 36 and 49 apart, squared: the median is (9 + 16) / 2.
+    places = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=float64)
+    graph = aggregated(SFL(structure="similarity", beta=1.0), roster(4, size=1), places).graph
+    alike = torch.exp(-(places - places.T).square() / 25)
+    close(graph, alike / alike.sum(1, keepdim=True), atol=1e-14)
 
 
 def test_released_structure_by_autograd(roster):
@@ -633,7 +656,8 @@ def test_sketches_stand_for_models(roster, perceptron, compare):
     nobody = torch.zeros(20, dtype=torch.bool)
     again, blind = (methods[1]._learn(known, s, nobody) for s in (sketched, sketched._replace(theta=normal(20, 0))))
     assert torch.equal(blind, again)  # nothing but the sketches is looked at
-    close(blind, methods[1]._alike(sketched_distances(sketched, compare), sketched.seen), atol=1e-9)
+    square = sketched_distances(sketched, compare)
+    close(blind, methods[1]._alike(square, square, sketched.seen), atol=1e-9)
 
 
 def sketched_distances(server, compare):

@@ -7,8 +7,9 @@ import torch
 
 from ..client import towards
 from ..errors import UsageError
-from ..graph import gram, mix, put, spread_lists, take
+from ..graph import gram, mix_freely, put, spread_lists, take
 from ..method import GraphMethod, Params
+from ..optimiser import SGD
 from ..seeding import key
 from ..sketch import nearest, sketch_models
 
@@ -18,12 +19,13 @@ class FedAMP(GraphMethod):
     r"""$w_{ij} = \frac{\alpha}{\sigma} e^{-\|\theta_i - \theta_j\|^2 / \sigma}$, $w_{ii} = 1 - \sum_{j \ne i} w_{ij}$.
 
     Each client minimises $F_i(\theta) + \frac{\lambda}{2\alpha} \|\theta - \sum_j w_{ij} \theta_j\|^2$. Only the
-    clients of a cohort are mixed with each other.
+    clients of a cohort are mixed with each other. Where more is given to others than a client has, its own weight is
+    negative, and running statistics use the nearest weights of a mean.
     """
 
-    alpha: float = 0.1  # step towards the others
-    sigma: float = 1.0  # squared distance over which attention fades
-    pull: float = 1.0  # lambda in the paper
+    alpha: float = 1.0  # step towards the others
+    sigma: float = 20.0  # squared distance over which attention fades
+    pull: float = 0.1  # lambda in the paper
     begin: str = "own"  # local training starts from the client's "own" model or from the "mixed" one
     neighbours: int = 0  # others that a client is drawn to, those nearest by sketch and then by distance; 0: all
 
@@ -38,7 +40,22 @@ class FedAMP(GraphMethod):
         if self.begin not in ("own", "mixed"):
             raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")
 
+    @property
+    def remedy(self):
+        return (
+            "lower the learning rate or pull / alpha, and keep every client's own weight positive: alpha up to "
+            "sigma / (N - 1)"
+        )
+
     def start(self, roster):
+        optimiser = roster.training.optimiser
+        if isinstance(optimiser, SGD) and self.alpha:
+            step, most = optimiser.lr * self.pull / self.alpha, 2 * (1 + optimiser.momentum)
+            if step >= most:  # on the pull alone, whatever the loss
+                raise UsageError(
+                    f"fedamp: lr * pull / alpha is {step:.3g}, and from {most:.3g} on a local step overshoots the "
+                    "mixture by more than it was away; lower method.pull or the learning rate, or raise method.alpha"
+                )
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
@@ -50,7 +67,7 @@ class FedAMP(GraphMethod):
     def send(self, roster, server, cohort):
         theta = take(server.theta, cohort)
         rows, near = self._attend(roster, theta)
-        return Params(mix(rows, theta, roster.layout, near))
+        return Params(mix_freely(rows, theta, roster.layout, near))
 
     def aggregate(self, roster, server, cohort, uploads):
         return Params(put(server.theta, cohort, uploads.theta))

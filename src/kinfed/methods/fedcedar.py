@@ -10,7 +10,7 @@ from torch.func import vmap
 
 from ..clustering import Clusters, count_distinct, distances, follow, kmeans
 from ..errors import RunError, UsageError
-from ..graph import cosine, gram, mix, prune, put, take
+from ..graph import cosine, gram, mix, mix_freely, prune, put, take
 from ..method import Method, Params
 from ..seeding import fold, key, uniform
 
@@ -83,6 +83,12 @@ class FedCedar(Method):
                 "fedcedar: memory='last_seen' needs init='warm': fresh clusters are numbered anew in every round"
             )
 
+    @property
+    def remedy(self):
+        if self.similarity != "raw":
+            return super().remedy
+        return "lower the learning rate, or use similarity='relu': raw cosines may have weights far from a mean's"
+
     def start(self, roster):
         if self.feature == "head" and not roster.layout.head:
             raise UsageError("fedcedar: feature='head', but the model has no linear layer that could be its head")
@@ -125,7 +131,7 @@ class FedCedar(Method):
         alike = cosine(clusters.weights @ inner @ clusters.weights.T, eps=0.0)  # [C, C]
         graph = torch.linalg.matrix_power(self.connect(alike), self.steps)
         centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
-        theta = mix(graph, centres, roster.layout)
+        theta = (mix_freely if self.similarity == "raw" else mix)(graph, centres, roster.layout)
         before = _spread(centres, roster.layout)
         spread = torch.where(before > 0, _spread(theta, roster.layout) / before, 1.0)
         collapsed = bool(spread < COLLAPSED) and self.distribution == "precise"

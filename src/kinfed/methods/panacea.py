@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UsageError
 from ..graph import put
-from ..hypernetwork import Dense, Form, Hypernetwork, check_size, clip, dense, perceptron
+from ..hypernetwork import Dense, Form, Hypernetwork, check_size, dense, perceptron
 from ..method import Params
-from ..optimiser import OPTIMISERS, Memory
+from ..optimiser import OPTIMISERS, Memory, shorten
 from ..seeding import fold, key
 
 CHOICES = {
@@ -330,7 +330,7 @@ class Panacea(Hypernetwork):
             slopes = pull_back((-downhill, torch.full_like(apart, self.reconstruction)))[0]
             if self.initial != "learned":
                 slopes = slopes._replace(embedding=torch.zeros_like(slopes.embedding))
-            values, memory = self._optimiser.step(values, clip(tree_leaves(slopes), self.clip), memory)
+            values, memory = self._optimiser.step(values, shorten(tree_leaves(slopes), self.clip), memory)
         return Server(tree_unflatten(values, structure), memory)
 
     def notes(self, roster, server, cohort, sent, uploads):

@@ -10,7 +10,7 @@ from torch.func import vjp
 from ..attention import Network, Pairs, attend, draw_attention
 from ..errors import UsageError
 from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
-from ..graph import mix, project_simplex, prune, put, take, weighted_mean
+from ..graph import mix_freely, project_simplex, prune, put, take, weighted_mean
 from ..method import Method, Params, Tree
 from ..optimiser import SGD, Memory
 from ..seeding import key
@@ -116,7 +116,19 @@ class PFedGAT(Method):
             "one-point": OnePoint(self.radius, self.balanced),
         }[self.channel]
 
+    @property
+    def remedy(self):
+        if self.graph != "raw":
+            return super().remedy
+        return "lower the learning rate, or use graph='projected': raw weights may be far from a mean's"
+
     def start(self, roster):
+        optimiser = roster.training.optimiser
+        if self.channel == "delta" and optimiser != SGD(optimiser.lr):
+            raise UsageError(
+                "pfedgat: channel 'delta' reads gradients off what plain SGD changed: set training.optimiser to sgd "
+                "without momentum or decay, or use channel 'exact'"
+            )
         theta, network = roster.copies(), self._draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
         change = torch.zeros_like(theta) if self.features == "delta" else theta.new_zeros(len(roster), 0)
@@ -143,10 +155,7 @@ class PFedGAT(Method):
             key=_key(roster),
         )
         weights = self._weights(server.network, roster, server, cohort)
-        mixed = mix(weights, uploads.theta, roster.layout)
-        learned = roster.layout.trainable.to(mixed.device)
-        if not learned.all():  # weights that are not a mean's could make running variances negative
-            mixed[:, ~learned] = project_simplex(weights) @ uploads.theta[:, ~learned]
+        mixed = mix_freely(weights, uploads.theta, roster.layout)
         if self.channel == "one-point":
             mixed += self._channel.perturb(self._mixtures(roster, server, cohort))
         return server._replace(theta=put(server.theta, cohort, mixed))

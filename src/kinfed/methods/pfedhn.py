@@ -10,13 +10,13 @@ from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..errors import UsageError
-from ..hypernetwork import Hypernetwork, check_size, clip, dense, perceptron
+from ..hypernetwork import Hypernetwork, check_size, dense, perceptron
 from ..method import Params
-from ..optimiser import SGD, Memory
+from ..optimiser import SGD, Memory, shorten
 
 
 class Network(NamedTuple):
-    """An MLP from embeddings to models; its last layer is one linear head a tensor, side by side."""
+    """An MLP from embeddings to features, and on these one linear head a tensor, side by side: the last layer."""
 
     embedding: Tensor  # [N, m]
     weights: tuple[Tensor, ...]  # [out, in] each
@@ -41,11 +41,12 @@ class PFedHN(Hypernetwork):
 
     embedding: int | None = None  # m; None: 1 + N / 4
     hidden: int = 100
-    layers: int = 3  # hidden layers after the first
+    layers: int = 3  # layers after the first one, which make features out of its outputs
     lr: float = 0.01
     momentum: float = 0.9
     weight_decay: float = 0.001
     clip: float = 50.0  # norm of the server's gradient
+    client_clip: float = 50.0  # norm of a client's gradient in each local step; inf: any
     sequential: bool = False  # the server takes a step a client, one after the other, not one along their mean
     sign: str = "descent"  # "paper": as printed, which is ascent
     memory: float = 4.0  # GiB that the network and its optimiser may take; more is refused
@@ -53,10 +54,10 @@ class PFedHN(Hypernetwork):
 
     def __post_init__(self):
         size = 1 if self.embedding is None else self.embedding
-        if min(self.hidden, self.layers, size) < 1 or self.clip <= 0 or self.lr <= 0:
+        if min(self.hidden, self.layers, size) < 1 or not min(self.clip, self.client_clip, self.lr) > 0:
             raise UsageError(
-                "pfedhn: embedding, hidden and layers must be at least 1, clip and lr positive; "
-                f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip} and {self.lr}"
+                "pfedhn: embedding, hidden and layers must be at least 1, clip, client_clip and lr positive; "
+                f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip}, {self.client_clip} and {self.lr}"
             )
         if self.sign not in ("descent", "paper"):
             raise UsageError(f"pfedhn: sign must be 'descent' or 'paper'; got '{self.sign}'")
@@ -79,7 +80,8 @@ class PFedHN(Hypernetwork):
 
     def generate(self, network, cohort):
         """[K, d'] the cohort's trainable parameters."""
-        return perceptron(network.embedding[cohort], network.weights, network.biases)
+        features = perceptron(network.embedding[cohort], network.weights[:-1], network.biases[:-1])
+        return features @ network.weights[-1].T + network.biases[-1]  # no ReLU in between: features may be negative
 
     def send(self, roster, server, cohort):
         return Params(self.generate(server.network, cohort))
@@ -94,5 +96,5 @@ class PFedHN(Hypernetwork):
             )
             downhill = (uploads.theta[turn] - sent) / len(turn)
             slopes = pull_back(-downhill if self.sign == "descent" else downhill)[0]
-            values, memory = self.optimiser.step(values, clip(tree_leaves(slopes), self.clip), memory)
+            values, memory = self.optimiser.step(values, shorten(tree_leaves(slopes), self.clip), memory)
         return Server(tree_unflatten(values, structure), memory)

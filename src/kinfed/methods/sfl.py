@@ -260,28 +260,36 @@ class SFL(Method):
 
     def _learn(self, roster, server, newcomer):
         """[N, N] the graph of the next round; rows of clients that were never seen stay as they are."""
-        square = gram(self._compared(roster, server)).distances.to(server.graph.dtype)
+        square = self._distances(roster, server, self.compare)
         if self.structure == "official":
             found, old = self._released(roster, square.sqrt(), server.seen), self._links(roster)
             rate = torch.full_like(found[:, :1], 1.0 if roster.graph is None else self.beta)
         else:
-            found, old = self._alike(square, server.seen), server.graph
+            others = self.structure == "qp" and self.compare != "own"
+            own = self._distances(roster, server, "own") if others else square
+            found, old = self._alike(square, own, server.seen), server.graph
             first = newcomer[:, None] & (roster.graph is None)
             rate = first.to(found.dtype).clamp(min=self.beta)
         new = torch.lerp(_share(old), _share(found), rate)
         return torch.where(server.seen[:, None], new, server.graph)
 
-    def _compared(self, roster, server):
+    def _distances(self, roster, server, compare):
+        """[N, N] squared distances of the clients' "own" models, of "mixed" ones, or of what training changed."""
+        return gram(self._compared(roster, server, compare)).distances.to(server.graph.dtype)
+
+    def _compared(self, roster, server, compare):
         """What tells clients apart, tensor by tensor: tables [N, d'] are large."""
         if self.sketch:
-            yield server.mixing @ server.sketch if self.compare == "mixed" else server.sketch
+            other = compare != "change" and self.compare == "change"
+            sketch = self._sketch(roster, server.theta) if other else server.sketch
+            yield server.mixing @ sketch if compare == "mixed" else sketch
             return
-        table, at = server.change if self.compare == "change" else server.theta, 0
+        table, at = server.change if compare == "change" else server.theta, 0
         for entry in self._shared(roster.layout):
             at, start = at + entry.shape.numel(), at
             if entry.trainable:
                 part = table[:, start:at]
-                yield mix(server.mixing, part, roster.layout) if self.compare == "mixed" else part
+                yield mix(server.mixing, part, roster.layout) if compare == "mixed" else part
 
     def _sketch(self, roster, rows):
         """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
@@ -290,16 +298,16 @@ class SFL(Method):
         draw = key(roster.seed, "sfl.sketch", device=rows.device)
         return sketch_models(rows, draw, self._learned(roster.layout), self.sketch)
 
-    def _alike(self, square, seen):
+    def _alike(self, square, own, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
 
         For "qp" row i is instead, on those links, the mixture that minimises
-        $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - a^*\|^2$, with $a^*$ the row of similarity.
+        $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma_v^2 + \gamma \|a - a^*\|^2$, with $a^*$ the row of similarity;
+        own: [N, N] are the squared distances of the v, $\sigma_v^2$ their median.
         """
         itself = torch.eye(len(square), dtype=torch.bool, device=square.device)
-        apart = square[seen[:, None] & seen & ~itself]
-        scale = apart.median() if len(apart) else square.new_ones(())
-        square = square / torch.where(scale > 0, scale, 1.0)  # 0: more than half of the models are equal
+        pairs = seen[:, None] & seen & ~itself
+        square = _in_medians(square, pairs)
         alike = torch.exp(-square / 2)
         linked = largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
         linked &= seen | itself
@@ -307,7 +315,8 @@ class SFL(Method):
         if self.structure == "similarity":
             return alike
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
-        inner = -self.pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
+        square = _in_medians(own, pairs).double()
+        inner = -self.pull / 2 * centre @ square @ centre  # lambda times the centred models' inner products
         target = alike.double()
         steepest = torch.linalg.eigvalsh(inner)[-1].clamp(min=0) + self.gamma
         narrow = (self.gamma / steepest).sqrt()
@@ -348,6 +357,13 @@ def power(step, count):
     for _ in range(count - 1):
         step = links @ step
     return step
+
+
+def _in_medians(square, pairs):
+    """[N, N] squared distances as multiples of their median over pairs: [N, N] bool."""
+    apart = square[pairs]
+    median = (apart.median() - (-apart).median()) / 2  # torch's is the lower of two in the middle
+    return square / torch.where(median > 0, median, 1.0)  # 0: more than half are equal; NaN: there is no pair
 
 
 def _share(rows):
