@@ -69,12 +69,12 @@ class Experiment:
         """Load the data set, deal it to the clients and relate these."""
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
-        owned, dataset, groups = self.partition(dataset, clients, generator(seed, "partition"))
+        owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
         if scores := {score: True for score in BY_CLASS if self.table["federation"].get(score)}:
             if not isinstance(dataset.task, Classification):
                 raise UsageError(f"federation.{next(iter(scores))}=true is a score of classes, but this data has none")
             dataset = replace(dataset, task=replace(dataset.task, **scores))
-        federation = divide(dataset, owned, self.split, seed, groups)
+        federation = divide(dataset, owned, self.split, seed, groups, lots)
         return replace(federation, graph=self.graph(federation, seed))
 
     def module(self, federation: Federation, seed: int) -> nn.Module:

@@ -58,9 +58,10 @@ class Dataset:
 class Parts(NamedTuple):
     """What a partition makes of a data set."""
 
-    owned: list[Tensor]  # each client's rows, disjoint between clients
+    owned: list[Tensor]  # each client's rows, disjoint between clients unless there are lots
     dataset: Dataset  # with examples changed where the partition says so (turned images, swapped labels)
     groups: Tensor | None = None  # [N] the hidden group of each client, where there is one
+    lots: Tensor | None = None  # [n] in [0, 1), where clients share examples: what puts one in the same split for all
 
 
 class Partition(Protocol):
@@ -107,6 +108,14 @@ class Split:
         validation = min(max(1, round(self.validation * len(rows))), len(rows) - 1 - test) if self.validation else 0
         parts = rows.split([test, validation, len(rows) - test - validation])
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
+
+    def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
+        """Rows of one client, cut by the lots: [n] of all examples; nothing if a share above zero gets no row."""
+        rows = self._some(rows, draw)
+        test, later = lots[rows] < self.test, lots[rows] < self.test + self.validation
+        parts = {"test": rows[test], "validation": rows[later & ~test], "train": rows[~later]}
+        enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
+        return parts if enough else {}
 
     def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
@@ -348,10 +357,16 @@ def rows_by_owner(dataset: Dataset) -> list[Tensor]:
 
 
 def divide(
-    dataset: Dataset, owned: Sequence[Tensor], split: Split, seed: int, groups: Tensor | None = None
+    dataset: Dataset,
+    owned: Sequence[Tensor],
+    split: Split,
+    seed: int,
+    groups: Tensor | None = None,
+    lots: Tensor | None = None,
 ) -> Federation:
     """A federation from each client's rows `owned[i]`, split into train, validation and test.
 
+    With `lots: [n]` in [0, 1), for rows that clients share, those of an example say which split it is in for everyone.
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
     if not isinstance(split, Split):
@@ -359,7 +374,12 @@ def divide(
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
     draws = [generator(seed, "split", int(tag)) for tag in tags(names)]
     in_order = dataset.time is not None and not split.shuffle
-    parts = split.by_time(dataset, owned, draws) if in_order else list(map(split, owned, draws))
+    if in_order:
+        parts = split.by_time(dataset, owned, draws)
+    elif lots is not None:
+        parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
+    else:
+        parts = list(map(split, owned, draws))
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
     if short:
         raise UsageError(

@@ -2,7 +2,10 @@ import pytest
 import torch
 
 from kinfed.errors import UsageError
+from kinfed.federation import Dataset, Split, divide
 from kinfed.partitions import Shards
+from kinfed.seeding import generator
+from kinfed.tasks import Classification
 
 
 def test_two_pure_shards_each(deal):
@@ -34,3 +37,35 @@ def test_within_classes_nobody_knows_more_of_them_than_it_has_shards(deal):
     assert (counts.sum(0) == 55).all()
     with pytest.raises(UsageError, match=r"clients \* per_client must be a multiple of 20"):
         deal(Shards(3, within_class=True), labels, 5)
+
+
+def test_clients_share_examples_but_not_across_splits(deal):
+    # 10 classes of 100 and 20 clients: 40 shards of 25, four of each class, two for a client.
+    y = torch.arange(1000) % 10
+    assert torch.equal(deal(Shards(overlap=True), y, 20), deal(Shards(), y, 20))  # as many of each class as without
+    dataset = Dataset(torch.zeros(1000, 1), y, Classification(10))
+    parts = Shards(overlap=True)(dataset, 20, generator(0, "partition"))
+    seen = torch.bincount(torch.cat(parts.owned), minlength=1000)
+    assert all(len(mine.unique()) == len(mine) == 50 for mine in parts.owned)
+    assert set(seen.tolist()) == {0, 1, 2, 3, 4}  # each of four shards takes a quarter of the class, drawn by itself
+    federation = divide(parts.dataset, parts.owned, Split(test=0.2, validation=0.12), 0, parts.groups, parts.lots)
+    together = [set(torch.cat(list(federation.rows[split])).tolist()) for split in ("train", "validation", "test")]
+    assert sum(map(len, together)) == len(set.union(*together)) == int((seen > 0).sum())
+    for i, mine in enumerate(parts.owned):
+        rows = [federation.rows[split][i] for split in ("train", "validation", "test")]
+        assert [len(part) for part in rows] == [34, 6, 10]  # of 25 of a class: 17, 3 and 5
+        assert torch.equal(torch.cat(rows).sort().values, mine.sort().values)
+
+
+def test_a_shard_names_its_first_class_alone_where_they_overlap(deal):
+    # Sorted labels 0000 1111 11 in shards of 3, 3, 2 and 2: 000, 011, 11 and 11 name the classes 0, 0, 1 and 1.
+    counts = deal(Shards(1, overlap=True), [0] * 4 + [1] * 6, 4)
+    assert sorted(counts.tolist()) == [[0, 2], [0, 2], [3, 0], [3, 0]]
+    assert deal(Shards(4, overlap=True), [0] * 4 + [1] * 6, 1).tolist() == [[4, 4]]  # 6 of class 0 cannot be had
+
+
+def test_an_overlapping_client_without_a_test_example_is_named():
+    dataset = Dataset(torch.zeros(8, 1), torch.arange(8) % 2, Classification(2))
+    parts = Shards(1, overlap=True)(dataset, 8, generator(0, "partition"))  # one example each
+    with pytest.raises(UsageError, match="of 8 clients have too few examples"):
+        divide(parts.dataset, parts.owned, Split(), 0, parts.groups, parts.lots)

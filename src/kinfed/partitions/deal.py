@@ -44,7 +44,9 @@ def hidden_groups(name: str, groups: int, clients: int) -> Tensor:
     return torch.arange(clients) * groups // clients
 
 
-def hand_over(name: str, dataset: Dataset, owned: Sequence[Tensor], groups: Tensor | None = None) -> Parts:
+def hand_over(
+    name: str, dataset: Dataset, owned: Sequence[Tensor], groups: Tensor | None = None, lots: Tensor | None = None
+) -> Parts:
     """The parts of newly made clients: of natural owners, and of their graph, nothing is left.
 
     Raises UsageError when a client would own nothing.
@@ -55,4 +57,4 @@ def hand_over(name: str, dataset: Dataset, owned: Sequence[Tensor], groups: Tens
             f"{name}: {len(empty)} of {len(owned)} clients would get no example: {', '.join(empty[:8])}"
             f"{', ...' if len(empty) > 8 else ''}; use fewer clients or more examples"
         )
-    return Parts(list(owned), replace(dataset, client=None, graph=None, owners=()), groups)
+    return Parts(list(owned), replace(dataset, client=None, graph=None, owners=()), groups, lots)

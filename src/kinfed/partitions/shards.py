@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ..errors import UsageError
 from ..federation import Dataset, Parts
@@ -14,27 +15,54 @@ class Shards:
     """N k shards, whose sizes differ by one at most, `per_client` = k random ones each; two may hold the same class.
 
     A shard has more than one class where a cut and the end of a class do not meet. `within_class` cuts each of the C
-    classes into N k / C shards by itself, as FedAGHN's protocol has it, so that nobody knows more than k classes.
+    classes into N k / C shards by itself, as FedAGHN's protocol has it, so that nobody knows more than k classes. With
+    `overlap`, as in SFL's released code, a shard only names a class, its first example's: the client draws as many
+    examples from all of that class, so that clients share examples, and some are nobody's. An example is then in the
+    same split (training, validation or test) for all of its clients.
     """
 
     per_client: int = 2
     within_class: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         if self.per_client < 1:
             raise UsageError(f"shards: per_client must be at least 1; got {self.per_client}")
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
-        """Deal `dataset` to `clients`; every example is used once."""
+        """Deal `dataset` to `clients`; every example is used once, unless they may overlap."""
         check_clients("shards", dataset, clients, self.per_client)
         by_class, count = rows_by_class("shards", dataset, draw), clients * self.per_client
-        if not self.within_class:
-            by_class = [torch.cat(by_class)]
-        elif count % len(by_class):
+        pieces = by_class if self.within_class else [torch.cat(by_class)]
+        if count % len(pieces):
             raise UsageError(
                 f"shards: {clients} clients with {self.per_client} shards each cannot have {len(by_class)} classes cut "
                 f"alike; with within_class, clients * per_client must be a multiple of {len(by_class)}"
             )
-        shards = [shard for rows in by_class for shard in rows.tensor_split(count // len(by_class))]
+        shards = [shard for rows in pieces for shard in rows.tensor_split(count // len(pieces))]
         order = torch.randperm(len(shards), generator=draw).view(clients, self.per_client)
-        return hand_over("shards", dataset, [torch.cat([shards[s] for s in mine]) for mine in order.tolist()])
+        hands = [[shards[s] for s in mine] for mine in order.tolist()]
+        if not self.overlap:
+            return hand_over("shards", dataset, [torch.cat(mine) for mine in hands])
+        lots = torch.empty(len(dataset.y), dtype=torch.float64)
+        for rows in by_class:
+            lots[rows] = torch.arange(len(rows), dtype=torch.float64) / len(rows)
+        owned = []
+        for mine in hands:
+            named = torch.zeros(len(by_class), dtype=torch.int64)  # examples to draw of each class
+            for shard in filter(len, mine):
+                named[dataset.y[shard[0]]] += len(shard)
+            drawn = [_spread_out(rows, size, draw) for rows, size in zip(by_class, named.tolist(), strict=True)]
+            owned.append(torch.cat(drawn))
+        return hand_over("shards", dataset, owned, lots=lots)
+
+
+def _spread_out(rows: Tensor, count: int, draw: torch.Generator) -> Tensor:
+    """`count` different ones of rows: [n], at most all: one at random of each of so many equal stretches.
+
+    So every share of the rows' order has its share of them, give or take one.
+    """
+    count = min(count, len(rows))
+    edges = torch.arange(count + 1) * len(rows) // max(1, count)
+    lots = torch.rand(count, generator=draw, dtype=torch.float64)
+    return rows[edges[:-1] + (lots * edges.diff()).long()]
