@@ -69,7 +69,7 @@ def example(worked, roster):
 
 
 def test_raw_cosines_leave_running_variances_positive(roster):
-    # Cosines with (1, 0), (-3/5, 4/5) and (0, 1): row 0 is (1, -0.6, 0) / 0.4 = (2.5, -1.5, 0), on the simplex (1, 0, 0).
+    # Models (1, 0), (-3/5, 4/5) and (0, 1): row 0 is (1, -0.6, 0) / 0.4 = (2.5, -1.5, 0), on the simplex (1, 0, 0).
     known = roster(3, two_layers(norm=True))
     running = ~known.layout.trainable
     uploads = torch.zeros(3, known.layout.size, dtype=float64)

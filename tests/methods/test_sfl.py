@@ -411,6 +411,17 @@ def test_quadratic_programme(roster, pull, gamma, most, compare, sketch):
         assert (np.delete(graph[i], on) == 0).all()
 
 
+@pytest.mark.parametrize("structure", LEARNED)
+def test_a_graph_learned_in_single_precision_is_that_in_double(roster, structure):
+    found = []
+    for double in (True, False):
+        known, theta = roster(6, nn.Linear(4, 1, bias=False).to(float64 if double else torch.float32)), normal(6, 4)
+        method = SFL(structure=structure, beta=0.5, neighbours=4)
+        found.append(aggregated(method, known, theta.to(known.theta)))
+    assert found[1].graph.dtype == torch.float32
+    close(found[1].graph.double(), found[0].graph, atol=1e-4)
+
+
 def test_an_even_number_of_pairs_has_the_mean_of_two_for_median(roster):
     # Places 0, 1, 3, 7 lie 1, 4, 9, 16, 36 and 49 apart, squared: the median is (9 + 16) / 2.
     places = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=float64)

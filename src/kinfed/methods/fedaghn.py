@@ -159,7 +159,7 @@ class FedAGHN(GraphMethod):
         return {"own": state, "mixed": Params(self._with_own_statistics(client, state, received))}
 
     def _with_own_statistics(self, client, state, received):
-        """[d] the received model but for running statistics: they are sent with the rest, and each client keeps its own."""
+        """[d] the received model, but running statistics, which are sent too, are the client's own."""
         return torch.where(client.model.layout.trainable.to(state.theta.device), received.theta, state.theta)
 
     def _groups(self, roster):

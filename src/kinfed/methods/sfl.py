@@ -315,8 +315,8 @@ class SFL(Method):
         if self.structure == "similarity":
             return alike
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
-        square = _in_medians(own, pairs).double()
-        inner = -self.pull / 2 * centre @ square @ centre  # lambda times the centred models' inner products
+        own = _in_medians(own, pairs).double()
+        inner = -self.pull / 2 * centre @ own @ centre  # lambda times the centred models' inner products
         target = alike.double()
         steepest = torch.linalg.eigvalsh(inner)[-1].clamp(min=0) + self.gamma
         narrow = (self.gamma / steepest).sqrt()
