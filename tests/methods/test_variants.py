@@ -55,6 +55,7 @@ VARIANTS = {
         {"embedding": 4, "hidden": 6, "layers": 1},
         {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
         {"clip": 0.01},
+        {"client_clip": 0.1},
         {"sequential": True, "sign": "paper", "memory": 1.0},
     ],
     "panacea": [
@@ -96,7 +97,7 @@ VARIANTS = {
         {"distribution": "mean", "restarts": 2},
         {"clusters": 0, "neighbours": 1},
     ],
-    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 1}],
+    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 2}],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
         {"feedback": "train", "sign": "paper"},
