@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfed import config
 from kinfed.client import Training
 from kinfed.errors import RunError, UsageError
 from kinfed.method import Params
@@ -231,3 +232,9 @@ def test_neighbours_are_the_nearest(roster):
     graph = method.graph(known, Params(theta), known.everyone)
     assert (graph > 0).nonzero()[:, 1].view(8, 2).tolist() == [[i, i + 4] for i in range(4)] * 2
     assert graph[0, 4] == pytest.approx(0.1 * math.exp(-0.01))
+
+
+@pytest.mark.parametrize("experiment", sorted(config.EMBEDDED.glob("*.toml")), ids=lambda path: path.stem)
+def test_embedded_settings_keep_every_own_weight_positive(experiment):
+    found = config.resolve(config.read(str(experiment), ["method.name=fedamp"]))
+    assert found.method.alpha * (found.table["federation"]["clients"] - 1) <= found.method.sigma
