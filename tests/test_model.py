@@ -1,12 +1,14 @@
 """Models as functions of theta: layout, BatchNorm on real rows only, dropout, export."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
-from torch.func import vmap
+from torch.func import grad, vmap
 
 from kinfed import UsageError
-from kinfed.layout import Layout
+from kinfed.layout import CPU, Layout
 from kinfed.model import Model
 from kinfed.seeding import key
 
@@ -28,6 +30,25 @@ def test_layout_lists_layers_with_their_buffers_behind_their_parameters():
     assert layout.head == {"4.weight", "4.bias"}
     assert layout.trainable.sum() == 47
     assert layout.index(layout.head).tolist() == list(range(27, 53))
+
+
+def test_positions_are_worked_out_once_wherever_that_is_asked():
+    layout = Layout.of(network())
+    assert layout.trainable_on(CPU).tolist() == layout.trainable.tolist()
+    found = []
+
+    def slope(theta):  # what is first made within these must serve outside
+        found.append(layout.index(layout.learned))
+        return theta[found[-1]].square().sum()
+
+    theta = torch.randn(2, layout.size)
+    vmap(grad(slope))(theta)
+    assert layout.index(layout.learned, CPU) is found[0]
+    assert torch.equal(layout.index(layout.learned), layout.trainable.nonzero().squeeze(1))
+    assert torch.equal(theta[:, layout.index(layout.learned)], theta[:, layout.trainable])
+    fewer = replace(layout, entries=layout.entries[:1])
+    assert fewer.index(layout.learned).tolist() == list(range(layout.entries[0].shape.numel()))
+    assert layout == Layout.of(network())
 
 
 def test_flatten_undoes_tensors():

@@ -77,7 +77,7 @@ class AttackedFleet:
         keys = fold(key(self._seed, "attack", round, device=self._tags.device), self._tags[replied[lying]])
         theta = self._attack.tamper(before[lying], honest[lying], keys)
         if honest.shape[1] == self._layout.size:
-            theta = torch.where(self._layout.trainable.to(theta.device), theta, honest[lying])
+            theta = torch.where(self._layout.trainable_on(theta.device), theta, honest[lying])
         return replied, uploads._replace(theta=honest.index_copy(0, lying, theta))
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]:

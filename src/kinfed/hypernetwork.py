@@ -147,7 +147,7 @@ class Hypernetwork(Method):
 
     def _generated(self, client: Client) -> Tensor:
         layout = client.model.layout
-        return layout.index(self.written(layout)).to(client.tag.device)
+        return layout.index(self.written(layout), client.tag.device)
 
     def _with_own_statistics(self, client: Client, state: Tree, received: Tree) -> Tensor:
         return put(state.theta, self._generated(client), received.theta)

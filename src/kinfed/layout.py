@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from .errors import UsageError, nearest
+
+CPU = torch.device("cpu")
 
 
 class Entry(NamedTuple):
@@ -37,6 +39,10 @@ class Layout:
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...]
     head: frozenset[str]  # tensors of the last linear layer
+    # What `index` and `trainable_on` gave before: made anew for every client they would take longer than its training.
+    _found: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     @staticmethod
     def of(module: nn.Module, head: str | None = None) -> "Layout":
@@ -125,10 +131,18 @@ class Layout:
             chosen.update(hits)
         return frozenset(chosen)
 
-    def index(self, names: frozenset[str]) -> Tensor:
-        """[m] int64: the positions of the named tensors in theta, in order."""
-        parts = [torch.arange(e.at.start, e.at.stop) for e in self.entries if e.name in names]
-        return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)
+    def trainable_on(self, device: torch.device) -> Tensor:
+        """[d] bool: `trainable` on a device. Kept: not to be written to."""
+        if (None, device) not in self._found:
+            self._found[None, device] = self.trainable.to(device)
+        return self._found[None, device]
+
+    def index(self, names: frozenset[str], device: torch.device = CPU) -> Tensor:
+        """[m] int64: the positions of the named tensors in theta, in order. Kept: not to be written to."""
+        if (names, device) not in self._found:
+            parts = [torch.arange(e.at.start, e.at.stop) for e in self.entries if e.name in names]
+            self._found[names, device] = (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).to(device)
+        return self._found[names, device]
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into theta: [d]; those of convolutions lie channels-last in memory."""

@@ -161,7 +161,7 @@ class Method(ABC):
             return {}
         layout, width = roster.layout, uploads.theta.shape[1]
         buffers = layout.parameters < layout.size == width
-        learned = layout.trainable.to(cohort.device) if buffers else slice(None)
+        learned = layout.trainable_on(cohort.device) if buffers else slice(None)
         # Row by row: a table of all changes would be as large as the models.
         changes = ((new - old)[learned] for new, old in zip(uploads.theta, sent.theta, strict=True))
         squares = torch.stack([change @ change for change in changes])
@@ -218,14 +218,14 @@ class Averaging(Method):
 
     def _places(self, client: Client) -> Tensor:
         layout = client.model.layout
-        return layout.index(self.shared(layout)).to(client.model.theta.device)
+        return layout.index(self.shared(layout), client.model.theta.device)
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""
         return torch.ones_like(cohort) if self.uniform else roster.sizes[cohort]
 
     def start(self, roster: Roster) -> Tree:
-        return Params(roster.theta[roster.layout.index(self.shared(roster.layout))])
+        return Params(roster.theta[roster.layout.index(self.shared(roster.layout), roster.theta.device)])
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         return Params(server.theta.expand(len(cohort), -1))
@@ -234,7 +234,7 @@ class Averaging(Method):
         theta = weighted_mean(uploads.theta, self.weights(roster, cohort))
         if self.noise:
             layout = roster.layout
-            learned = layout.trainable[layout.index(self.shared(layout))].to(theta.device)
+            learned = layout.trainable_on(theta.device)[layout.index(self.shared(layout), theta.device)]
             draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
             theta = theta + self.noise * learned * normal(draw, theta)
         return Params(theta)

@@ -27,7 +27,6 @@ def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
 
 def sketch_models(theta: Tensor, key: Tensor, learned: Tensor, size: int = SIZE) -> Tensor:
     """[K, size] sketches of models or updates theta: [K, d], of the entries learned: [d] alone."""
-    learned = learned.to(theta.device)
     return count_sketch(theta if learned.all() else theta * learned, key, size)
 
 

@@ -29,7 +29,7 @@ class SimpleTuning(Local):
 
     def personalise(self, client: Client, state: Params, received: object) -> dict[str, Params]:
         layout = client.model.layout
-        head = layout.index(layout.head).to(state.theta.device)
+        head = layout.index(layout.head, state.theta.device)
         fresh = state.theta.index_copy(0, head, client.model.theta[head])
         return {"kept": state, "tuned": Params(client.descend(fresh, only=layout.head, epochs=self.epochs))}
 

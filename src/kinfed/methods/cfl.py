@@ -73,7 +73,7 @@ class CFL(Method):
 
     def _split(self, members, change, layout):
         """The members as one group or two; change: [K, d] are their updates."""
-        if weighted_mean(change, torch.ones_like(members))[layout.trainable.to(members.device)].norm() >= self.eps1:
+        if weighted_mean(change, torch.ones_like(members))[layout.trainable_on(members.device)].norm() >= self.eps1:
             return [members]
         inner = gram(change[:, layer.trainable] for layer in layout.layers).inner
         if inner.diagonal().max().sqrt() <= self.eps2:

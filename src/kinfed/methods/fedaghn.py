@@ -160,7 +160,7 @@ class FedAGHN(GraphMethod):
 
     def _with_own_statistics(self, client, state, received):
         """[d] the received model, but running statistics, which are sent too, are the client's own."""
-        return torch.where(client.model.layout.trainable.to(state.theta.device), received.theta, state.theta)
+        return torch.where(client.model.layout.trainable_on(state.theta.device), received.theta, state.theta)
 
     def _groups(self, roster):
         return Groups.of(roster.layout, self.granularity)
@@ -216,7 +216,7 @@ class FedAGHN(GraphMethod):
         if not self.neighbours:
             return change.new_zeros(len(change), 0)
         draw = key(roster.seed, "fedaghn.sketch", device=change.device)  # one for all rounds: old ones are compared
-        return F.normalize(sketch_models(change, draw, roster.layout.trainable))
+        return F.normalize(sketch_models(change, draw, roster.layout.trainable_on(change.device)))
 
 
 def _heard(server):

@@ -85,9 +85,8 @@ class FedAMP(GraphMethod):
         """
         near, everyone = None, torch.arange(len(theta), device=theta.device)
         if self.neighbours:
-            sketch = sketch_models(
-                theta, key(roster.seed, "fedamp.sketch", device=theta.device), roster.layout.trainable
-            )
+            draw = key(roster.seed, "fedamp.sketch", device=theta.device)
+            sketch = sketch_models(theta, draw, roster.layout.trainable_on(theta.device))
             near, apart = nearest(theta, sketch, everyone, self.neighbours, roster.layout)
         else:
             apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)

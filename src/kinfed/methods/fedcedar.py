@@ -203,7 +203,7 @@ class FedCedar(Method):
         layout = roster.layout
         if self.feature == "head":
             head = frozenset(e.name for e in layout.entries if e.trainable and e.name in layout.head)
-            yield uploads.theta[:, layout.index(head).to(uploads.theta.device)]
+            yield uploads.theta[:, layout.index(head, uploads.theta.device)]
             return
         sent = self.send(roster, server, cohort).theta if self.feature == "delta" else None
         for layer in layout.layers:

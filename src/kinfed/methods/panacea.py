@@ -257,7 +257,7 @@ class Panacea(Hypernetwork):
         theta = form.assemble(said)
         if not self.residual:
             return theta
-        return theta + roster.theta[roster.layout.index(self.written(roster.layout)).to(theta.device)]
+        return theta + roster.theta[roster.layout.index(self.written(roster.layout), theta.device)]
 
     def _reconstruct(self, network, z, links, pairs):
         """[] cross-entropy of the links with the inner products of z: [N, e], over pairs: [2, *] or all if None."""

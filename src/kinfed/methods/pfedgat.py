@@ -238,7 +238,7 @@ class PFedGAT(Method):
     def _describe(self, roster, server, cohort):
         """[K, m] what the network sees."""
         rows = take(server.change if self.features == "delta" else server.uploads, cohort)
-        at = self._described(roster).to(rows.device)
+        at = self._described(roster)
         rows = rows if len(at) == rows.shape[1] else rows[:, at]
         if self.features == "sketch":
             # A fixed one: the network must see the same number for the same entry in every round.
@@ -248,9 +248,7 @@ class PFedGAT(Method):
     def _described(self, roster):
         """[m] which entries of a model describe a client."""
         layout = roster.layout
-        if self.features == "head":
-            return layout.index(layout.head)
-        return layout.trainable.nonzero().squeeze(1)
+        return layout.index(layout.head if self.features == "head" else layout.learned, roster.theta.device)
 
     def _draw(self, roster):
         """The first network, or weights that mix all clients alike."""
@@ -270,7 +268,7 @@ class PFedGAT(Method):
 
     def _mixtures(self, roster, server, cohort):
         mixed = server.present.nonzero().squeeze(1)
-        learned = roster.layout.trainable.to(server.theta.device)
+        learned = roster.layout.trainable_on(server.theta.device)
         return Mixtures(server.uploads, mixed, roster.tags[mixed], roster.tags[cohort], server.key, learned)
 
     def _begin(self, server, cohort):

@@ -74,7 +74,7 @@ class Scaffold(Averaging):
         else:
             span = client.count_steps().to(theta.dtype) * client.training.optimiser.lr
             control = state.control - received.control + (received.theta - theta) / span
-            control = control * client.model.layout.trainable.to(theta.device)  # statistics have no gradient
+            control = control * client.model.layout.trainable_on(theta.device)  # statistics have no gradient
         return Control(control), Message(theta, control - state.control)
 
     def personalise(self, client, state, received):

@@ -106,7 +106,7 @@ class SFL(Method):
         return "learned"
 
     def start(self, roster):
-        theta = roster.theta[self._index(roster.layout).to(roster.theta.device)].expand(len(roster), -1).clone()
+        theta = roster.theta[self._index(roster.layout, roster.theta.device)].expand(len(roster), -1).clone()
         return Server(
             theta=theta,
             change=torch.zeros_like(theta)
@@ -174,7 +174,7 @@ class SFL(Method):
 
     def notes(self, roster, server, cohort, sent, uploads):
         pull = self.pull if self.reg != "off" and roster.round > 0 else 0.0
-        update = (uploads.theta - sent.mixed)[:, self._learned(roster.layout)].norm(dim=1)
+        update = (uploads.theta - sent.mixed)[:, self._learned(roster.layout, cohort.device)].norm(dim=1)
         return {"update": roster.note(cohort, update), "pull": torch.tensor(pull)}
 
     def join(self, client):
@@ -187,7 +187,7 @@ class SFL(Method):
         if pulled and self.reg == "squared" and not self.personal:
             penalty = towards(mixed, self.pull) + towards(shared, self.pull)
         elif pulled:
-            moving = self._index(client.model.layout, trainable_only=True).to(mixed.device)
+            moving = self._index(client.model.layout, mixed.device, trainable_only=True)
             anchors = torch.stack([mixed, shared])[:, moving]
 
             def penalty(theta):
@@ -196,7 +196,7 @@ class SFL(Method):
 
         begin = {"own": state.theta, "mixed": mixed, "shared": shared}[self.begin]
         theta = client.descend(begin, penalty=penalty)
-        return Params(theta), Params(theta[self._index(client.model.layout).to(theta.device)])
+        return Params(theta), Params(theta[self._index(client.model.layout, theta.device)])
 
     def personalise(self, client, state, received):
         mixed, shared = (Params(self._with_personal(client, state, theta)) for theta in received)
@@ -222,18 +222,18 @@ class SFL(Method):
             raise UsageError("sfl: personal keeps every parameter with the client, so nothing is left to share")
         return shared
 
-    def _index(self, layout, trainable_only=False):
+    def _index(self, layout, device, trainable_only=False):
         """[d'] positions in theta of what leaves a client."""
         shared = self._shared(layout)
-        return layout.index(frozenset(e.name for e in shared if e.trainable or not trainable_only))
+        return layout.index(frozenset(e.name for e in shared if e.trainable or not trainable_only), device)
 
-    def _learned(self, layout):
+    def _learned(self, layout, device):
         """[d'] bool: False on the running statistics among what leaves a client."""
-        return layout.trainable[self._index(layout)]
+        return layout.trainable_on(device)[self._index(layout, device)]
 
     def _with_personal(self, client, state, theta):
         """[d] the client's own model with theta: [d'] in place of what it shares."""
-        return state.theta.index_copy(0, self._index(client.model.layout).to(theta.device), theta)
+        return state.theta.index_copy(0, self._index(client.model.layout, theta.device), theta)
 
     def _began(self, roster, server, cohort):
         """[K, d'] what the cohort's training started from."""
@@ -296,7 +296,7 @@ class SFL(Method):
         if not self.sketch:
             return rows.new_zeros(len(rows), 0)
         draw = key(roster.seed, "sfl.sketch", device=rows.device)
-        return sketch_models(rows, draw, self._learned(roster.layout), self.sketch)
+        return sketch_models(rows, draw, self._learned(roster.layout, rows.device), self.sketch)
 
     def _alike(self, square, own, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.
