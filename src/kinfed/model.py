@@ -87,6 +87,27 @@ class _Dropout(nn.Module):
         return x * (kept / (1 - self.p)).to(x.dtype)
 
 
+def _without_cudnn(layer: nn.RNNBase) -> None:
+    """Have PyTorch's own kernels compute a recurrent layer on a GPU.
+
+    cuDNN would move the weights that are bound into a buffer of its own, where no step of an optimiser reaches them;
+    and it has no `vmap`, no gradient in evaluation mode and no second derivative. On a CPU nothing changes.
+    """
+    kind = type(layer)
+
+    def forward(self: nn.RNNBase, *given: Any, **named: Any) -> Any:
+        if self.weight_ih_l0.device.type == "cpu":  # where workers would disturb each other's settings
+            return kind.forward(self, *given, **named)
+        before = torch.backends.cudnn.enabled
+        torch.backends.cudnn.enabled = False
+        try:
+            return kind.forward(self, *given, **named)
+        finally:
+            torch.backends.cudnn.enabled = before
+
+    layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "flatten_parameters": lambda self: None})
+
+
 def _adapt(module: nn.Module) -> nn.Module:
     """A copy of the module in which layers that couple rows or draw numbers are replaced by ours."""
     module = copy.deepcopy(module)
@@ -95,6 +116,8 @@ def _adapt(module: nn.Module) -> nn.Module:
     for part in module.modules():
         if isinstance(part, nn.Sequential):
             _pool_first(part._modules)
+        elif isinstance(part, nn.RNNBase):
+            _without_cudnn(part)
     made: dict[int, nn.Module] = {}
     for path, part in list(module.named_modules(remove_duplicate=False)):
         if isinstance(part, nn.modules.batchnorm._BatchNorm):
@@ -139,10 +162,11 @@ class Model:
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
-        self.module = _adapt(module)
+        self.original = copy.deepcopy(module).cpu()  # wherever it was
+        self.module = _adapt(self.original)
         self.layout = Layout.of(self.module, head)
         self.module.to(dtype)
-        self.original = copy.deepcopy(module).to(dtype)
+        self.original.to(dtype)
         self._twins: list[Model] = []
         self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
         self._bind()
