@@ -145,6 +145,7 @@ class Distributed:
 
     def _gather(self, cohort: Tensor, mine: Tree, everywhere: bool) -> Tree:
         """[K, ...] in the order of the cohort, from each process's rows; None for followers unless `everywhere`."""
+        cohort = cohort.cpu()  # as the rows are that travel
         forms: list[Any] = [None] * self._world
         dist.all_gather_object(forms, mine is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), mine))
         parts: dict[int, Tree] = {}

@@ -78,12 +78,13 @@ class Run:
         task = self.federation.task
         if not isinstance(task, Classification):
             raise UsageError("reweighted accuracy needs class labels; this task has none")
-        rows = torch.cat(list(self.federation.rows["test"])).unique()
-        x, y = self.federation.x[rows], self.federation.y[rows]
-        counts = self.federation.class_counts(["train"]).double()
+        federation = self.federation.to(torch.device("cpu"))
+        rows = torch.cat(list(federation.rows["test"])).unique()
+        x, y = federation.x[rows], federation.y[rows]
+        counts = federation.class_counts(["train"]).double()
         correct = []
         with torch.no_grad():
-            for i in range(len(self.federation)):
+            for i in range(len(federation)):
                 module = self.load_model(i)
                 outputs = torch.cat([module(part) for part in x.split(512)])
                 correct.append(count_correct(outputs, y, task.classes))
@@ -282,7 +283,7 @@ def _check_fit(model: Model, federation: Federation) -> None:
     example, task = federation.x[:1], federation.task
     try:
         with torch.no_grad():
-            given = list(model(model.theta, example).shape[1:])
+            given = list(model(model.theta, example.to(model.theta.device)).shape[1:])
     except Exception as problem:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem

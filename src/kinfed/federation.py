@@ -301,7 +301,7 @@ class Federation:
             target = target.to(torch.int64)
         if target.is_floating_point():
             target = target.to(pool.dtype)  # what a model makes of x
-        owner = np.asarray(client)
+        owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
         if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
             owner = owner.astype(str)
         if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
@@ -313,7 +313,7 @@ class Federation:
             )
         names, index = np.unique(owner, return_inverse=True)
         owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
-        relation = None if graph is None else Graph(_tensor(graph, "graph").float(), "given")
+        relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
         if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
             time = time.astype("datetime64[us]").astype(np.int64)
         steps = None if time is None else _tensor(time, "time")
@@ -321,7 +321,7 @@ class Federation:
             raise UsageError(
                 f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
             )
-        steps = None if steps is None else steps.to(torch.int64)
+        steps = None if steps is None else steps.to("cpu", torch.int64)
         dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)), time=steps)
         return divide(dataset, owned, split or Split(), seed)
 

@@ -51,7 +51,8 @@ class Simulation:
     for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
     (`kinfed.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto` picks
     one, by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without
-    a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds.
+    a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds. A GPU
+    is driven by a single worker, whatever their number here.
 
     `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
     `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all
@@ -96,7 +97,9 @@ class Simulation:
             federation.task,
             seed,
         )
-        workers = workers or torch.get_num_threads()
+        workers = (
+            (workers or torch.get_num_threads()) if self.device.type == "cpu" else 1
+        )  # others share its one stream
         if chunk is None and self.device.type == "cuda" and executor != "loop":
             chunk = chunk_that_fits(self.clients, self.model, training)
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
