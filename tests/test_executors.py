@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kinfed import SGD, Federation, RunError, Training, UsageError, executors
+from kinfed.errors import explain
 from kinfed.executors import Batched
 from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg, Local
@@ -142,8 +143,15 @@ def test_ctrl_c_ends_the_clients_at_their_next_batch(workers):
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize("limit", [1, 2, 4])
-def test_out_of_memory_halves_the_chunk_until_it_fits(limit, monkeypatch):
+FULL = (  # what a GPU without memory says, by who asked for some
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+)
+
+
+@pytest.mark.parametrize(("limit", "full"), [(1, FULL[0]), (2, FULL[0]), (4, FULL[0]), (2, FULL[1]), (2, FULL[2])])
+def test_out_of_memory_halves_the_chunk_until_it_fits(limit, full, monkeypatch):
     cohort = torch.arange(7)
     fleets = [simulation(executor="vmap", chunk=chunk) for chunk in (limit, 6)]
     sent = FedAvg().send(fleets[0].roster(), FedAvg().start(fleets[0].roster()), cohort)
@@ -154,7 +162,7 @@ def test_out_of_memory_halves_the_chunk_until_it_fits(limit, monkeypatch):
     def train(self, client, state, received):
         tried.append(len(client._sizes))
         if len(client._sizes) > limit:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+            raise full
         return real(self, client, state, received)
 
     monkeypatch.setattr(FedAvg, "train", train)
@@ -188,16 +196,27 @@ def test_what_did_not_fit_is_let_go_before_less_is_tried(monkeypatch):
     assert held
 
 
-def test_memory_too_small_for_one_client_is_said(monkeypatch):
-    def train(self, client, state, received):
-        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize("full", FULL)
+def test_memory_too_small_elsewhere_is_said_in_one_line(full):
+    assert explain(full) == (
+        1,
+        "the GPU's memory is too small for these examples and models; choose fewer clients or --device cpu",
+    )
+    assert "unexpected RuntimeError" in explain(RuntimeError("CUDA error: device-side assert triggered"))[1]
 
-    fleet = simulation(executor="vmap", chunk=4)
+
+@pytest.mark.parametrize("executor", ["vmap", "loop"])
+@pytest.mark.parametrize("full", FULL)
+def test_memory_too_small_for_one_client_is_said(executor, full, monkeypatch):
+    def train(self, client, state, received):
+        raise full
+
+    fleet = simulation(executor=executor, chunk=4)
     cohort = torch.arange(7)
     sent = FedAvg().send(fleet.roster(), FedAvg().start(fleet.roster()), cohort)
     monkeypatch.setattr(FedAvg, "train", train)
     with pytest.raises(
-        RunError, match=r"round 1: the device's memory does not hold .* single client, 0; use a smaller"
+        RunError, match=r"round 1: the device's memory does not hold .* single client, [01]; use a smaller"
     ):
         fleet.train(0, cohort, sent)
 

@@ -3,7 +3,10 @@
 import difflib
 from collections.abc import Iterable
 
+import torch
+
 FEW = 30  # names that an error may list
+OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
 
 
 class UsageError(ValueError):
@@ -12,6 +15,13 @@ class UsageError(ValueError):
 
 class RunError(RuntimeError):
     """A well-formed run could not go on; the message says where and why. Exit code 1."""
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Whether a GPU had too little memory; cuBLAS and cuDNN, which take some themselves, have words of their own."""
+    return isinstance(problem, torch.cuda.OutOfMemoryError) or (
+        isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -32,4 +42,9 @@ def explain(problem: BaseException) -> tuple[int, str]:
             return 1, str(problem)
         case MemoryError():
             return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
+        case RuntimeError() if is_out_of_memory(problem):
+            return (
+                1,
+                "the GPU's memory is too small for these examples and models; choose fewer clients or --device cpu",
+            )
     return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"

@@ -11,6 +11,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
 from .client import Client, Rows
+from .errors import is_out_of_memory
 from .executors import Clients, Gathered, alike, index, pick
 from .method import Method
 from .model import Model
@@ -144,8 +145,8 @@ class Evaluator:
         """[n, ...] outputs for the examples at: [n]; where a device's memory does not hold all, for half and half."""
         try:
             return self._model.predict(tensors, self._clients.pool.x[at])
-        except torch.cuda.OutOfMemoryError:
-            if len(at) == 1:
+        except RuntimeError as problem:
+            if len(at) == 1 or not is_out_of_memory(problem):
                 raise
         return torch.cat([self._predicted(tensors, half) for half in at.tensor_split(2)])
 

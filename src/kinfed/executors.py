@@ -13,7 +13,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from .client import Client, Pool, Rows, Training
-from .errors import RunError, UsageError
+from .errors import RunError, UsageError, is_out_of_memory
 from .fused import Fused
 from .graph import blank
 from .model import Model
@@ -94,8 +94,8 @@ class Executor(Protocol):
 class Loop:
     """Client by client, on as many one-thread workers as there are cores to use.
 
-    With fewer clients than workers each worker gets more threads. Results are the same bits for any number of workers
-    as long as each has one thread. An exception in a client's program ends all and is raised as one line.
+    With fewer clients than workers each worker gets more threads. On a CPU results are the same bits for any number of
+    workers as long as each has one thread. An exception in a client's program ends all and is raised as one line.
     """
 
     name = "loop"
@@ -123,9 +123,10 @@ class Loop:
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:
-                raise RunError(
-                    f"round {round + 1}: client {clients.names[members[place]]}: {_line(problem)}"
-                ) from problem
+                name = clients.names[members[place]]
+                if is_out_of_memory(problem):
+                    raise _too_large(round, name) from problem
+                raise RunError(f"round {round + 1}: client {name}: {_line(problem)}") from problem
 
         # Those with most to do come first, so that no worker is left with a large client at the end.
         places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
@@ -188,12 +189,11 @@ class Batched:
             parts = [tree_map(lambda t: pick(t, at), tree) for tree in trees]
             try:
                 found.put(at, vmap(together)(tag, rows, *parts))
-            except torch.cuda.OutOfMemoryError as problem:
+            except RuntimeError as problem:
+                if not is_out_of_memory(problem):
+                    raise
                 if len(places) == 1:
-                    raise RunError(
-                        f"round {round + 1}: the device's memory does not hold the training of a single client, "
-                        f"{clients.names[int(ids[places])]}; use a smaller batch or --device cpu"
-                    ) from problem
+                    raise _too_large(round, clients.names[int(ids[places])]) from problem
                 self.chunk = len(places) // 2
                 return False  # tried again elsewhere: while the exception is held, so is the memory
             return True
@@ -327,6 +327,13 @@ def pick(table: Tensor, at: slice | Tensor) -> Tensor:
     if table.stride(0) == 0 and isinstance(at, Tensor):
         return table[:1].expand(len(at), *table.shape[1:])
     return table[at]
+
+
+def _too_large(round: int, name: str) -> RunError:
+    return RunError(
+        f"round {round + 1}: the device's memory does not hold the training of a single client, {name}; "
+        "use a smaller batch or --device cpu"
+    )
 
 
 def _line(problem: Exception) -> str:
