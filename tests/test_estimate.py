@@ -59,3 +59,14 @@ def test_an_estimate_of_a_short_run_is_of_its_order():
     found = estimate(experiment, experiment.federation(None, 0), Machine(executor="loop"))
     assert 0.05 < found.seconds < 300
     assert found.memory > 2**26
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_a_gpus_peak_is_that_of_the_one_that_works(name, monkeypatch):
+    device, asked = torch.device(name), []
+    for what in ("reset_peak_memory_stats", "max_memory_allocated"):
+        monkeypatch.setattr(torch.cuda, what, lambda device, what=what: asked.append((what, device)) or 7)
+    module._reset_peak(device)
+    assert module._peak(device) == 7
+    assert asked == [("reset_peak_memory_stats", device), ("max_memory_allocated", device)]
+    assert module._peak(torch.device("cpu")) > 7

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .config import Experiment
-from .experiment import fit
+from .experiment import fit, pick_device
 from .federation import SPLITS, Federation
 from .record import History
 from .runs import Machine
@@ -43,7 +43,8 @@ def estimate(experiment: Experiment, federation: Federation, machine: Machine, b
     A trial is three rounds, the first to warm up and the last evaluated. Time grows with the examples of all clients
     and with a part that does not; local work in steps rather than epochs has only the latter.
     """
-    _reset_peak()
+    device = pick_device(machine.device)
+    _reset_peak(device)
     table = experiment.table
     most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
@@ -56,7 +57,7 @@ def estimate(experiment: Experiment, federation: Federation, machine: Machine, b
     share = trials[-1].examples / whole
     return Cost(
         rounds * each + evaluations * scored,
-        _peak(),
+        _peak(device),
         "all examples" if share == 1 else f"{100 * share:.2g} % of the examples",
     )
 
@@ -114,17 +115,17 @@ def _spent(trials: Sequence[Trial]) -> float:
     return sum(3 * trial.round + trial.evaluation for trial in trials)
 
 
-def _reset_peak() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+def _reset_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
     if RESET.exists():
         RESET.write_text("5")
 
 
-def _peak() -> int:
-    """Bytes; where the peak cannot be reset it is that of the whole process so far."""
-    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
-        return torch.cuda.max_memory_allocated()
+def _peak(device: torch.device) -> int:
+    """Bytes, of a GPU where that does the work; where the peak cannot be reset it is that of all the process so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     if STATUS.exists():
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return 1024 * int(line.split()[1])
