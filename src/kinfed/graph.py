@@ -125,7 +125,7 @@ def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | No
 
     Running statistics are mixed by the nearest weights of a mean, for a variance must not become negative.
     """
-    mixed, learned = mix(weights, theta, layout, near), layout.trainable.to(theta.device)
+    mixed, learned = mix(weights, theta, layout, near), layout.trainable_on(theta.device)
     if not learned.all():
         mixed[:, ~learned] = mix(project_simplex(weights), theta[:, ~learned], layout, near)
     return mixed
