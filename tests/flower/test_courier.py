@@ -29,16 +29,21 @@ class Clock:
 
 
 class Carrier:
-    """Nodes answer after `delay` seconds, with what `answers[client]` makes of the message."""
+    """Nodes answer after `delay` seconds, with what `answers[client]` makes of the message.
+
+    A node does one thing at a time; `hiccups` are seconds that a client's next orders take besides.
+    """
 
     def __init__(self, clock, clients):
         self.clock, self.clients = clock, dict(enumerate(clients, 1))
         self.online = {node: "first" for node in self.clients}
         self.delay, self.answers, self.sent, self._due = 1.0, {}, [], {}
         self.versions, self.keys, self.words = {}, {}, {}
+        self.delays, self.hiccups, self._free = {}, {}, {}
+        self.told = []  # (client, why it is refused)
 
     def nodes(self):
-        return {node: Node(stamp, self.keys.get(node, "")) for node, stamp in self.online.items()}
+        return {node: Node(stamp, self.keys.get(node, ""), b"%d" % node) for node, stamp in self.online.items()}
 
     def push(self, node, kind, message, seconds):
         id = f"{len(self.sent)}"
@@ -47,10 +52,16 @@ class Carrier:
         if kind == "hello":
             said = {"client": client, "kinfed": self.versions.get(client, __version__)}
             answer = Message(said | EXAMPLES | self.words.get(client, {}), {})
+            if "refused" in message.words:
+                self.told.append((client, message.words["refused"]))
         else:
             answer = self.answers.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
         if answer is not None:
-            self._due[id] = (self.clock.now + self.delay, answer)
+            took = self.delays.get(client, self.delay) if kind != "hello" else self.delay
+            if kind != "hello" and self.hiccups.get(client):
+                took += self.hiccups[client].pop(0)
+            self._free[node] = max(self.clock.now, self._free.get(node, 0.0)) + took
+            self._due[id] = (self._free[node], answer)
         return id
 
     def pull(self, ids):
@@ -99,6 +110,71 @@ def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):
     assert set(answers) == {"a", "c"}
     assert 100 < clock.now - begin < 103
     assert said[-1] == "went on without b: no answer; a node that is started again is asked again"
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.95])
+@pytest.mark.parametrize("hiccup", [0.8, 1.0])
+def test_a_site_that_is_late_once_misses_one_round(world, share, hiccup):
+    """A site that needs that share of the deadline, and the deadline besides in its second round."""
+    clock, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    carrier.delays["b"], carrier.hiccups["b"] = share * 100, [0, hiccup * 100]
+    answered = []
+    for round in range(6):
+        began = clock.now
+        answers = courier.ask("round", {c: Message({"do": f"{c} in {round}"}, {}) for c in "abc"}, needed=2)
+        assert all(answer.words["did"] == f"{c} in {round}" for c, answer in answers.items())
+        assert clock.now - began < 2 * 100
+        answered.append("b" in answers)
+    assert answered == [True, False, True, True, True, True]
+    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 6
+
+
+def test_a_site_that_is_always_late_costs_no_more_than_the_deadline_but_once(world):
+    clock, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    carrier.delays["b"], took = 150.0, []
+    for _ in range(5):
+        began = clock.now
+        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+        took.append(round(clock.now - began, -1))
+    assert took == [100, 150, 100, 100, 100]
+
+
+@pytest.mark.parametrize(("lost", "rounds"), [(1, 1), (2, 3)])
+def test_answers_that_never_come_do_not_keep_a_client_out(world, lost, rounds):
+    _, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    carrier.answers["b"] = lambda message: None
+    for _ in range(lost):
+        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    del carrier.answers["b"]
+    for _ in range(rounds - lost):
+        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    for _ in range(2):
+        assert set(courier.ask("round", order("abc"), needed=2)) == set("abc")
+
+
+def test_orders_do_not_pile_up_at_a_site_that_is_always_late(world):
+    clock, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    carrier.delays["b"] = 250.0
+    for _ in range(20):
+        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    waiting = [due for due, answer in carrier._due.values() if due > clock.now]
+    assert len(waiting) <= 3
+
+
+def test_an_answer_of_before_is_nobodys_when_its_client_is_not_asked(world):
+    clock, carrier, courier, _ = world("abc")
+    found(courier, "abc")
+    carrier.hiccups["b"] = [150.0]
+    assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    began = clock.now
+    assert set(courier.ask("round", order("ac"))) == {"a", "c"}
+    assert clock.now - began < 5
+    clock.sleep(100)
+    assert courier.ask("round", {"b": Message({"do": "more"}, {})})["b"].words["did"] == "more"
 
 
 def test_below_the_quorum_it_waits_on_and_then_gives_up(world):
@@ -208,6 +284,42 @@ def test_a_client_is_whom_its_key_says(world):
     found(courier, "a")
     assert set(courier.found) == {"a"}
     assert said[-1] == "cannot use the node of carol: it says that it is client b, but its key is that of carol"
+
+
+def test_only_the_keys_of_members_take_part_and_no_longer_than_they_are_members(world):
+    """Whatever a node's key was registered as: who is a member is what the server's own folder of keys says."""
+    clock, carrier, courier, said = world(["a", "mallory", "b"])
+    carrier.keys = {1: "a", 2: "mallory", 3: "whoever"}
+    members = {b"1": "a", b"3": "b"}
+    courier.members = lambda: members
+    found(courier, "ab")
+    assert set(courier.found) == {"a", "b"}
+    assert not any(client == "mallory" for client, *_ in carrier.sent)
+    carrier.delays["b"] = 20.0
+    clock.plans.append((clock.now + 10, lambda: members.pop(b"3")))  # with an order at b
+    began = clock.now
+    assert set(courier.ask("round", order("ab"), needed=1)) == {"a"}
+    assert clock.now - began < 15
+    assert not courier.is_online("b")
+    assert [line for line in said if "takes no part" in line] == [
+        "the node mallory takes no part: its key is not in sites/ of the server's keys",
+        "the node whoever takes no part: its key is not in sites/ of the server's keys",
+    ]
+    members[b"3"] = "b"
+    clock.sleep(5)
+    assert set(courier.ask("round", order("ab"), needed=1)) == {"a", "b"}
+
+
+def test_who_is_refused_is_told_why_once(world):
+    clock, carrier, courier, said = world("ab")
+    carrier.keys = {1: "a", 2: "carol"}
+    found(courier, "a")
+    for _ in range(30):
+        clock.sleep(5)
+        courier.wait("a")
+    why = "it says that it is client b, but its key is that of carol"
+    assert carrier.told == [("b", why)]
+    assert said.count(f"cannot use the node of carol: {why}") == 1
 
 
 @pytest.mark.parametrize(

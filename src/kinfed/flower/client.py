@@ -10,7 +10,7 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from . import grid
-from .messages import Message
+from .messages import Message, plain
 from .site import Site
 
 app = ClientApp()
@@ -25,7 +25,12 @@ def answer(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if not (name and data and folder):
             raise UsageError("this node was not started by kinfed flower node: it has no client-id, data or state-dir")
         site = Site(name, Path(data), Path(folder), str(config.get("device", "auto")), str(config.get("target", "y")))
-        reply = site.answer(kind, grid.unpack(envelope.content))
+        order = grid.unpack(envelope.content)
+        if "refused" in order.words:
+            print(
+                f"kinfed: the server cannot use this node: {plain(order.words['refused'])}", file=sys.stderr, flush=True
+            )
+        reply = site.answer(kind, order)
     except Exception as problem:
         traceback.print_exc()
         reply = Message({"client": name, "refused": f"client {name}: {type(problem).__name__}: {problem}"}, {})

@@ -3,7 +3,8 @@
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -15,6 +16,7 @@ from .messages import Message, Words
 LOOK = 2.0  # seconds between two looks at which nodes are online
 AGAIN = 10.0  # seconds before a node that failed is asked again
 LATER = 60.0  # seconds before one that cannot take part is asked again what it has
+ORDERS = 2  # that may be under way to a client at once: the present one, and one that was given up
 TRIES = 3  # times that a client is asked the same
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a client
 LARGEST = 1 << 40  # number that an honest client tells of its examples
@@ -25,6 +27,7 @@ class Node(NamedTuple):
 
     stamp: str  # when it last came online
     name: str  # under which its key was registered; empty without keys
+    key: bytes = b""  # its public key
 
 
 class Failure(NamedTuple):
@@ -50,6 +53,7 @@ class Flight(NamedTuple):
     client: str  # empty for a greeting
     node: int
     stamp: str  # when the node had come online
+    order: int  # which call of `ask` sent it
 
 
 Check = Callable[[str, Message], str]  # what is wrong with a client's answer, empty if nothing is
@@ -57,13 +61,14 @@ Check = Callable[[str, Message], str]  # what is wrong with a client's answer, e
 
 @dataclass
 class Courier:
-    """Knows clients by their own names, wherever their nodes are now; one message is under way to a node at a time."""
+    """Knows clients by their own names, wherever their nodes are now."""
 
     carrier: Carrier
     deadline: float = 600.0  # seconds after which nobody is waited for who is not needed
     patience: float = 3600.0  # seconds after which those who are needed are given up
     log: Callable[[str], None] = print
     poll: float = 0.2  # seconds
+    members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
     found: dict[str, Words] = field(default_factory=dict)  # every client that said hello, with what it said
     round: int = 0  # the one under way, from 1; 0 before the first
     travelled: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
@@ -72,8 +77,13 @@ class Courier:
     _greeted: dict[int, str] = field(default_factory=dict)  # nodes that answered a greeting, with their stamp then
     _told: dict[str, str] = field(default_factory=dict)  # why a client was sent away
     _greet: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
+    _refused: dict[int, tuple[str, str]] = field(default_factory=dict)  # nodes that cannot be used: stamp then, and why
+    _untold: dict[int, str] = field(default_factory=dict)  # why, for the nodes that are still to be told
+    _strangers: set[int] = field(default_factory=set)  # nodes whose keys are no member's
     _looked: float = -math.inf
     _flights: dict[str, Flight] = field(default_factory=dict)
+    _order: int = 0  # calls of `ask`
+    _spared: set[str] = field(default_factory=set)  # clients that were given more time and have not answered since
 
     def is_online(self, client: str) -> bool:
         """Whether a client's node was online at the last look."""
@@ -104,6 +114,7 @@ class Courier:
         if why and self._told.get(client) != why:
             self._told[client] = why
             self.log(f"left client {client} out: {messages.plain(why)}")
+            self._untold[self._nodes[client]] = messages.plain(why)
         del self.found[client]
         self._greet[self._nodes.pop(client)] = time.monotonic() + LATER
 
@@ -130,18 +141,27 @@ class Courier:
         """Bring each client its message and return the good answers; clients that give none are named and left out.
 
         A node that comes back is asked again: a site does no round twice. Nobody waits for clients that are offline,
-        or for anybody after the deadline, as long as `needed` of those `counted` (default: all) have answered. If too
-        many refuse, fewer answers than needed come back at once; raises RunError if too many are silent.
+        or for anybody after the deadline, as long as `needed` of those `counted` (default: all) have answered. For who
+        is still at work on the order before, the deadline runs from when that is done, once: so being late costs one
+        round and not the next ones too. If too many refuse, fewer answers than needed come back at once; raises
+        RunError if too many are silent.
         """
+        self._order += 1
         counted = set(orders) if counted is None else set(counted)
         waiting, answers, missing = dict(orders), dict[str, Message](), 0
         tries, pause = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0.0)
         begin, warned = time.monotonic(), self.deadline
+        since = dict.fromkeys(orders, begin)
+        behind = orders.keys() & {flight.client for flight in self._flights.values()}
         while waiting:
             self._look()
             now = time.monotonic()
-            flying = {flight.client for flight in self._flights.values()}
+            flying = {f.client for f in self._flights.values() if f.order == self._order}
+            before = Counter(f.client for f in self._flights.values() if f.order != self._order)
+            since |= dict.fromkeys(behind - before.keys() - self._spared, now)
+            behind &= before.keys()
             ready = [c for c in waiting if c not in flying and self.is_online(c) and tries[c] < TRIES]
+            ready = [c for c in ready if before[c] < ORDERS]
             for client in ready:
                 if now >= pause[client]:
                     tries[client] += 1
@@ -157,7 +177,8 @@ class Courier:
                     self.log(f"left client {client} out: {messages.plain(why)}")
                     del waiting[client]
             waited, missing = time.monotonic() - begin, needed - len(counted & answers.keys())
-            if missing <= 0 and (not (ready or flying - {""}) or waited > self.deadline):
+            late = time.monotonic() - max((since[client] for client in waiting), default=begin) > self.deadline
+            if missing <= 0 and (not (ready or waiting.keys() & (flying | behind)) or late):
                 break
             if missing > len(counted & waiting.keys()) or waited > self.patience:
                 break
@@ -166,7 +187,13 @@ class Courier:
                 warned = waited + 60
             if waiting:
                 time.sleep(self.poll)
-        self._flights = {id: flight for id, flight in self._flights.items() if not flight.client}
+        for client in orders:
+            mine = [id for id, flight in self._flights.items() if flight.client == client]
+            # Orders given up are remembered, lest they pile up; the one that the present order had to wait for is lost.
+            sent = any(self._flights[id].order == self._order for id in mine)
+            for id in mine if client not in waiting else mine[: not sent]:
+                del self._flights[id]
+        self._spared = self._spared - answers.keys() | {client for client in waiting if since[client] > begin}
         if 0 < missing <= len(counted & waiting.keys()):
             raise RunError(short(counted, answers, needed))
         if waiting:
@@ -176,7 +203,7 @@ class Courier:
     def _push(self, client: str, node: int, kind: str, order: Message) -> None:
         id = self.carrier.push(node, kind, order, self.patience)
         if id:
-            self._flights[id] = Flight(client, node, self._online[node].stamp)
+            self._flights[id] = Flight(client, node, self._online[node].stamp, self._order)
         if client:
             self._count(client)[0] += messages.size(order)
 
@@ -191,28 +218,44 @@ class Courier:
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
-        self._looked, self._online = now, self.carrier.nodes()
+        self._looked, self._online = now, self._members_of(self.carrier.nodes())
         stamps = {node: known.stamp for node, known in self._online.items()}
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
         met = {node for node in self._nodes.values() if not anew or self._greeted.get(node) == stamps.get(node)}
         for node in self._online.keys() - met - {f.node for f in self._flights.values()}:
             if now >= self._greet.get(node, 0.0):
                 self._greet[node] = now + AGAIN
-                self._push("", node, "hello", Message({}, {}))
+                why = self._untold.pop(node, "")  # or the site would never hear why it is left out
+                self._push("", node, "hello", Message({"refused": why} if why else {}, {}))
+
+    def _members_of(self, online: dict[int, Node]) -> dict[int, Node]:
+        """The nodes with members' keys, under the members' names; a key that was taken away is a stranger's."""
+        if self.members is None:
+            return online
+        names = self.members()
+        strangers = {id for id, node in online.items() if node.key not in names}
+        for id in sorted(strangers - self._strangers):
+            who = messages.plain(online[id].name) or id
+            self.log(f"the node {who} takes no part: its key is not in sites/ of the server's keys")
+        self._strangers = strangers
+        return {id: node._replace(name=names[node.key]) for id, node in online.items() if id not in strangers}
 
     def _collect(self) -> list[tuple[str, Message | Failure]]:
-        """Answers that have come, by client; those to greetings are dealt with here."""
+        """Answers to the present orders that have come, by client; those to greetings are dealt with here."""
         found = []
         for id, answer in self.carrier.pull(list(self._flights)).items():
             flight = self._flights.pop(id, None)
             if flight is None:
                 continue
+            # A node does one thing after another: if it has not answered those before, it never will.
+            self._flights = {i: f for i, f in self._flights.items() if f.node != flight.node or f.order >= flight.order}
             if not flight.client:
                 self._meet(flight.node, answer)
                 continue
             if isinstance(answer, Message):
                 self._count(flight.client)[1] += messages.size(answer)
-            found.append((flight.client, answer))
+            if flight.order == self._order:
+                found.append((flight.client, answer))
         return found
 
     def _meet(self, node: int, answer: Message | Failure) -> None:
@@ -231,9 +274,16 @@ class Courier:
             why = f"client {client} is at another node already; give every site a name of its own"
         why = why or _misfit(words)
         if why:
-            self._greet[node] = time.monotonic() + LATER
-            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {messages.plain(why)}")
+            why = messages.plain(why)
+            if self._refused.get(node) == (known.stamp, why):
+                self._greet[node] = time.monotonic() + LATER
+                return
+            self._refused[node] = known.stamp, why
+            self._untold[node] = why
+            self._greet[node] = time.monotonic() + AGAIN
+            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
         else:
+            self._refused.pop(node, None)
             self._nodes[str(client)] = node
             self.found[str(client)] = words
 

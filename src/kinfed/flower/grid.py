@@ -29,7 +29,9 @@ class Post:
 
     def nodes(self) -> dict[int, Node]:
         """The nodes that are online."""
-        return {node.node_id: Node(node.last_activated_at, node.name) for node in self._grid.get_nodes()}
+        return {
+            node.node_id: Node(node.last_activated_at, node.name, node.public_key) for node in self._grid.get_nodes()
+        }
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
         """Send a message that is of no use after so many seconds; returns its id, empty if it could not be sent."""
