@@ -54,6 +54,7 @@ class FakeGrid(Grid):
         self.faults, self.log, self._ids, self._answers = {}, [], itertools.count(1), {}
         self.stamps = dict.fromkeys(self.sites, "first")
         self.keys = {}  # the names under which nodes' keys are registered
+        self.publics = {}  # the keys themselves
         self.sent = []  # (client, what is asked, message)
 
     def set_run(self, run):
@@ -71,7 +72,13 @@ class FakeGrid(Grid):
 
     def get_nodes(self):
         return [
-            NodeInfo(node_id=node, last_activated_at=self.stamps[node], name=self.keys.get(node)) for node in self.sites
+            NodeInfo(
+                node_id=node,
+                last_activated_at=self.stamps[node],
+                name=self.keys.get(node),
+                public_key=self.publics.get(node, b""),
+            )
+            for node in self.sites
         ]
 
     def get_node_ids(self):
@@ -153,9 +160,10 @@ class Trial:
     def __init__(self, grid, folder, examples, planned):
         self.grid, self.folder, self.examples, self.planned, self.said = grid, folder, examples, planned, []
 
-    def serve(self):
+    def serve(self, members=None):
         """Run it at the sites; returns the summary."""
-        return serve(self.planned, Post(self.grid), self.folder / "out", log=self.said.append, poll=0.001)
+        out = self.folder / "out"
+        return serve(self.planned, Post(self.grid), out, log=self.said.append, poll=0.001, members=members)
 
     def simulate(self, absent=(), names=None):
         """Run it on one machine; `absent` lists (client, round from 1) in which a client does not answer."""

@@ -11,9 +11,11 @@ from flwr.app import Array, Error, Message
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
+from kinfed.fleet import Simulation
 from kinfed.flower import grid as carrier
 from kinfed.flower import plan, site
 from kinfed.flower import server as serving
+from kinfed.flower.fleet import _bounded
 from kinfed.methods import METHODS
 
 
@@ -261,8 +263,7 @@ def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, w
     for key, scores in summary["clients_scores"].items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
     assert len(np.load(trial.folder / "out" / "relations.npz")["round"]) == 5
-    with pytest.raises(UsageError, match="holds a finished run"):
-        trial.serve()
+    assert trial.serve() == json.loads(json.dumps(summary))  # a finished run tells its end again
 
 
 @pytest.mark.parametrize("at", ["train", "write"])
@@ -432,6 +433,91 @@ def test_a_client_that_leaves_keeps_its_last_model_and_the_others_go_on(trial):
     (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()
     assert json.loads((folder / "model.json").read_text())["round"] in (1, 2)
     assert load_file(folder / "model.safetensors").keys() == expected.layout.names
+
+
+@pytest.fixture
+def lie(monkeypatch):
+    """Makes a site say other things than are so, when it is greeted ("_hello") or joins ("_join")."""
+
+    def make(name, when, **claims):
+        real = getattr(site.Site, when)
+
+        def lying(self, order):
+            answer = real(self, order)
+            return answer._replace(words=answer.words | claims) if self.name == name else answer
+
+        monkeypatch.setattr(site.Site, when, lying)
+
+    return make
+
+
+def test_a_size_that_is_made_up_does_not_make_one_site_the_average(trial, lie, monkeypatch):
+    """It is as in a simulation in which that site has ten times as many examples as the median of the others."""
+    trial, most = trial("fedavg", rounds=3), 90  # of 3, 8, 9, 12 and 17
+    real = Simulation.sizes.fget
+    sizes = property(lambda self: torch.where(torch.arange(len(real(self))) == 4, most, real(self)))
+    with monkeypatch.context() as counted:
+        counted.setattr(Simulation, "sizes", sizes)
+        expected = trial.simulate().history.test("shared")
+    honest = trial.simulate().history.test("shared")
+    lie("e", "_join", size=10**12)
+    summary = trial.serve()
+    assert summary["clients_scores"]["shared"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert summary["clients_scores"]["shared"] != pytest.approx(honest.tolist(), abs=1e-5)
+    assert summary["bounded"] == {"e": {"said": 10**12, "counted": most}}
+    line = (
+        f"client e says that it has 1,000,000,000,000 training examples and counts as if it had {most}: more than 10 "
+        "times the median of the others (flower.size_bound)"
+    )
+    assert trial.said.count(line) == 1
+
+
+def test_sizes_are_bounded_by_the_median_of_the_others():
+    assert _bounded([50, 50, 10**12], 10) == [50, 50, 500]
+    assert _bounded([10, 1000, 1000], 10) == [10, 1000, 1000]
+    assert _bounded([3, 9, 8, 17, 4, 12], 10) == [3, 9, 8, 17, 4, 12]
+    assert _bounded([5, 10**12], 10) == [5, 50]
+    assert _bounded([1, 10, 11, 10**12, 10**12], 10) == [1, 10, 11, 105, 105]  # two of five
+    assert _bounded([50, 50, 10**12], 0) == [50, 50, 10**12]
+    assert _bounded([10**12], 10) == [10**12]
+
+
+def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
+    trial = trial("fedavg", rounds=2, classes=0, clients=5)
+    lie("c", "_hello", task={"name": "Classification", "classes": 10**9}, outputs=10**9)
+    summary = trial.serve()
+    assert summary["names"] == list("abdef")
+    assert summary["classes"] == 3
+    assert (
+        "left client c out: its labels show 1,000,000,000 classes, more than 1,000 and than 10 times the median of the "
+        "others' (3); if that is right, set flower.classes"
+    ) in trial.said
+
+
+@pytest.mark.parametrize(
+    ("classes", "left_out"),
+    [
+        ({"a": 2, "b": 4, "c": 100}, ""),  # few labels at a site, as in splits by class
+        ({"a": 1, "b": 1, "c": 1000}, ""),
+        ({"a": 8000, "b": 900, "c": 8142}, ""),
+        ({"a": 10, "b": 10, "c": 1001}, "c"),
+        ({"a": 10, "b": 10**9}, "b"),
+        ({"a": 10, "b": 10, "c": 10, "d": 10**9, "e": 10**9}, "de"),
+        ({"a": 5000}, "a"),
+    ],
+)
+def test_classes_are_believed_if_they_are_few_or_others_have_as_many(classes, left_out):
+    found = {name: {"shape": [6], "task": {"name": "Classification", "classes": n}} for name, n in classes.items()}
+    assert "".join(serving._overclaimed(found)) == left_out
+
+
+def test_only_those_whose_keys_the_server_has_take_part(trial):
+    trial = trial("fedavg", rounds=2, clients=5)
+    trial.grid.publics = {node: config["client-id"].encode() for node, config in trial.grid.sites.items()}
+    members = {public: public.decode() for public in trial.grid.publics.values() if public != b"f"}
+    summary = trial.serve(members=lambda: members)
+    assert summary["names"] == list("abcde")
+    assert not any(name == "f" for name, *_ in trial.grid.log)
 
 
 def test_sites_with_other_examples_are_left_out(trial):

@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ NORMS = 20  # uploads before, with whose length new ones are compared
 class FleetState(NamedTuple):
     """What a fleet must not forget between two runs of its server."""
 
-    sizes: Tensor  # [N] int64 training examples
+    sizes: Tensor  # [N] int64 training examples that clients say they have
     accepted: Tensor  # [N] int64 the last round whose answer was taken, -1 before the first
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for and did not answer
     replied: Tensor  # [N] bool, in the round just over
@@ -59,6 +60,7 @@ class FlowerFleet:
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
     counted: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
+    bounded: dict[str, tuple[int, int]] = field(default_factory=dict)  # sizes not believed: said, and counted as
     _scores: dict[str, dict[Key, float]] = field(default_factory=dict)
     _keys: list[Key] = field(default_factory=list)  # what scores are named, the headline's first
     _pending: tuple[int, dict[int, Tree]] | None = None  # a round to be judged, and what is for whom
@@ -176,6 +178,20 @@ class FlowerFleet:
         self.names = [*self.names, *answers]
         return list(answers)
 
+    def sizes(self) -> Tensor:
+        """[N] int64 examples as they count: what a client says, up to `size_bound` times the median of the others."""
+        said, bound = self.state.sizes.tolist(), self.deployment.size_bound
+        counted = _bounded(said, bound)
+        before = self.bounded
+        self.bounded = {name: (a, b) for name, a, b in zip(self.names, said, counted, strict=True) if a != b}
+        for name, (a, b) in self.bounded.items():
+            if before.get(name) != (a, b):
+                self.courier.log(
+                    f"client {name} says that it has {a:,} training examples and counts as if it had {b:,}: more than "
+                    f"{bound:g} times the median of the others (flower.size_bound)"
+                )
+        return torch.tensor(counted)
+
     def save(self) -> FleetState:
         """The state, with what is said in words."""
         scores = {name: [[*key, value] for key, value in mine.items()] for name, mine in self._scores.items()}
@@ -270,6 +286,13 @@ class FlowerFleet:
             back = silent is not None and silent[i] and self.courier.is_online(self.names[i])
             missed[i] = 0 if replied[i] or back else missed[i] + 1
         self.state = self.state._replace(accepted=accepted, missed=missed, replied=replied)
+
+
+def _bounded(sizes: list[int], bound: float) -> list[int]:
+    """Sizes, none above `bound` times the median of the others; a bound of 0 is none."""
+    if not bound or len(sizes) < 2:
+        return sizes
+    return [min(size, int(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
 
 
 def _norm(upload: Tree) -> float:

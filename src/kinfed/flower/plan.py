@@ -27,6 +27,7 @@ class Deployment:
     quorum: float = 0.5  # share of those asked that must have answered by then; until then the round waits
     patience: float = 3600.0  # seconds after which a round without quorum ends the run, to be resumed later
     norm_bound: float = 10.0  # an upload longer than so many times the cohort's median is left out; 0: none is
+    size_bound: float = 10.0  # a site counts as at most so many times the median of the others' sizes; 0: as it says
     stale: str = "keep"  # what others hear of a client that missed rounds: its last model, less and less, or nothing
     decay: float = 0.5  # "decay": a client that missed k rounds is heard in a share decay**k of the rounds
     classes: int = 0  # 0: as many as the sites' labels show
@@ -42,8 +43,9 @@ class Deployment:
                 )
         if not 0 < self.quorum <= 1:
             raise UsageError(f"flower.quorum is a share of the clients asked, in (0, 1]; got {self.quorum}")
-        if self.norm_bound != 0 and self.norm_bound <= 1:
-            raise UsageError(f"flower.norm_bound must be above 1, or 0 for none; got {self.norm_bound}")
+        for name in ("norm_bound", "size_bound"):
+            if getattr(self, name) != 0 and not getattr(self, name) > 1:
+                raise UsageError(f"flower.{name} must be above 1, or 0 for none; got {getattr(self, name)}")
         if self.stale not in STALE:
             raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
         if not 0 < self.decay < 1:

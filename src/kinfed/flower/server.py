@@ -6,10 +6,11 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ from .rehearsal import Rehearsal
 
 Tree = Any
 FACTS = "federation.json"  # what the sites agreed upon before round 1
+CLASSES, TIMES = 1000, 10  # a site's classes are believed up to so many, or so many times the median of the others'
 WAIT = 180  # seconds for the process before to notice that its SuperLink has gone
 
 
@@ -42,14 +44,22 @@ class _Joined(Exception):
     """New clients wait at the door: the round loop is left and entered again with them."""
 
 
-def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: float = 0.2) -> dict[str, Any]:
+def serve(
+    planned: Plan,
+    carrier: Carrier,
+    out: Path,
+    log: Any = print,
+    poll: float = 0.2,
+    members: Callable[[], Mapping[bytes, str]] | None = None,
+) -> dict[str, Any]:
     """Run the federation, or go on with the one in the folder `out`, and return its summary.
 
-    The folder gets what any run's folder holds, except models: these stay at the sites. Raises UsageError for requests
-    that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
+    `members` tells at any time whose public keys may take part; without it whoever is online may. The folder gets what
+    any run's folder holds, except models: these stay at the sites. Raises UsageError for requests that cannot work and
+    RunError if too few sites take part; the checkpoint of the last round is kept.
     """
     deployed = planned.deployment
-    courier = Courier(carrier, deployed.deadline, deployed.patience, log, poll)
+    courier = Courier(carrier, deployed.deadline, deployed.patience, log, poll, members)
     make_folder(out)
     with _alone(out, log):
         return _serve(planned, courier, out, log)
@@ -57,8 +67,8 @@ def serve(planned: Plan, carrier: Carrier, out: Path, log: Any = print, poll: fl
 
 def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, Any]:
     deployed, began = planned.deployment, time.perf_counter()
-    if (out / "summary.json").exists():
-        raise UsageError(f"{out} holds a finished run; choose another --out")
+    if (out / "summary.json").exists():  # by a process that has ended meanwhile
+        return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
     resumed = (out / CHECKPOINT).exists()
     facts = json.loads((out / FACTS).read_text()) if resumed else _agree(planned, courier)
     shape, outputs, task = tuple(facts["shape"]), facts["outputs"], plan.read_task(facts["task"])
@@ -162,11 +172,17 @@ def _agree(planned: Plan, courier: Courier) -> Words:
     """What most of the sites say of their examples, once enough of them say the same."""
     wanted = planned.deployment.clients
 
+    def overclaimed() -> dict[str, str]:
+        return {} if planned.deployment.classes else _overclaimed(courier.found)
+
     def most() -> tuple[Any, int]:
-        counted = Counter(_kind(words) for words in courier.found.values())
+        left = courier.found.keys() - overclaimed().keys()
+        counted = Counter(_kind(courier.found[client]) for client in left)
         return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
 
     courier.discover(lambda: most()[1] >= wanted, f"{wanted} site{'s' if wanted > 1 else ''}")
+    for client, why in overclaimed().items():
+        courier.dismiss(client, why)
     kind = most()[0]
     alike = {client: words for client, words in courier.found.items() if _kind(words) == kind}
     first = next(iter(alike.values()))
@@ -175,6 +191,25 @@ def _agree(planned: Plan, courier: Courier) -> Words:
         classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
         return facts | {"task": {"name": "Classification", "classes": classes}, "outputs": classes}
     return facts | {"outputs": first["outputs"]}
+
+
+def _overclaimed(found: dict[str, Words]) -> dict[str, str]:
+    """Sites that say they have so many classes that the model for these could be too large, and why they are left out.
+
+    More than CLASSES are believed if others of the same kind have nearly as many, whose median a few liars cannot move.
+    """
+    left_out = {}
+    for client, words in found.items():
+        classes = words["task"].get("classes", 0)
+        if classes <= CLASSES:
+            continue
+        others = [w["task"].get("classes", 0) for c, w in found.items() if c != client and _kind(w) == _kind(words)]
+        if not others or classes > TIMES * median(others):
+            left_out[client] = (
+                f"its labels show {classes:,} classes, more than {CLASSES:,} and than {TIMES} times the median of the "
+                f"others' ({median(others) if others else 'there are none'}); if that is right, set flower.classes"
+            )
+    return left_out
 
 
 def _kind(words: Words) -> str:
@@ -224,7 +259,7 @@ def _roster(facts: Words, planned: Plan, model: Model, fleet: FlowerFleet) -> Ro
     return Roster(
         model.theta,
         model.layout,
-        state.sizes,
+        fleet.sizes(),
         planned.learning.training,
         planned.table["seed"],
         tags(fleet.names),
@@ -322,6 +357,7 @@ def _summarise(
         "names": fleet.names,
         "shape": facts["shape"],
         "outputs": facts["outputs"],
+        "bounded": {name: {"said": said, "counted": size} for name, (said, size) in fleet.bounded.items()},
         "classes": task.classes if isinstance(task, Classification) else None,
         "experiment": facts["experiment"],
         "out": str(out),
