@@ -1,5 +1,7 @@
 """Certificates that TLS accepts, keys that are nobody else's."""
 
+import datetime
+import re
 import ssl
 import stat
 
@@ -101,3 +103,86 @@ def test_names_that_could_be_something_else_are_refused(tmp_path, name):
 def test_hosts_are_names_or_addresses(tmp_path, host):
     with pytest.raises(UsageError, match="leave out http:// and the port"):
         keys.make(tmp_path, [host], [])
+
+
+def end(path):
+    return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
+
+
+@pytest.fixture
+def today(monkeypatch):
+    """Sets the date that keys are made on."""
+
+    begin = keys._now()
+
+    def set(days):
+        monkeypatch.setattr(keys, "_now", lambda: begin + datetime.timedelta(days=days))
+
+    return set
+
+
+def test_the_authority_outlives_the_certificates_that_it_signs(tmp_path, today):
+    keys.make(tmp_path, ["hub"], ["a"])
+    years = [(end(tmp_path / name) - keys._now()).days / 365 for name in ("ca.crt", "server.crt")]
+    assert years == pytest.approx([20, 2], abs=0.01)
+    today(19 * 365)
+    keys.make(tmp_path, ["hub"], [])
+    assert end(tmp_path / "server.crt") == end(tmp_path / "ca.crt")  # longer is of no use
+
+
+@pytest.mark.parametrize("days", [20 * 365 - 29, 20 * 365 + 1])
+def test_nothing_is_signed_by_an_authority_that_is_about_to_end(tmp_path, today, days):
+    keys.make(tmp_path, ["hub"], ["a"])
+    before = (tmp_path / "server.crt").read_bytes()
+    today(days)
+    with pytest.raises(
+        UsageError, match=r"the authority .*ca\.crt ends on 20..-..-.., and all that it signs; for a new"
+    ):
+        keys.make(tmp_path, ["hub"], [])
+    assert (tmp_path / "server.crt").read_bytes() == before
+
+
+def test_a_new_authority_comes_with_all_that_hangs_on_it_and_leaves_the_keys(tmp_path):
+    keys.make(tmp_path, ["hub.example.org"], ["a"])
+    (tmp_path / "sites" / "b").mkdir()  # its own key, made at the site
+    (tmp_path / "sites" / "b" / "key.pub").write_bytes((tmp_path / "sites" / "a" / "key.pub").read_bytes())
+    before = {name: (tmp_path / "sites" / "a" / name).read_bytes() for name in ("key", "key.pub", "ca.crt")}
+    (tmp_path / "ca.crt").unlink()
+    (tmp_path / "ca.key").unlink()
+    assert keys.make(tmp_path, [], ["a"]) == []
+    assert shake_hands(tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "ca.crt", "hub.example.org")
+    after = {name: (tmp_path / "sites" / "a" / name).read_bytes() for name in before}
+    assert after == {**before, "ca.crt": (tmp_path / "ca.crt").read_bytes()}
+    assert after["ca.crt"] != before["ca.crt"]
+    assert not (tmp_path / "sites" / "b" / "ca.crt").exists()
+
+
+def test_a_month_ahead_of_its_end_a_certificate_is_warned_of(tmp_path, today):
+    keys.make(tmp_path, [], ["a"])
+    site = tmp_path / "sites" / "a"
+    assert keys.endings(tmp_path) == keys.endings(site) == []
+    today(2 * 365 - 29)
+    (line,) = keys.endings(tmp_path)
+    assert re.match(rf"CAUTION: {tmp_path}/server\.crt ends on 20..-..-.., .* kinfed flower keys DIR --host NAME", line)
+    assert keys.endings(site) == []
+    today(20 * 365 + 1)
+    assert [re.search(r"(\w+\.crt) ended", line)[1] for line in keys.endings(tmp_path)] == ["ca.crt", "server.crt"]
+    (line,) = keys.endings(site)
+    assert line.endswith("ask the server's operator for the new ca.crt")
+
+
+def test_members_are_those_whose_keys_are_there_and_files_that_hold_none_are_named(tmp_path):
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    keys.make(tmp_path, [], ["a", "b"])
+    public = load_ssh_public_key((tmp_path / "sites" / "a" / "key.pub").read_bytes())
+    assert keys.members(tmp_path)[public_key_to_bytes(public)] == "a"
+    rsa = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBmTTyVWXRUI3UYVVIMGvxEvEmlRvRCyHRRTYIe5MPFi x"
+    twin = (tmp_path / "sites" / "a" / "key.pub").read_text()
+    for name, content in {"c": "no key", "d": rsa, "e": twin}.items():
+        (tmp_path / "sites" / name).mkdir()
+        (tmp_path / "sites" / name / "key.pub").write_text(content)
+    said = []
+    assert sorted(keys.members(tmp_path, said.append).values()) == ["a", "b"]
+    assert [re.search(r"sites/(\w)/", line)[1] for line in said] == ["c", "d", "e"]
+    assert "is the key of a too" in said[2]

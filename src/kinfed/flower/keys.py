@@ -5,10 +5,12 @@ import ipaddress
 import os
 import re
 import shutil
-from collections.abc import Sequence
+import ssl
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -17,27 +19,44 @@ from ..errors import UsageError
 from ..files import replacing
 from .courier import NAME
 
-YEARS = 5
+AUTHORITY, SERVER = 20, 2  # years that certificates are good for: sites have to be given a new authority's by hand
+SOON = datetime.timedelta(days=30)  # before its end, a certificate is warned of
+YEAR = datetime.timedelta(days=365)
 LOOPBACK = ("localhost", "127.0.0.1")
+_RENEW_SERVER = "renew it: kinfed flower keys DIR --host NAME, then kinfed flower down and up"
+_RENEW_CA = "for a new one move ca.crt and ca.key away and run kinfed flower keys DIR; see docs/deploy.md on renewal"
+_ASK_FOR_CA = "ask the server's operator for the new ca.crt"
+_Names = x509.SubjectAlternativeName
 
 
 def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:
     """Make what is missing of a federation's keys and return the folders to hand to new sites.
 
     `hosts` are the names and addresses at which sites reach the server; if given, its certificate is made anew. The
-    authority and the keys of sites are never replaced. Raises UsageError for names that cannot be used.
+    authority and the keys of sites are never replaced; where the authority is missing, the server's certificate is made
+    anew with it, by default for the names that it had, and the copies of ca.crt among the sites' keys with them. Raises
+    UsageError for names that cannot be used, and for an authority that is about to end.
     """
     for client in clients:
         if not re.fullmatch(NAME, client):
             raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    named = [_name(host) for host in dict.fromkeys([*LOOPBACK, *hosts])]
     certify = bool(hosts) or not (folder / "server.crt").exists()
     if not (folder / "ca.crt").exists():
+        if not certify:
+            certify, named = True, list(_read(folder / "server.crt").extensions.get_extension_for_class(_Names).value)
         _make_authority(folder)
+        for old in folder.glob("sites/*/ca.crt"):
+            _write(old, (folder / "ca.crt").read_bytes())
     elif certify and not (folder / "ca.key").exists():
         raise UsageError(f"{folder} has the authority's ca.crt without its ca.key, which must sign the certificate")
+    elif certify and (end := _read(folder / "ca.crt").not_valid_after_utc) < _now() + SOON:
+        raise UsageError(
+            f"the authority {folder / 'ca.crt'} ends on {end:%Y-%m-%d}, and all that it signs; {_RENEW_CA}"
+        )
     if certify:
-        _certify_server(folder, hosts)
+        _certify_server(folder, named)
     made = []
     for client in clients:
         site = folder / "sites" / client
@@ -56,11 +75,56 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
     return made
 
 
+def members(folder: Path, complain: Callable[[str], object] = lambda why: None) -> dict[bytes, str]:
+    """The public keys in a federation's keys, in the form in which Flower keeps them, and the sites that they are of.
+
+    Files that cannot be such a key are left out, and complained about.
+    """
+    found: dict[bytes, str] = {}
+    for path in sorted(folder.glob("sites/*/key.pub")):
+        site = path.parent.name
+        try:
+            key = serialization.load_ssh_public_key(path.read_bytes())
+        except (ValueError, OSError, UnsupportedAlgorithm) as problem:
+            complain(f"{path} holds no public key, so {site} is not let in: {problem}")
+            continue
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            complain(f"{path}: Flower takes keys as ssh-keygen -t ecdsa -b 384 makes them, so {site} is not let in")
+            continue
+        form = serialization.PublicFormat.SubjectPublicKeyInfo
+        public = key.public_bytes(serialization.Encoding.PEM, form)
+        if public in found:
+            complain(f"{path} is the key of {found[public]} too, so {site} is not let in; give every site its own")
+            continue
+        found[public] = site
+    return found
+
+
+def endings(folder: Path) -> list[str]:
+    """What to say of the certificates in the server's folder or a site's that are about to end, or have ended."""
+    said = []
+    at_server = (folder / "server.crt").exists()
+    fixes = {"ca.crt": _RENEW_CA if at_server else _ASK_FOR_CA, "server.crt": _RENEW_SERVER}
+    for path in (folder / name for name in fixes if (folder / name).exists()):
+        end = _read(path).not_valid_after_utc
+        if end < _now() + SOON:
+            verb = "ended" if end < _now() else "ends"
+            said.append(f"CAUTION: {path} {verb} on {end:%Y-%m-%d}, and nobody can connect after; {fixes[path.name]}")
+    return said
+
+
+def is_shown(certificate: Path, address: str) -> bool:
+    """Whether the server at HOST:PORT shows that certificate."""
+    host, _, port = address.rpartition(":")
+    shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=10)
+    return x509.load_pem_x509_certificate(shown.encode()) == _read(certificate)
+
+
 def _make_authority(folder: Path) -> None:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed federation")])
     usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)  # certificates and their recall
-    built = _certificate(name, name, key.public_key())
+    built = _certificate(name, name, key.public_key(), _now() + AUTHORITY * YEAR)
     built = built.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     built = built.add_extension(usage, critical=True)
     built = built.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -68,17 +132,16 @@ def _make_authority(folder: Path) -> None:
     _write(folder / "ca.crt", built.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
 
-def _certify_server(folder: Path, hosts: Sequence[str]) -> None:
+def _certify_server(folder: Path, names: Sequence[x509.GeneralName]) -> None:
     """The server is also reached on its own machine, by the programs that it starts."""
-    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    authority = _read(folder / "ca.crt")
     signer = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), None)
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP256R1())
-    names = [_name(host) for host in dict.fromkeys([*LOOPBACK, *hosts])]
     usage = x509.KeyUsage(True, False, False, False, False, False, False, False, False)  # signatures
-    built = _certificate(
-        authority.subject, x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed server")]), key.public_key()
-    )
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kinfed server")])
+    end = min(_now() + SERVER * YEAR, authority.not_valid_after_utc)
+    built = _certificate(authority.subject, name, key.public_key(), end)
     built = built.add_extension(x509.SubjectAlternativeName(names), critical=False)
     built = built.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     built = built.add_extension(usage, critical=True)
@@ -89,17 +152,29 @@ def _certify_server(folder: Path, hosts: Sequence[str]) -> None:
     _write(folder / "server.key", _pem(key), secret=True)
 
 
-def _certificate(issuer: x509.Name, subject: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
+def _certificate(
+    issuer: x509.Name, subject: x509.Name, public: ec.EllipticCurvePublicKey, end: datetime.datetime
+) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder()
         .issuer_name(issuer)
         .subject_name(subject)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
-        .not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .not_valid_before(_now() - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(end)
     )
+
+
+def _read(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError:
+        raise UsageError(f"{path} is not a certificate; it is one that kinfed flower keys made") from None
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def _name(host: str) -> x509.GeneralName:
