@@ -1,6 +1,7 @@
 """What a person is told of Flower's programs: stand-ins for these say what the real ones say."""
 
 import http.server
+import json
 import os
 import ssl
 import subprocess
@@ -207,3 +208,107 @@ def test_a_client_has_one_node_at_a_time(tmp_path):
 def test_a_number_that_belongs_to_another_program_now_is_no_superlink():
     assert not processes._is_alive({"pid": os.getpid()})
     assert not processes._is_alive({"pid": 2**22 + 1})
+
+
+@pytest.mark.parametrize("end", ["exit 0", "echo \"httpx.HTTPStatusError: Client error '401 Unauthorized'\"; exit 1"])
+def test_a_node_that_the_server_turns_away_says_so(node, end):
+    _, ended = node(f"printf '{CONNECTED}'; {end}")
+    assert "the node of a ended: the server does not know its key any more" in ended
+
+
+@pytest.fixture
+def slow_superlink(tmp_path, monkeypatch):
+    """A SuperLink that never answers; returns the number of its process, once there is one."""
+    folder, real = tmp_path / "programs", processes._environment
+    folder.mkdir()
+    (folder / "flower-superlink").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60\n")
+    (folder / "flower-superlink").chmod(0o755)
+    monkeypatch.setattr(
+        processes, "_environment", lambda home: {**real(home), "PATH": f"{folder}:{os.environ['PATH']}"}
+    )
+
+    def number():
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return int((tmp_path / "pid").read_text())
+
+    return number
+
+
+def test_an_interrupt_before_the_superlink_answers_ends_it(tmp_path, slow_superlink, monkeypatch):
+    def interrupted(link, is_alive):
+        assert json.loads((tmp_path / "home" / "link.json").read_text())["pid"] == slow_superlink()  # `down` finds it
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes, "_await", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        processes.up(tmp_path / "home", "127.0.0.1", processes._free_port(), None, lambda line: None)
+    assert not (tmp_path / "home" / "link.json").exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(slow_superlink(), 0)
+
+
+def test_a_superlink_with_an_old_certificate_is_told(tmp_path, server, monkeypatch):
+    folder, said = tmp_path / "keys", []
+    keys.make(folder, [], [])
+    address = server(folder)
+    (tmp_path / "link.json").write_text(json.dumps({"address": address, "ca": str(folder / "ca.crt"), "pid": 1}))
+    monkeypatch.setattr(processes, "_is_alive", lambda running: True)
+    monkeypatch.setattr(processes, "_admit", lambda *_: None)
+    go = lambda: processes.up(tmp_path, "127.0.0.1", 1, folder, said.append)  # noqa: E731
+    go()
+    assert said == [f"the SuperLink runs already, at {address}"]
+    keys.make(folder, ["hub"], [])
+    go()
+    assert said[2] == (
+        f"it still shows the certificate that it was started with, not that in {folder}; "
+        "start it anew: kinfed flower down, and up"
+    )
+    for name in ("ca.crt", "ca.key"):
+        (folder / name).unlink()
+    keys.make(folder, [], [])
+    with pytest.raises(RunError, match=r"is not to be trusted .* start it anew: kinfed flower down, and up"):
+        go()
+
+
+@pytest.fixture
+def flower(tmp_path, monkeypatch):
+    """Flower's runs: what each is said to be, and what it says; returns what was asked of Flower."""
+    asked, runs = [], {}
+
+    def flwr(home, *arguments):
+        asked.append(arguments[0])
+        if arguments[0] == "run":
+            runs[str(len(runs) + 1)] = "running"
+            return {"run-id": len(runs)}
+        if arguments[3] not in runs:
+            raise RunError("no such run")
+        return {"runs": [{"status": runs[arguments[3]]}]}
+
+    def follow(home, id, say):
+        runs[id] = "finished:completed"
+        return ["round 1 of 1", 'done: {"rounds": 1}']
+
+    monkeypatch.setattr(processes, "_flwr", flwr)
+    monkeypatch.setattr(processes, "_follow", follow)
+    monkeypatch.setattr(processes.signal, "signal", lambda *_: None)
+    asked_and = type("Flower", (), {"asked": asked, "runs": runs})
+    return asked_and
+
+
+def test_a_run_that_lost_its_watcher_is_followed_and_not_started_twice(tmp_path, flower):
+    out, said = tmp_path / "out", []
+    out.mkdir()
+    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert (out / ".run").read_text() == "1"
+    flower.runs["1"] = "running"  # as if the program that watched it had been killed
+    flower.asked.clear()
+    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert said == ["the run goes on; following it"]
+    assert "run" not in flower.asked
+    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}  # it is over: another
+    (out / ".run").write_text("of another SuperLink")
+    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert flower.asked.count("run") == 2

@@ -3,6 +3,7 @@
 import argparse
 import importlib.metadata
 import importlib.util
+import json
 import os
 import time
 from pathlib import Path
@@ -74,6 +75,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of this folder")
     run.add_argument("--quiet", action="store_true", help="say nothing until the end")
     run.set_defaults(command=_run)
+    revoke = actions.add_parser("revoke", parents=[server, common], help="take a site out of the federation")
+    revoke.add_argument("site", metavar="SITE", help="the site's name")
+    revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
+    revoke.set_defaults(command=_revoke)
     down = actions.add_parser("down", parents=[server, common], help="end the server")
     down.set_defaults(command=_down)
 
@@ -82,7 +87,14 @@ def _keys(asked: argparse.Namespace, console: Console) -> None:
     _need_flower()
     from ..flower import keys
 
+    renewed = not (asked.folder / "ca.crt").exists() and any(asked.folder.glob("sites/*/key.pub"))
     made = keys.make(asked.folder, asked.host, asked.sites)
+    if renewed:
+        console.print(
+            f"a new authority: give {asked.folder / 'ca.crt'} to every site in place of its own, and start the server "
+            "anew (kinfed flower down, and up); sites keep their keys",
+            soft_wrap=True,
+        )
     for folder in made:
         console.print(f"give {folder} to {folder.name}, and to nobody else: its key says who it is", soft_wrap=True)
     if not made:
@@ -123,6 +135,10 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
         out = asked.resume.resolve()
         if not (out / "config.toml").exists():
             raise UsageError(f"{out} is not a federation's folder: it has no config.toml")
+        if (out / "summary.json").exists():
+            console.print(f"the run in {out} has finished", soft_wrap=True)
+            show(json.loads((out / "summary.json").read_text()), asked, console)
+            return
         raw = config.read(str(out / "config.toml"), [])
     else:
         raw = config.read(asked.plan, asked.overrides)
@@ -144,6 +160,14 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     show(summary, asked, console)
     each = summary["bytes_per_client_and_round"]
     say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up (bytes.csv); models are at sites")
+
+
+def _revoke(asked: argparse.Namespace, console: Console) -> None:
+    _need_flower()
+    from ..flower import processes
+
+    keys = asked.keys.resolve() if asked.keys else None
+    processes.revoke(Path(asked.home), asked.site, keys, _sayer(console))
 
 
 def _down(asked: argparse.Namespace, console: Console) -> None:

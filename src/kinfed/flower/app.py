@@ -7,7 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import RunError, UsageError
-from . import plan
+from . import keys, plan
 from .grid import Post
 from .messages import plain
 from .server import serve
@@ -25,7 +25,9 @@ def main(grid: Grid, context: Context) -> None:
     asked = context.run_config
     try:
         planned = plan.resolve(json.loads(str(asked["config"])))
-        summary = serve(planned, Post(grid), Path(str(asked["out"])), log)
+        folder = str(asked["keys"])
+        members = (lambda: keys.members(Path(folder))) if folder else None
+        summary = serve(planned, Post(grid), Path(str(asked["out"])), log, members=members)
     except Exception as problem:
         known = isinstance(problem, UsageError | RunError | OSError)
         why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"

@@ -3,6 +3,7 @@
 import ctypes
 import fcntl
 import ipaddress
+import itertools
 import json
 import os
 import re
@@ -23,12 +24,16 @@ from typing import Any
 
 import tomli_w
 
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, nearest
 from ..files import make_folder, replacing
+from . import keys as certificates
+from . import registry
 from .courier import NAME
 
 Say = Callable[[str], None]
 LINK = "link.json"
+DATABASE = "state.db"  # Flower's own
+RUN = ".run"  # in a run's folder: the number that Flower gave it
 GIVE_UP = 3  # times that a run ends without a word and without a round in between
 START = 90.0  # seconds that a SuperLink may take until it answers
 FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone: two heartbeats of 30, and some
@@ -64,7 +69,8 @@ class Link:
         except (OSError, ValueError) as problem:  # a TLS server hangs up on plain HTTP
             return f"{self.address} breaks off ({problem}){'' if self.ca else _SECURED}"
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return f"the certificate of {self.address} is not to be trusted ({reason.verify_message}); {_CERTIFICATE}"
+            fix = _EXPIRED if "expired" in reason.verify_message else _CERTIFICATE
+            return f"the certificate of {self.address} is not to be trusted ({reason.verify_message}); {fix}"
         if isinstance(reason, ssl.SSLError):
             return f"{self.address} does not speak TLS ({reason.reason}); was its SuperLink started with --insecure?"
         if isinstance(reason, socket.gaierror):
@@ -76,6 +82,9 @@ class Link:
 
 _SECURED = "; if its SuperLink uses TLS, give --keys, the folder with ca.crt and key"
 _CERTIFICATE = "use the ca.crt of its keys, and name this host when making them: kinfed flower keys DIR --host NAME"
+_EXPIRED = "its operator must renew it, see docs/deploy.md"
+_TURNED_AWAY = "the server does not know its key any more; if that is a mistake: kinfed flower up there, and start anew"
+_RESTART = "start it anew: kinfed flower down, and up"
 
 
 def up(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
@@ -92,12 +101,48 @@ def up(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Link:
         link = Link(running["address"], running["ca"])
         if link.ca != (str(keys / "ca.crt") if keys else ""):
             raise UsageError(f"a SuperLink with other keys runs at {link.address}; end it: kinfed flower down")
+        problem = link.problem()
+        if problem == "nobody":  # it may have been started a moment ago
+            problem = _await(link, lambda: _is_alive(running)) and "it does not answer"
+        if problem:
+            raise RunError(f"the SuperLink at {link.address} runs but cannot be used: {problem}; {_RESTART}")
         say(f"the SuperLink runs already, at {link.address}")
+        if keys is not None and not certificates.is_shown(keys / "server.crt", link.address):
+            say(f"it still shows the certificate that it was started with, not that in {keys}; {_RESTART}")
     else:
         link = _start(home, host, port, keys, say)
     if keys is not None:
-        _register(home, keys, say)
+        for line in certificates.endings(keys):
+            say(line)
+        _admit(home, keys, say)
     return link
+
+
+def revoke(home: Path, site: str, keys: Path | None, say: Say) -> None:
+    """Take a site's key out of `keys`, by default those of the SuperLink that runs, and have Flower turn it away."""
+    running = _read(home)
+    alive = running is not None and _is_alive(running)
+    if running and alive and not running["ca"]:
+        raise UsageError(f"the SuperLink at {running['address']} runs with --insecure, so there are no keys to revoke")
+    if keys is None:
+        if not running or not alive:
+            raise UsageError(f"no SuperLink of {home} runs; say where its keys are: --keys DIR")
+        keys = Path(running["ca"]).parent
+    known = [path.parent.name for path in keys.glob("sites/*/key.pub")]
+    if site not in known:
+        raise UsageError(f"{keys}/sites has no key of '{site}'; {nearest(site, known)}")
+    make_folder(keys / "revoked")
+    away = next(
+        path
+        for path in (keys / "revoked" / f"{site}{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
+        if not path.exists()
+    )
+    (keys / "sites" / site).rename(away)
+    say(f"the key of {site} is no member's any more, and lies in {away}; runs under way take nothing of it")
+    if alive:
+        _admit(home, keys, say)
+    else:
+        say("no SuperLink runs; kinfed flower up turns it away")
 
 
 def down(home: Path, say: Say) -> None:
@@ -123,6 +168,8 @@ def node(
         raise UsageError(f"--insecure is for this machine alone; got {link.address}")
     home = state / client / "node"
     make_folder(home)
+    for line in certificates.endings(Path(link.ca).parent) if link.ca else []:
+        say(line)
     with _only_one(home, client):
         _wait(link, say)
         settings = {
@@ -162,9 +209,11 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
 
     A run that ends without a word, because its process was killed, is taken up again where it stopped.
     """
-    app = home / "app"
+    app, ca = home / "app", (_read(home) or {}).get("ca", "")
     make_folder(app)
-    _write_app(app, {"config": json.dumps(config), "out": str(out)})
+    _write_app(app, {"config": json.dumps(config), "out": str(out), "keys": str(Path(ca).parent) if ca else ""})
+    for line in certificates.endings(Path(ca).parent) if ca else []:
+        say(line)
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
     finished = (out / "summary.json").exists()
     for number in (signal.SIGTERM, signal.SIGHUP):  # stopped from elsewhere it stops the run as well
@@ -172,7 +221,13 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
     while True:
         id = ""
         try:
-            id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
+            id = _under_way(home, out)
+            if id:
+                say("the run goes on; following it")
+            else:
+                id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
+                with replacing(out / RUN) as part:
+                    part.write_text(id)
             said = _follow(home, id, say)
             status = _status(home, id)
         except KeyboardInterrupt:
@@ -201,7 +256,7 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     make_folder(home / "flwr")
     own = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
-    command = ["flower-superlink", "--host", host, "--port", str(port), "--database", str(home / "state.db")]
+    command = ["flower-superlink", "--host", host, "--port", str(port), "--database", str(home / DATABASE)]
     command += ["--disable-runtime-dependency-installation"]
     if keys is None:
         command += ["--insecure"]
@@ -222,42 +277,51 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
         process = subprocess.Popen(
             command, env=_environment(home / "flwr"), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
-    deadline = time.monotonic() + START
-    while (problem := link.problem()) and time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.3)
+    # At once, so that `down` finds it whatever becomes of this program.
+    with replacing(home / LINK) as part:
+        part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
+    try:
+        problem = _await(link, lambda: process.poll() is None)
+    except KeyboardInterrupt:
+        _end(process.pid)
+        (home / LINK).unlink(missing_ok=True)
+        raise
     if problem:
         _end(process.pid)
+        (home / LINK).unlink(missing_ok=True)
         text = _plain(log.read_bytes()[begin:].decode(errors="replace"))
         lines = [line.strip() for line in text.splitlines()]
         errors = [line for line in lines if "ERROR" in line or "rror:" in line]
         ending = list(dropwhile(lambda line: "Exit Code:" not in line, lines))
         why = _explain(ending) or (errors[-1] if errors else problem)
         raise RunError(f"the SuperLink did not start: {why}; see {log}")
-    with replacing(home / LINK) as part:
-        part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
     say(f"the SuperLink is up at {link.address}" + (f"; sites reach it as HOST:{port}" if own != host else ""))
     return link
 
 
-def _register(home: Path, keys: Path, say: Say) -> None:
-    """Let sites in whose keys are not known yet."""
-    known = home / "registered.json"
-    registered = json.loads(known.read_text()) if known.exists() else []
-    for public in sorted(keys.glob("sites/*/key.pub")):
-        content = public.read_text().strip()
-        if content in registered:
+def _admit(home: Path, keys: Path, say: Say) -> None:
+    """Have the SuperLink let in those whose keys are there, and nobody else, whatever was done by other hands."""
+    database, wanted = home / DATABASE, certificates.members(keys, say)
+    known = registry.entries(database)
+    for key, entry in known.items():
+        if entry.is_in and key not in wanted:
+            _flwr(home, "supernode", "unregister", str(entry.node), "kinfed", "--format", "json")
+            say(f"turned away, as its key is not in {keys}/sites: {entry.name or entry.node}")
+    for key, site in wanted.items():
+        if key in known and known[key].is_in:
             continue
-        try:
-            _flwr(
-                home, "supernode", "register", str(public), "kinfed", "--name", public.parent.name, "--format", "json"
-            )
-            say(f"let in: {public.parent.name}")
-        except RunError as problem:
-            if "already in use" not in str(problem):
-                raise
-        registered.append(content)
-        with replacing(known) as part:
-            part.write_text(json.dumps(registered))
+        registry.forget(database, key)
+        public = str(keys / "sites" / site / "key.pub")
+        _flwr(home, "supernode", "register", public, "kinfed", "--name", site, "--format", "json")
+        say(f"let in{' again' if key in known else ''}: {site}")
+
+
+def _await(link: Link, is_alive: Callable[[], bool]) -> str:
+    """Wait until a SuperLink answers; returns what is wrong if it does not."""
+    deadline = time.monotonic() + START
+    while (problem := link.problem()) and time.monotonic() < deadline and is_alive():
+        time.sleep(0.3)
+    return problem
 
 
 def _wait(link: Link, say: Say) -> None:
@@ -324,7 +388,11 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
             _end(process.pid)
             for number, handler in before.items():
                 signal.signal(number, handler)
-    failed = _explain(ending) or failed or f"exit code {process.returncode}"
+    failed = _explain(ending) or failed or (f"exit code {process.returncode}" if process.returncode else "")
+    if (
+        not failed or "401 Unauthorized" in failed
+    ):  # its node interrupts itself when its calls are refused, or breaks down
+        failed = _TURNED_AWAY
     raise RunError(f"the node of {client} ended: {failed}; see {log}")
 
 
@@ -380,6 +448,16 @@ def _follow(home: Path, id: str, say: Say) -> list[str]:
         if _status(home, id)["status"].startswith("finished"):
             return said
         time.sleep(1)  # the SuperLink was away
+
+
+def _under_way(home: Path, out: Path) -> str:
+    """The number of a run that works in a folder although who watched it has gone; empty if there is none."""
+    try:
+        id = (out / RUN).read_text()
+        (found,) = _flwr(home, "list", "kinfed", "--run-id", id, "--format", "json")["runs"]
+    except (OSError, RunError, ValueError):
+        return ""
+    return "" if found["status"].startswith("finished") else id
 
 
 def _status(home: Path, id: str) -> dict[str, Any]:

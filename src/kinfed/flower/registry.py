@@ -1,0 +1,42 @@
+"""Registry: whose keys a SuperLink lets in, read from Flower's own database, where a key can also be forgotten.
+
+Flower's commands name no node, and a key that was unregistered once they refuse ever after: its row stays, and keys are
+unique. Without that row, which only nodes that are out have, the key is as if it had never been there.
+"""
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import RunError
+
+OUT = "unregistered"
+
+
+class Entry(NamedTuple):
+    """A node that Flower knows."""
+
+    node: int
+    name: str  # under which it was registered
+    is_in: bool
+
+
+def entries(database: Path) -> dict[bytes, Entry]:
+    """What Flower knows of each public key."""
+    rows = _ask(database, "SELECT public_key, node_id, name, status FROM node")
+    # SQLite's whole numbers have a sign, nodes' numbers have none.
+    return {key: Entry(node % 2**64, name or "", status != OUT) for key, node, name, status in rows}
+
+
+def forget(database: Path, key: bytes) -> None:
+    """Let a key that is out be registered again."""
+    _ask(database, "DELETE FROM node WHERE public_key = ? AND status = ?", key, OUT)
+
+
+def _ask(database: Path, statement: str, *values: object) -> list[tuple[bytes, int, str | None, str]]:
+    try:
+        with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=rw", timeout=30, uri=True)) as found, found:
+            return found.execute(statement, values).fetchall()
+    except sqlite3.Error as problem:
+        raise RunError(f"{database} cannot be read as the SuperLink's database: {problem}") from None
