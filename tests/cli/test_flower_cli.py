@@ -74,6 +74,7 @@ def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
     assert "--server must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", "hub")
     assert "a site is named by letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
     assert "no SuperLink of" in refused("down")
+    assert "say where its keys are: --keys DIR" in refused("revoke", "ann")
 
 
 def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
