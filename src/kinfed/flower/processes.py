@@ -6,6 +6,7 @@ import ipaddress
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
@@ -25,6 +26,7 @@ import tomli_w
 
 from ..errors import RunError, UsageError
 from ..files import make_folder, replacing
+from . import gate
 from .courier import NAME
 
 Say = Callable[[str], None]
@@ -123,6 +125,7 @@ def node(
         raise UsageError(f"--insecure is for this machine alone; got {link.address}")
     home = state / client / "node"
     make_folder(home)
+    _close(state / client)
     with _only_one(home, client):
         _wait(link, say)
         settings = {
@@ -132,7 +135,8 @@ def node(
             "state-dir": str(state.resolve()),
             "device": device,
         }
-        command = ["flower-supernode", "--superlink", link.address, "--host", "127.0.0.1", "--port", str(_free_port())]
+        command = _program("flower-supernode", "--superlink", link.address)
+        command += ["--host", "127.0.0.1", "--port", str(_free_port())]
         command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         command += ["--insecure"] if key is None else ["--root-certificates", link.ca]
         command += [] if key is None else ["--auth-supernode-private-key", str(key)]
@@ -164,7 +168,8 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
     """
     app = home / "app"
     make_folder(app)
-    _write_app(app, {"config": json.dumps(config), "out": str(out)})
+    with replacing(app / "pyproject.toml") as part:
+        part.write_text(tomli_w.dumps(gate.bundle({"config": json.dumps(config), "out": str(out)})))
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
     finished = (out / "summary.json").exists()
     for number in (signal.SIGTERM, signal.SIGHUP):  # stopped from elsewhere it stops the run as well
@@ -199,9 +204,12 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     if not _is_free(host, port):
         raise UsageError(f"port {port} of {host} is taken; choose another --port, or end what listens there")
     make_folder(home / "flwr")
+    for path in home.iterdir():
+        if path.name.partition(".")[0] in ("state", "superlink", "link", "registered", "flwr", "app"):
+            _close(path)
     own = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
-    command = ["flower-superlink", "--host", host, "--port", str(port), "--database", str(home / "state.db")]
+    command = _program("flower-superlink", "--host", host, "--port", str(port), "--database", str(home / "state.db"))
     command += ["--disable-runtime-dependency-installation"]
     if keys is None:
         command += ["--insecure"]
@@ -220,7 +228,7 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     with log.open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(
-            command, env=_environment(home / "flwr"), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command, env=_environment(home / "flwr", _secret(home)), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
         )
     deadline = time.monotonic() + START
     while (problem := link.problem()) and time.monotonic() < deadline and process.poll() is None:
@@ -285,7 +293,7 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
         file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command,
-            env=_environment(home),
+            env=_environment(home, secrets.token_hex(32)),
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -357,7 +365,7 @@ def _follow(home: Path, id: str, say: Say) -> list[str]:
     while True:
         stream = subprocess.Popen(
             _program("flwr", "log", id, "kinfed", "--stream"),
-            env=_environment(home / "flwr"),
+            env=_environment(home / "flwr", _secret(home)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -397,7 +405,7 @@ def _status(home: Path, id: str) -> dict[str, Any]:
 def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     """What one of Flower's commands answers; raises RunError with its message."""
     done = subprocess.run(
-        _program("flwr", *arguments), env=_environment(home / "flwr"), capture_output=True, text=True, check=False
+        _program("flwr", *arguments), env=_environment(home / "flwr", _secret(home)), capture_output=True, text=True, check=False
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -410,29 +418,12 @@ def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     return answer
 
 
-def _write_app(folder: Path, settings: dict[str, str]) -> None:
-    """An app without code of its own: sites run the kinfed that is installed there."""
-    table = {
-        "project": {"name": "kinfed-federation", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []},
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "kinfed",
-                    "components": {"serverapp": "kinfed.flower.app:app", "clientapp": "kinfed.flower.client:app"},
-                    "config": settings,
-                }
-            }
-        },
-    }
-    with replacing(folder / "pyproject.toml") as part:
-        part.write_text(tomli_w.dumps(table))
-
-
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home: Path, secret: str) -> dict[str, str]:
     """For Flower's programs: files of their own, nothing asked of or told to the internet, quick polling."""
     local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("FLWR_")},
+        gate.SECRET: secret,
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -441,12 +432,26 @@ def _environment(home: Path) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
     }
 
 
+def _close(path: Path) -> None:
+    """To other users of this machine: earlier versions of kinfed left what they made open."""
+    path.chmod(path.stat().st_mode & 0o700)
+
+
+def _secret(home: Path) -> str:
+    """What opens the SuperLink of this folder to kinfed's processes on its machine."""
+    path = home / "secret"
+    if not path.exists():
+        with replacing(path) as part:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            part.write_text(secrets.token_hex(32))
+    return path.read_text()
+
+
 def _program(name: str, *arguments: str) -> list[str]:
-    return [str(Path(sys.executable).parent / name), *arguments]
+    return gate.command(name, *arguments)
 
 
 def _end(pid: int) -> None:
