@@ -80,16 +80,10 @@ def test_a_superlink_is_reached_or_it_is_said_why_not(tmp_path, server):
 def node(tmp_path, server, monkeypatch):
     """Runs a node whose SuperNode is a script; returns what was said and how it ended."""
     (tmp_path / "x.npz").touch()
-    real, address = processes._environment, server()
+    address = server()
 
     def go(script, heard=lambda line: None):
-        folder = tmp_path / "programs"
-        folder.mkdir(exist_ok=True)
-        (folder / "flower-supernode").write_text(f"#!/bin/sh\n{script}")
-        (folder / "flower-supernode").chmod(0o755)
-        monkeypatch.setattr(
-            processes, "_environment", lambda home: {**real(home), "PATH": f"{folder}:{os.environ['PATH']}"}
-        )
+        monkeypatch.setattr(processes, "_program", lambda name, *arguments: ["sh", "-c", script, name, *arguments])
         said = []
 
         def say(line):

@@ -2,14 +2,14 @@
 
 `python gate.py PROGRAM ARGUMENT ...` is PROGRAM of Flower, and so is every program of Flower that it starts, but
 
-- its web server answers nobody who does not know a secret, which kinfed's own processes on this machine hand on in their
-  environment; others reach /health and, at the server, the calls of sites, each signed anew by a key that was let in,
-  and looked at before anything of their body is read;
+- its web server answers nobody who does not know a secret, which kinfed's own processes on this machine pass on in
+  their environment; others reach /health and, at the server, the calls that sites make, each with a signature of its
+  own by a key that was let in, checked before anything of the body is read;
 - a site's node runs no program but the one that is installed with kinfed;
 - whatever it makes is readable by its owner alone.
 
 This wraps Flower's inside, so nothing starts with a version that kinfed's tests have not run with. The file is run as a
-script, and imports nothing of kinfed, whose import costs each of Flower's processes seconds and memory.
+script, and imports nothing of kinfed, whose import would cost each of Flower's processes seconds and memory.
 """
 
 import asyncio
@@ -64,8 +64,8 @@ def untested() -> str:
     if found in TESTED:
         return ""
     return (
-        f"kinfed flower is tested with Flower {' and '.join(TESTED)} alone, and closes doors that other versions may have "
-        f"elsewhere; here is {found}: pip install 'flwr=={TESTED[-1]}'"
+        f"kinfed flower is tested with Flower {' and '.join(TESTED)} alone, and closes doors that other versions may "
+        f"have elsewhere; here is {found}: pip install 'flwr=={TESTED[-1]}'"
     )
 
 
@@ -108,7 +108,7 @@ class Doorman:
         headers = list(headers)
         told = _only(headers, HEADER)
         near = told is not None and hmac.compare_digest(told, self._secret)
-        if not near and not (path in self._paths and method == "POST" or path == b"/health" and method == "GET"):
+        if not near and not ((path in self._paths and method == "POST") or (path == b"/health" and method == "GET")):
             return Verdict(404, "not for strangers")
         if any(name == b"transfer-encoding" for name, _ in headers):
             return Verdict(411, "the length of the body must be told")
@@ -226,7 +226,7 @@ def _in_time(receive: Any) -> Any:
 
 
 def bundle(config: dict[str, str]) -> dict[str, Any]:
-    """The pyproject.toml of kinfed's app for Flower: no code of its own, sites run the kinfed that is installed there."""
+    """The pyproject.toml of kinfed's app for Flower, without code of its own: sites run the kinfed that they have."""
     components = {"serverapp": "kinfed.flower.app:app", "clientapp": "kinfed.flower.client:app"}
     app = {"publisher": "kinfed", "components": components, "config": config}
     project = {"name": "kinfed-federation", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []}
@@ -245,7 +245,15 @@ def foreign(run: Any, fab: Any) -> str:
         config = table["tool"]["flwr"]["app"]["config"]
         if table != bundle(config) or set(config) != {"config", "out"}:
             return "its pyproject.toml is another"
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, ValueError, KeyError, TypeError) as problem:
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as problem:
         return f"its bundle cannot be read ({problem!r:.80})"
     named = (run.fab_id, run.fab_version, run.fab_hash, run.primary_task_type or "flwr-serverapp")
     own = ("kinfed/kinfed-federation", "0.1.0", hashlib.sha256(fab.content).hexdigest(), "flwr-serverapp")
@@ -304,7 +312,7 @@ def _guard(secret: str, sites: bool) -> None:
         settings |= {"http": Hurried, "ws": "none", "access_log": False, "proxy_headers": False}
         real(self, Gate(app, doorman), **settings)
 
-    uvicorn.Config.__init__ = start  # type: ignore[method-assign]
+    uvicorn.Config.__init__ = start  # type: ignore[assignment, method-assign]
 
 
 def _tell(secret: str) -> None:
@@ -359,7 +367,7 @@ def _run_own_program_alone() -> None:
         begin(self, *arguments, **settings)
         self._client.follow_redirects = False  # a server could have it call others in the site's network
 
-    node._pull_and_store_message = pull
+    node._pull_and_store_message = pull  # type: ignore[assignment]
     ProtobufClient.__init__ = start  # type: ignore[method-assign]
 
 
@@ -368,7 +376,12 @@ def _start_through_gate() -> None:
     real = subprocess.Popen.__init__
 
     def start(self: Any, args: Any, *others: Any, **how: Any) -> None:
-        real(self, command(*args) if isinstance(args, list) and args[:1] and args[0] in PROGRAMS else args, *others, **how)
+        real(
+            self,
+            command(*args) if isinstance(args, list) and args[:1] and args[0] in PROGRAMS else args,
+            *others,
+            **how,
+        )
 
     subprocess.Popen.__init__ = start  # type: ignore[method-assign]
 

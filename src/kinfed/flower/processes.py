@@ -228,7 +228,11 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     with log.open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(
-            command, env=_environment(home / "flwr", _secret(home)), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=_environment(home / "flwr", _secret(home)),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     deadline = time.monotonic() + START
     while (problem := link.problem()) and time.monotonic() < deadline and process.poll() is None:
@@ -405,7 +409,11 @@ def _status(home: Path, id: str) -> dict[str, Any]:
 def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     """What one of Flower's commands answers; raises RunError with its message."""
     done = subprocess.run(
-        _program("flwr", *arguments), env=_environment(home / "flwr", _secret(home)), capture_output=True, text=True, check=False
+        _program("flwr", *arguments),
+        env=_environment(home / "flwr", _secret(home)),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
