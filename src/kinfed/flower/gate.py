@@ -291,15 +291,20 @@ def _guard(secret: str, sites: bool) -> None:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.loop.call_later(PATIENCE, self._hurry, None)
+            self._look(None)
+
+        def connection_lost(self, problem: Exception | None) -> None:
+            self._next.cancel()  # it would keep what the connection has read
+            super().connection_lost(problem)
+
+        def _look(self, last: Any) -> None:
+            self._next = self.loop.call_later(PATIENCE, self._hurry, last)
 
         def _hurry(self, last: Any) -> None:
-            if self.transport.is_closing():
-                return
             if self.cycle is last and (last is None or last.response_complete):
                 self.transport.close()
             else:
-                self.loop.call_later(PATIENCE, self._hurry, self.cycle)
+                self._look(self.cycle)
 
     real = uvicorn.Config.__init__
 
