@@ -45,7 +45,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-server, client, marks = ServerApp(), ClientApp(), Path("MARKS")
+server = ServerApp()
+client = ClientApp()
+marks = Path("MARKS")
 
 @client.query()
 def answer(message, context):
@@ -187,7 +189,7 @@ def app_of_a_stranger(them):
         "A Flower app of one's own, submitted by `flwr run`",
         "stranger with port and ca.crt",
         f"exit code {code}, “{said[-90:]}”; it ran at {len(ran)} places, looked for during 20 s",
-        not ran and code != 0,
+        not ran and code != 0 and "404" in said,
     )
 
 
@@ -204,7 +206,7 @@ def commands_of_a_stranger(them, run, node):
         "Unregister a site's node": ("supernode", "unregister", node, "x"),
     }.items():
         code, said = them.flwr(*arguments)
-        refused = (code != 0 and "404" in said) or "Not Found" in said or "not for strangers" in said
+        refused = code != 0 and "404" in said
         them.note(
             f"{door} by `flwr {' '.join(arguments[: 2 if arguments[0] == 'supernode' else 1])}`",
             "stranger with port and ca.crt",
@@ -437,7 +439,7 @@ def evil_operator(them, secret):
         ),
         "An app of one pyproject.toml, which names another module that sites have": (
             (),
-            {"serverapp": "evil:server", "clientapp": "flwr.clientapp:ClientApp"},
+            {"serverapp": "evil:server", "clientapp": "subprocess:run"},
         ),
     }
     for door, (files, components) in cases.items():
