@@ -141,7 +141,9 @@ class Strangers:
         done = subprocess.run(
             [*program, *arguments], env={**asked, **more}, capture_output=True, text=True, timeout=120, check=False
         )
-        return done.returncode, " ".join(re.sub(r"\x1b\[[0-9;]*m|[│╭╮╰╯─]", "", done.stdout + done.stderr).split())
+        said = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr).split())
+        found = re.search(r"error '(\d+ [^']*)'", said)
+        return done.returncode, found[1] if found else said[-200:]
 
     def write_app(self, files=(), **components):
         """An app that runs code at the server and at every site; returns its folder and where it leaves marks."""
@@ -188,8 +190,8 @@ def app_of_a_stranger(them):
     them.note(
         "A Flower app of one's own, submitted by `flwr run`",
         "stranger with port and ca.crt",
-        f"exit code {code}, “{said[-90:]}”; it ran at {len(ran)} places, looked for during 20 s",
-        not ran and code != 0 and "404" in said,
+        f"exit code {code}, “{said}”; it ran at {len(ran)} places, looked for during 20 s",
+        not ran and code != 0 and said == "404 Not Found",
     )
 
 
@@ -206,11 +208,11 @@ def commands_of_a_stranger(them, run, node):
         "Unregister a site's node": ("supernode", "unregister", node, "x"),
     }.items():
         code, said = them.flwr(*arguments)
-        refused = code != 0 and "404" in said
+        refused = code != 0 and said == "404 Not Found"
         them.note(
             f"{door} by `flwr {' '.join(arguments[: 2 if arguments[0] == 'supernode' else 1])}`",
             "stranger with port and ca.crt",
-            f"exit code {code}, “{said[-90:]}”",
+            f"exit code {code}, “{said}”",
             refused,
         )
 
