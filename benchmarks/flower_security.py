@@ -62,6 +62,15 @@ def main(grid, context):
     replies = grid.send_and_receive([Message(RecordDict(), node, "query") for node in nodes], timeout=60)
     (marks / "told").write_text("\\n".join(r.error.reason if r.has_error() else "data" for r in replies))
 """
+SHADOW = """
+import os, sys
+from pathlib import Path
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+if "flwr-clientapp" in sys.argv:
+    Path("MARKS", f"site-{os.getpid()}").touch()
+"""
 TRICKS = [
     "//v1/control/list-runs",
     "/v1/fleet/../control/list-runs",
@@ -432,14 +441,15 @@ print(len(read), *read[:3])
 
 
 def evil_operator(them, secret):
-    shadow = "from pathlib import Path; import os; Path('MARKS', f'site-{os.getpid()}').touch()"
+    shadow = (
+        ("kinfed/__init__.py", SHADOW),
+        ("kinfed/flower/__init__.py", SHADOW),
+        ("kinfed/flower/client.py", SHADOW),
+    )
     cases = {
         "An app of its own": ((), {"serverapp": "evil:server", "clientapp": "evil:client"}),
-        "kinfed's app, with a module of its own before kinfed's": (
-            (("kinfed/__init__.py", shadow), ("kinfed/flower/client.py", shadow)),
-            {"serverapp": "evil:server"},
-        ),
-        "An app of one pyproject.toml, which names another module that sites have": (
+        "kinfed's app, with modules that come before kinfed's": (shadow, {"serverapp": "evil:server"}),
+        "An app that names a program that sites have anyway": (
             (),
             {"serverapp": "evil:server", "clientapp": "subprocess:run"},
         ),
@@ -530,7 +540,7 @@ def write(rows, refused, size):
         "# The doors of a federation\n\n"
         "Written by `python benchmarks/flower_security.py`, run as root so that it can be another user.\n\n"
         f"Flower {gate.TESTED[-1]}; {environment()} SuperLink and {SITES} nodes on this one machine, over TLS, started "
-        "by `kinfed flower` without nginx; *another host* is 127.0.0.2. Most was tried while a run was under way. A "
+        "by `kinfed flower` without nginx; *another host* is 127.0.0.2. A run was under way when they began. A "
         "call that answers 404 has reached nothing but the gate. *Shut* means that whoever tried got nothing, and that "
         "nothing was the worse for it.\n\n"
         f"| door | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"

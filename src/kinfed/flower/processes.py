@@ -168,8 +168,7 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
     """
     app = home / "app"
     make_folder(app)
-    with replacing(app / "pyproject.toml") as part:
-        part.write_text(tomli_w.dumps(gate.bundle({"config": json.dumps(config), "out": str(out)})))
+    _write_app(app, {"config": json.dumps(config), "out": str(out)})
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
     finished = (out / "summary.json").exists()
     for number in (signal.SIGTERM, signal.SIGHUP):  # stopped from elsewhere it stops the run as well
@@ -424,6 +423,11 @@ def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
         text = str(answer.get("error-message", "no reason given")).strip().splitlines()
         raise RunError(f"flwr {arguments[0]}: {text[-1]}")
     return answer
+
+
+def _write_app(folder: Path, settings: dict[str, str]) -> None:
+    with replacing(folder / "pyproject.toml") as part:
+        part.write_text(tomli_w.dumps(gate.bundle(settings)))
 
 
 def _environment(home: Path, secret: str) -> dict[str, str]:
