@@ -225,7 +225,7 @@ def test_what_is_remembered_is_bounded(ann, monkeypatch):
 @pytest.fixture
 def served(monkeypatch):
     """The port of a web application behind the gate, which tells how many bytes of body it was sent."""
-    monkeypatch.setattr(gate, "PATIENCE", 0.4)
+    monkeypatch.setattr(gate, "PATIENCE", 0.3)
     monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
     gate._guard(SECRET, sites=True)
 
@@ -370,8 +370,8 @@ CLIENT = "tool__flwr__app__components__clientapp"
         ([project(project__dependencies=["evil"])], "another"),
         ([project(project__name="other")], "another"),
         ([project(**{"build-system": {"requires": ["evil"]}})], "another"),
-        ([project(tool__flwr__app__config={"config": "{}"})], "another"),
-        ([project(tool__flwr__app__config={**CONFIG, "more": "1"})], "another"),
+        ([project(tool__flwr__app__config={**CONFIG, "more": {"a": 1}})], "another"),
+        ([("pyproject.toml", b"#" * (gate.LARGEST + 1))], "too large"),
         ([("pyproject.toml", b"")], "cannot be read"),
         ([("pyproject.toml", b"\xff")], "cannot be read"),
         ([("pyproject.toml", b"tool = 3")], "cannot be read"),
