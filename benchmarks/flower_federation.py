@@ -1,5 +1,6 @@
 """A federation of separate processes on this machine, for the benchmarks that need one."""
 
+import functools
 import json
 import os
 import platform
@@ -7,12 +8,15 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import tomli_w
 import torch
 from sklearn.datasets import load_digits
+
+from kinfed.flower import processes
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site
@@ -46,10 +50,7 @@ class Federation:
     def __init__(self, folder, count, **more):
         self.folder, self.names, self.nodes, self._more = folder, [f"site-{i + 1}" for i in range(count)], {}, more
         self.environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "server")}
-        self.runs, self.out = 0, None
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.runs, self.out, self.port = 0, None, free_port()
 
     def __enter__(self):
         deal(self.folder, self.names)
@@ -114,42 +115,53 @@ class Federation:
         return said
 
     def time_empty(self, rounds):
-        """Seconds of each round of an app that sends nothing and answers nothing; the first is left out."""
-        app = self.folder / "empty"
-        app.mkdir()
-        (app / "pyproject.toml").write_text(
-            tomli_w.dumps(
-                {
-                    "project": {"name": "empty", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []},
-                    "tool": {
-                        "flwr": {
-                            "app": {
-                                "publisher": "kinfed",
-                                "components": {"serverapp": "empty:server", "clientapp": "empty:client"},
-                                "config": {"rounds": rounds + 1, "nodes": len(self.names)},
-                            }
-                        }
-                    },
-                }
-            )
-        )
+        """Seconds of each round of an app that sends nothing and answers nothing; the first is left out.
+
+        On Flower's own programs, as kinfed starts them but for its gate: behind that, sites run kinfed's app alone.
+        """
+        app, home, keys = self.folder / "empty", self.folder / "empty-home", self.folder / "keys"
+        for folder in (app, home):
+            folder.mkdir()
+        components = {"serverapp": "empty:server", "clientapp": "empty:client"}
+        settings = {"rounds": rounds + 1, "nodes": len(self.names)}
+        table = {"publisher": "kinfed", "components": components, "config": settings}
+        project = {"name": "empty", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []}
+        (app / "pyproject.toml").write_text(tomli_w.dumps({"project": project, "tool": {"flwr": {"app": table}}}))
         (app / "empty.py").write_text(EMPTY)
-        home = self.folder / "server" / "flwr"
-        environment = {**self.environment, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
-        environment |= {"FLWR_DISABLE_UPDATE_CHECK": "1"}
-        flwr = str(Path(sys.executable).with_name("flwr"))
-        begun = subprocess.run(
-            [flwr, "run", str(app), "kinfed", "--format", "json"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        id = json.loads(begun.stdout)["run-id"]
-        log = subprocess.run([flwr, "log", id, "kinfed", "--stream"], env=environment, capture_output=True, text=True)
-        found = [float(s) for s in re.findall(r"empty round: ([\d.]+)", log.stdout)]
-        assert len(found) == rounds + 1, log.stdout
+        ports = [free_port() for _ in (*self.names, "server")]
+        address, ca = f"127.0.0.1:{ports[-1]}", str(keys / "ca.crt")
+        reach = {"default": "empty", "empty": {"address": address, "root-certificates": ca}}
+        (home / "config.toml").write_text(tomli_w.dumps({"superlink": reach}))
+        programs = Path(sys.executable).parent
+        environment = processes._environment(home, "")
+        environment["PATH"] = f"{programs}{os.pathsep}{environment.get('PATH', '')}"
+        link = ["flower-superlink", "--port", str(ports[-1]), "--database", str(home / "state.db")]
+        link += ["--ssl-ca-certfile", ca, "--ssl-certfile", str(keys / "server.crt")]
+        link += ["--ssl-keyfile", str(keys / "server.key")]
+        node = ["flower-supernode", "--superlink", address, "--root-certificates", ca, "--port"]
+        quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started = [subprocess.Popen([programs / link[0], *link[1:]], **quiet)]
+        try:
+            while processes.Link(address, ca).problem():
+                time.sleep(0.5)
+            started += [subprocess.Popen([programs / node[0], *node[1:], str(port)], **quiet) for port in ports[:-1]]
+            ask = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)
+            id = json.loads(ask([programs / "flwr", "run", app, "empty", "--format", "json"]).stdout)["run-id"]
+            log = ask([programs / "flwr", "log", str(id), "empty", "--stream"]).stdout
+        finally:
+            for process in reversed(started):
+                process.terminate()
+                process.wait()
+        found = [float(s) for s in re.findall(r"empty round: ([\d.]+)", log)]
+        assert len(found) == rounds + 1, log
         return found[1:]
+
+
+def free_port():
+    """A port of this machine that nobody listens to."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 EMPTY = """

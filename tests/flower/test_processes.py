@@ -81,16 +81,10 @@ def test_a_superlink_is_reached_or_it_is_said_why_not(tmp_path, server):
 def node(tmp_path, server, monkeypatch):
     """Runs a node whose SuperNode is a script; returns what was said and how it ended."""
     (tmp_path / "x.npz").touch()
-    real, address = processes._environment, server()
+    address = server()
 
     def go(script, heard=lambda line: None):
-        folder = tmp_path / "programs"
-        folder.mkdir(exist_ok=True)
-        (folder / "flower-supernode").write_text(f"#!/bin/sh\n{script}")
-        (folder / "flower-supernode").chmod(0o755)
-        monkeypatch.setattr(
-            processes, "_environment", lambda home: {**real(home), "PATH": f"{folder}:{os.environ['PATH']}"}
-        )
+        monkeypatch.setattr(processes, "_program", lambda name, *arguments: ["sh", "-c", script, name, *arguments])
         said = []
 
         def say(line):
@@ -219,13 +213,8 @@ def test_a_node_that_the_server_turns_away_says_so(node, end):
 @pytest.fixture
 def slow_superlink(tmp_path, monkeypatch):
     """A SuperLink that never answers; returns the number of its process, once there is one."""
-    folder, real = tmp_path / "programs", processes._environment
-    folder.mkdir()
-    (folder / "flower-superlink").write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nsleep 60\n")
-    (folder / "flower-superlink").chmod(0o755)
-    monkeypatch.setattr(
-        processes, "_environment", lambda home: {**real(home), "PATH": f"{folder}:{os.environ['PATH']}"}
-    )
+    script = f"echo $$ > {tmp_path}/pid; sleep 60"
+    monkeypatch.setattr(processes, "_program", lambda name, *arguments: ["sh", "-c", script, name, *arguments])
 
     def number():
         deadline = time.monotonic() + 20

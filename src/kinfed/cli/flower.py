@@ -1,7 +1,6 @@
 """kinfed flower."""
 
 import argparse
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -17,7 +16,6 @@ from ..files import make_folder
 from .running import show
 
 HOME = "KINFED_FLOWER_HOME"
-TESTED = ((1, 40), (1, 43))  # Flower's versions: from, and below; pyproject.toml says the same
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -84,7 +82,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _keys(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import keys
 
     renewed = not (asked.folder / "ca.crt").exists() and any(asked.folder.glob("sites/*/key.pub"))
@@ -102,7 +100,7 @@ def _keys(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _up(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import processes
 
     keys = _keys_or_insecure(asked, "kinfed flower keys DIR SITE ...")
@@ -110,7 +108,7 @@ def _up(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _node(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import processes
 
     keys = _keys_or_insecure(asked, "kinfed flower keys on the server")
@@ -126,7 +124,7 @@ def _node(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _run(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import plan, processes
 
     if (asked.plan is None) == (asked.resume is None):
@@ -163,7 +161,7 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _revoke(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import processes
 
     keys = asked.keys.resolve() if asked.keys else None
@@ -171,22 +169,20 @@ def _revoke(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _down(asked: argparse.Namespace, console: Console) -> None:
-    _need_flower()
+    _prepare()
     from ..flower import processes
 
     processes.down(Path(asked.home), _sayer(console))
 
 
-def _need_flower() -> None:
+def _prepare() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
-    found = importlib.metadata.version("flwr")
-    if not TESTED[0] <= tuple(int(part) for part in found.split(".")[:2]) < TESTED[1]:
-        least, below = (".".join(map(str, version)) for version in TESTED)
-        raise UsageError(
-            f"kinfed flower is made for Flower {least} up to, but not, {below}; here is {found}: "
-            f"pip install 'flwr>={least},<{below}'"
-        )
+    from ..flower import gate
+
+    if problem := gate.untested():
+        raise UsageError(problem)
+    os.umask(0o077)  # what is made from here on is nobody else's to read
 
 
 def _keys_or_insecure(asked: argparse.Namespace, maker: str) -> Path | None:

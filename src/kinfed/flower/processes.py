@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
@@ -26,8 +27,8 @@ import tomli_w
 
 from ..errors import RunError, UsageError, nearest
 from ..files import make_folder, replacing
+from . import gate, registry
 from . import keys as certificates
-from . import registry
 from .courier import NAME
 
 Say = Callable[[str], None]
@@ -170,6 +171,7 @@ def node(
     make_folder(home)
     for line in certificates.endings(Path(link.ca).parent) if link.ca else []:
         say(line)
+    _close(state / client)
     with _only_one(home, client):
         _wait(link, say)
         settings = {
@@ -179,7 +181,8 @@ def node(
             "state-dir": str(state.resolve()),
             "device": device,
         }
-        command = ["flower-supernode", "--superlink", link.address, "--host", "127.0.0.1", "--port", str(_free_port())]
+        command = _program("flower-supernode", "--superlink", link.address)
+        command += ["--host", "127.0.0.1", "--port", str(_free_port())]
         command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())]
         command += ["--insecure"] if key is None else ["--root-certificates", link.ca]
         command += [] if key is None else ["--auth-supernode-private-key", str(key)]
@@ -254,9 +257,12 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     if not _is_free(host, port):
         raise UsageError(f"port {port} of {host} is taken; choose another --port, or end what listens there")
     make_folder(home / "flwr")
+    for path in home.iterdir():
+        if path.name.partition(".")[0] in ("state", "superlink", "link", "registered", "flwr", "app"):
+            _close(path)
     own = "127.0.0.1" if host in ("0.0.0.0", "::") else host
     link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
-    command = ["flower-superlink", "--host", host, "--port", str(port), "--database", str(home / DATABASE)]
+    command = _program("flower-superlink", "--host", host, "--port", str(port), "--database", str(home / DATABASE))
     command += ["--disable-runtime-dependency-installation"]
     if keys is None:
         command += ["--insecure"]
@@ -275,7 +281,11 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     with log.open("ab") as file:
         begin = file.tell()
         process = subprocess.Popen(
-            command, env=_environment(home / "flwr"), stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            env=_environment(home / "flwr", _secret(home)),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
     # At once, so that `down` finds it whatever becomes of this program.
     with replacing(home / LINK) as part:
@@ -349,7 +359,7 @@ def _watch(command: list[str], home: Path, client: str, link: Link, say: Say) ->
         file.seek(0, os.SEEK_END)
         process = subprocess.Popen(
             command,
-            env=_environment(home),
+            env=_environment(home, secrets.token_hex(32)),
             stdout=written,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -425,7 +435,7 @@ def _follow(home: Path, id: str, say: Say) -> list[str]:
     while True:
         stream = subprocess.Popen(
             _program("flwr", "log", id, "kinfed", "--stream"),
-            env=_environment(home / "flwr"),
+            env=_environment(home / "flwr", _secret(home)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -475,7 +485,11 @@ def _status(home: Path, id: str) -> dict[str, Any]:
 def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
     """What one of Flower's commands answers; raises RunError with its message."""
     done = subprocess.run(
-        _program("flwr", *arguments), env=_environment(home / "flwr"), capture_output=True, text=True, check=False
+        _program("flwr", *arguments),
+        env=_environment(home / "flwr", _secret(home)),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
@@ -489,28 +503,16 @@ def _flwr(home: Path, *arguments: str) -> dict[str, Any]:
 
 
 def _write_app(folder: Path, settings: dict[str, str]) -> None:
-    """An app without code of its own: sites run the kinfed that is installed there."""
-    table = {
-        "project": {"name": "kinfed-federation", "version": "0.1.0", "license": "Apache-2.0", "dependencies": []},
-        "tool": {
-            "flwr": {
-                "app": {
-                    "publisher": "kinfed",
-                    "components": {"serverapp": "kinfed.flower.app:app", "clientapp": "kinfed.flower.client:app"},
-                    "config": settings,
-                }
-            }
-        },
-    }
     with replacing(folder / "pyproject.toml") as part:
-        part.write_text(tomli_w.dumps(table))
+        part.write_text(tomli_w.dumps(gate.bundle(settings)))
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home: Path, secret: str) -> dict[str, str]:
     """For Flower's programs: files of their own, nothing asked of or told to the internet, quick polling."""
     local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("FLWR_")},
+        gate.SECRET: secret,
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -519,12 +521,26 @@ def _environment(home: Path) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
         "PYTHONUNBUFFERED": "1",
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", ""))),
     }
 
 
+def _close(path: Path) -> None:
+    """To other users of this machine: earlier versions of kinfed left what they made open."""
+    path.chmod(path.stat().st_mode & 0o700)
+
+
+def _secret(home: Path) -> str:
+    """What opens the SuperLink of this folder to kinfed's processes on its machine."""
+    path = home / "secret"
+    if not path.exists():
+        with replacing(path) as part:
+            os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            part.write_text(secrets.token_hex(32))
+    return path.read_text()
+
+
 def _program(name: str, *arguments: str) -> list[str]:
-    return [str(Path(sys.executable).parent / name), *arguments]
+    return gate.command(name, *arguments)
 
 
 def _end(pid: int) -> None:
