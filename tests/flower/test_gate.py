@@ -7,7 +7,6 @@ import hashlib
 import http.server
 import io
 import re
-import shutil
 import socket
 import ssl
 import stat
@@ -487,7 +486,7 @@ def test_what_flower_may_be_told_by_the_environment_is_not_handed_on(tmp_path, m
     assert given["KINFED_FLOWER_SECRET"] == SECRET
 
 
-@pytest.mark.skipif(not shutil.which("nginx"), reason="nginx is not installed: apt-get install nginx-light")
+@pytest.mark.needs("nginx", "nginx-light")
 def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_path):
     keys.make(tmp_path / "keys", [], [])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
