@@ -117,7 +117,7 @@ if __name__ == "__main__":
             data, run = trained(method)
             assert "shared by 2 processes" in run.reason
             for key, value in scores.items():
-                torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert run.history.models.keys() == (models.keys() if distributed.leads() else set())
             for key, value in run.history.models.items():
                 torch.testing.assert_close(value, models[key], rtol=1e-5, atol=1e-6)

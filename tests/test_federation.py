@@ -41,7 +41,7 @@ def test_every_example_lies_in_exactly_one_split_of_its_own_client(sizes, test, 
 def test_names_types_and_tasks_come_from_the_arrays():
     federation = Federation.from_arrays(X.numpy(), Y.numpy().astype("int16"), CLIENT, graph=np.eye(2))
     assert federation.names == ("east", "west")
-    assert federation.task == Classification(2)
+    assert federation.task == Classification(2, by_class=True)
     assert federation.sizes.tolist() == [14, 14]
     assert federation.class_counts().tolist() == [[10, 10], [10, 10]]
     assert federation.graph.origin == "given"

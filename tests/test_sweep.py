@@ -188,3 +188,21 @@ def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask):
         ("0.1", None, 2.0),
     ]
     assert found.notes[-1] == "LEAKING: they knew; these scores are not a fair estimate"
+
+
+def test_settings_are_compared_by_one_score(ask, tmp_path):
+    """By the one that selects; the smaller loss wins."""
+    with pytest.raises(UsageError, match="a sweep chooses by one validation score; give select_by one value"):
+        ask("select_by=accuracy,loss").check()
+    found = ask("select_by=loss", "training.batch=8,16", "seed=0")
+    for batch, loss in ((8, 0.5), (16, 0.4)):
+        folder = tmp_path / "runs" / "fedprox" / f"training.batch={batch}" / "seed-0"
+        folder.mkdir(parents=True)
+        scores = {"shared": {"mean": 0.9, "std": 0.0, "validation": loss, "round": 1}}
+        summary = {"scores": scores, "metric": "accuracy", "higher_is_better": True, "selected_by": "loss"}
+        (folder / "summary.json").write_text(json.dumps(summary | {"leaking": False, "caution": ""}))
+    rows = found.finding([]).rows
+    assert [(row["batch"], row["winner"], row["validation loss"]) for row in rows] == [
+        ("16", "*", 0.4),
+        ("8", None, 0.5),
+    ]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import recall_score, roc_auc_score
 from torch.func import grad, vmap
 
 from kinfed import UsageError
@@ -109,9 +109,14 @@ def test_wrong_forecasting_settings_and_targets_are_refused():
     Forecasting().check(Y)
 
 
-def auc(outputs, y, weight=None):
-    task = Classification(outputs.shape[-1], auc=True)
-    return float(task.score(outputs, y, torch.ones(len(y)) if weight is None else weight)["auc"])
+def by_class(outputs, y, weight=None):
+    weight = torch.ones(len(y)) if weight is None else weight
+    scores = Classification(outputs.shape[-1], by_class=True).score(outputs, y, weight)
+    return {name: float(value) for name, value in scores.items()}
+
+
+def auc(outputs, y):
+    return by_class(outputs, y)["auc"]
 
 
 def test_auc_by_hand():
@@ -122,26 +127,65 @@ def test_auc_by_hand():
     p[1] = torch.tensor([0.5, 0.3, 0.2])
     # Class 0: 0.5 is equal to both: 3 of 4. Class 1: 0.3 beats 0.2 and equals 0.3, 0.4 beats both: 3.5 of 4.
     assert auc(p.log(), y) == pytest.approx((3 / 4 + 3.5 / 4) / 2)
-    assert auc(p.log(), torch.tensor([2, 2, 2, 2])) == 0.5  # one class only: no pairs
+    assert math.isnan(auc(p.log(), torch.tensor([2, 2, 2, 2])))  # one class only: no pairs
     assert math.isnan(auc(torch.full((4, 3), NAN), y))
-    assert "auc" not in Classification(3).score(p, y, torch.ones(4))
+    # Both probabilities of class 1 are rounded to 1, but one is surer.
+    assert auc(torch.tensor([[0.0, 30.0], [0.0, 40.0]]), torch.tensor([0, 1])) == 1.0
+
+
+def test_scores_by_class_by_hand():
+    """Answers 0 0 0 1 1 0 to labels 0 0 1 1 1 1, and a row that only fills up; nobody has class 2."""
+    outputs = torch.eye(3)[torch.tensor([0, 0, 0, 1, 1, 0, 2])]
+    y = torch.tensor([0, 0, 1, 1, 1, 1, 2])
+    found = by_class(outputs, y, torch.tensor([1.0] * 6 + [0.0]))
+    assert (found["recall@0"], found["recall@1"], found["balanced_accuracy"]) == (1.0, 0.5, 0.75)
+    assert math.isnan(found["recall@2"])
+    assert math.isnan(found["always"])
+    constant = torch.eye(3)[torch.tensor([1, 1, 1, 1])]
+    told = by_class(constant, torch.tensor([0, 1, 1, 1]))
+    assert (told["always"], told["accuracy"], told["balanced_accuracy"], told["auc"]) == (1.0, 0.75, 0.5, 0.5)
+    alone = by_class(constant, torch.tensor([1, 1, 1, 1]))  # of one class nothing of this can be known but its recall
+    assert alone["recall@1"] == 1.0
+    assert [name for name, value in alone.items() if math.isnan(value)] == [
+        "balanced_accuracy",
+        "auc",
+        "always",
+        "recall@0",
+        "recall@2",
+    ]
+    assert set(Classification(3).score(outputs, y, torch.ones(7))) == {"accuracy", "loss"}
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
 @given(st.integers(2, 40), st.integers(2, 6), st.integers(0, 10**6), st.booleans())
-def test_auc_is_scikit_learns_for_the_classes_that_are_there(n, classes, seed, ties):
+def test_scores_by_class_are_scikit_learns_for_the_classes_that_are_there(n, classes, seed, ties):
     draw = torch.Generator().manual_seed(seed)
     outputs = torch.randn(n, classes, generator=draw, dtype=torch.float64)
     outputs = outputs.round() if ties else outputs
     y = torch.randint(classes, (n,), generator=draw)
-    p = outputs.softmax(1).numpy()
+    p, answer = outputs.softmax(1).numpy(), outputs.argmax(1).numpy()
     there = [c for c in range(classes) if 0 < int((y == c).sum()) < n]
-    expected = [roc_auc_score((y == c).numpy(), p[:, c]) for c in there]
-    found = auc(outputs, y)
-    assert found == pytest.approx(sum(expected) / len(expected) if there else 0.5, abs=1e-12)
-    filled = auc(torch.cat([outputs, outputs]), torch.cat([y, y.flip(0)]), (torch.arange(2 * n) < n).double())
-    assert filled == pytest.approx(found, abs=1e-12)  # rows that only fill up do not count
-    together = vmap(Classification(classes, auc=True).score)(
+    found = by_class(outputs, y)
+    ranked = [1] if classes == 2 else there
+    expected = {
+        "auc": sum(roc_auc_score((y == c).numpy(), p[:, c]) for c in ranked) / len(ranked) if there else NAN,
+        "balanced_accuracy": sum(recall_score(y, answer, labels=there, average=None)) / len(there) if there else NAN,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    filled = by_class(torch.cat([outputs, outputs]), torch.cat([y, y.flip(0)]), (torch.arange(2 * n) < n).double())
+    assert filled == pytest.approx(found, abs=1e-12, nan_ok=True)  # rows that only fill up do not count
+    together = vmap(Classification(classes, by_class=True).score)(
         torch.stack([outputs, -outputs]), y.expand(2, -1), torch.ones(2, n, dtype=torch.float64)
-    )["auc"]
-    assert together.tolist() == pytest.approx([found, auc(-outputs, y)], abs=1e-12)
+    )
+    for i, alone in enumerate((found, by_class(-outputs, y))):
+        assert {name: float(v[i]) for name, v in together.items()} == pytest.approx(alone, abs=1e-12, nan_ok=True)
+
+
+def test_two_classes_or_uneven_ones_are_scored_by_class():
+    def labels(*counts):
+        return torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+
+    assert Classification(2).is_uneven(labels(5, 5))
+    assert not Classification(3).is_uneven(labels(30, 15, 15))  # 30 of 60 is 1.5 even shares, and no more
+    assert Classification(3).is_uneven(labels(31, 15, 14))
+    assert Classification(4).is_uneven(labels(20, 20, 10, 0))  # 20 of 50 is 1.6 even shares

@@ -33,7 +33,7 @@ def federation(clients):
         "validation": [torch.zeros(0, dtype=torch.int64)] * clients,
         "test": list((clients * n + torch.arange(clients * m)).split(m)),
     }
-    return Federation(x, y, rows, Regression() if series else Classification(10, auc=True))
+    return Federation(x, y, rows, Regression() if series else Classification(10, by_class=True))
 
 
 def turn(history, rounds):

@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,24 +17,51 @@ from .fused import Batches, Descent, Fused
 from .model import Model
 from .optimiser import SGD, Optimiser, shorten
 from .seeding import fold, fold_numbers, key, normal, number
-from .tasks import Task
+from .tasks import Classification, Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
 
 
 @dataclass(frozen=True)
 class Training:
-    """How every client trains locally, unless its method says otherwise."""
+    """How every client trains locally, unless its method says otherwise.
+
+    `class_weights` multiply the loss of each example of a class, wherever a client's loss or gradient is taken: a
+    number for every class, or "balanced". Then the weight of a class is n / (k m) for a client with n training
+    examples, m of them of this class, and k classes in all: each of its classes counts alike, and the mean weight is 1.
+    """
 
     epochs: int = 2
     batch: int = 16
     optimiser: Optimiser = SGD()
     steps: int | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
+    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "steps"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise UsageError(f"training: {name} must be at least 1; got {getattr(self, name)}")
+        weights = self.class_weights
+        if weights is None or weights == "balanced":
+            return
+        try:
+            good = not isinstance(weights, str) and all(0 < float(w) < math.inf for w in weights)
+        except (TypeError, ValueError):
+            good = False
+        if not good:
+            raise UsageError(
+                "training: class_weights must be 'balanced', or a positive and finite number for every class; "
+                f"got {weights!r:.80}"
+            )
+        object.__setattr__(self, "class_weights", tuple(map(float, weights)))
+
+    def check(self, task: Task) -> None:
+        """Raise UsageError unless the class weights fit the task."""
+        weights = self.class_weights
+        if weights is not None and not isinstance(task, Classification):
+            raise UsageError("training: class_weights are for labels, but this data has none; leave them out")
+        if isinstance(task, Classification) and isinstance(weights, tuple) and len(weights) != task.classes:
+            raise UsageError(f"training: class_weights must be {task.classes} numbers, one a class; got {len(weights)}")
 
     def count_steps(self, sizes: Tensor, epochs: int | None = None) -> Tensor:
         """[...] int64: the local steps of clients with so many training examples, sizes: [...] int64."""
@@ -138,6 +165,19 @@ class Client:
         index, count = self._rows[split]
         real = torch.arange(len(index), device=index.device) < count
         return Examples(self._pool.x[index], self._pool.y[index], real.to(self.model.theta.dtype))
+
+    @cached_property
+    def class_weights(self) -> Tensor | None:
+        """[C] what an example of each class counts in the loss, 0 if "balanced" without an example; None: alike."""
+        asked, like = self.training.class_weights, self.model.theta
+        if asked is None or not isinstance(self.task, Classification):
+            return None
+        if isinstance(asked, tuple):
+            return torch.tensor(asked, dtype=like.dtype, device=like.device)
+        at, size = self._rows["train"]
+        real = (torch.arange(len(at), device=at.device) < size).to(like.dtype)
+        count = real.new_zeros(self.task.classes).scatter_add(0, self._pool.y[at], real)
+        return torch.where(count > 0, count.sum() / ((count > 0).sum() * count.clamp(min=1)), 0)
 
     def key(self, purpose: str, *ids: int) -> Tensor:
         """[] int64: a key of this client, round and purpose, for `kinfed.seeding`."""
@@ -264,7 +304,7 @@ class Client:
         if self._fused and readable and isinstance(optimiser, SGD) and not optimiser.momentum and clip == math.inf:
             draw, epochs, steps = self._turns(epochs, steps)
             plan = self._plan(self.key("batches", draw), epochs, steps, self.training.batch)
-            batches = Batches(self._rows["train"].at, plan.place, plan.weight, plan.valid)
+            batches = Batches(self._rows["train"].at, plan.place, plan.weight, plan.valid, self.class_weights)
             pull, slope = (penalty.pull, penalty.slope) if isinstance(penalty, Quadratic) else (0.0, None)
             descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope)
             return self._fused.descend_alone(theta, *self._pool, batches, descent, only)
@@ -291,7 +331,7 @@ class Client:
         with self.model.bound(tensors | dict(zip(moving, leaves, strict=True)), training=True):
             for batch in batches:
                 outputs = self.model.forward(batch.x, batch.weight, batch.key)
-                loss = self.task.loss(outputs, batch.y)
+                loss = self._each(outputs, batch.y)
                 slopes = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
                 if penalty:
                     whole = theta.detach().requires_grad_()
@@ -337,7 +377,12 @@ class Client:
             outputs, buffers = self.model.run(tensors, batch.x, batch.weight, batch.key)
         else:
             outputs, buffers = self.model.predict(tensors, batch.x), {}
-        return _mean(self.task.loss(outputs, batch.y), batch.weight), buffers
+        return _mean(self._each(outputs, batch.y), batch.weight), buffers
+
+    def _each(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """[B] the loss of each example, weighted by its class if that is asked for."""
+        loss, weights = self.task.loss(outputs, y), self.class_weights
+        return loss if weights is None else loss * weights[y]
 
     def _slopes(
         self, tensors: dict[str, Tensor], moving: list[str], batch: Batch | Examples, penalty: Penalty | None

@@ -30,14 +30,14 @@ from .optimiser import OPTIMISERS
 from .partitions import PARTITIONS
 from .relations import GRAPHS
 from .seeding import generator
-from .tasks import Classification
+from .tasks import Classification, check_selection
 
 Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
 NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
-BY_CLASS = ("auc", "reweighted")  # scores of classification that are asked for
+BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
 
 
 class Learning(NamedTuple):
@@ -70,10 +70,11 @@ class Experiment:
         dataset = self.dataset(data_dir)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
-        if scores := {score: True for score in BY_CLASS if self.table["federation"].get(score)}:
-            if not isinstance(dataset.task, Classification):
-                raise UsageError(f"federation.{next(iter(scores))}=true is a score of classes, but this data has none")
-            dataset = replace(dataset, task=replace(dataset.task, **scores))
+        asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
+        if isinstance(dataset.task, Classification):
+            dataset = replace(dataset, task=replace(dataset.task, **asked))
+        elif wanted := [score for score, value in asked.items() if value]:
+            raise UsageError(f"federation.{wanted[0]}=true is a score of classes, but this data has none")
         federation = divide(dataset, owned, self.split, seed, groups, lots)
         return replace(federation, graph=self.graph(federation, seed))
 
@@ -155,8 +156,8 @@ def override(table: Table, overrides: list[str]) -> Table:
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
-    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "model", "training", "method", "methods"}
-    _only(raw, known | beside, "")
+    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
+    _only(raw, known | {"model", "training", "method", "methods"} | beside, "")
     top = {
         "rounds": _value(raw, "rounds", int, 20),
         "seed": _value(raw, "seed", int, 0),
@@ -167,6 +168,9 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    if "select_by" in raw:
+        top["select_by"] = _value(raw, "select_by", str, "")
+        check_selection(top["select_by"])
     asked = raw.get("participation", 1.0)
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
     participation, participation_table = call(Participation, asked, "participation")
@@ -210,9 +214,9 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
-    for score in BY_CLASS:
-        if _value(federation, score, bool, False, "federation."):
-            table["federation"][score] = True
+    table["federation"] |= {
+        name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation
+    }
     attack = None
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from .metrics.classification import count_correct, reweighted_accuracy
 from .metrics.graphs import edge_auroc, group_weights
 from .model import Model
 from .record import History
-from .tasks import Classification, Forecasting, Regression
+from .tasks import Classification, Forecasting, Regression, selected_task
 
 CHECKPOINT = "checkpoint.safetensors"
 PAUSE = 20  # times as long as a checkpoint took is the least between two of them
@@ -100,6 +100,13 @@ class Run:
         known = ~values.isnan()
         return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
 
+    def _by_class(self) -> dict[str, Any]:
+        """See `History.by_class`."""
+        task = self.federation.task
+        if not isinstance(task, Classification) or not task.by_class:
+            return {}
+        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]))
+
     def summary(self) -> dict[str, Any]:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task = self.history, self.federation.task
@@ -112,10 +119,13 @@ class Run:
             "parameters": self.model.layout.parameters,
             "metric": task.metric,
             "higher_is_better": task.higher_is_better,
+            "selected_by": history.selects,
             "scores": {name: score | self._pooled(name) for name, score in history.summary().items()},
             "chosen": history.chosen,
             "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
             "relation": None,
+            "warnings": [],
+            **self._by_class(),
             **self.how,
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
@@ -163,16 +173,18 @@ def fit(
     checkpoint_seconds: float = 10.0,
     progress: Callable[[History, int], None] = lambda history, rounds: None,
     attack: Attack | None = None,
+    select_by: str = "",
 ) -> Run:
     """Train one personalised model a client and return the Run.
 
     `module` gives architecture and initial numbers; `head` names its classifier (default: the last nn.Linear).
     With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds`, and goes on from the one it
     finds, by the same executor and in the same precision unless others are asked for (see `kinfed.fleet.Simulation`).
-    `progress(history, rounds)` is called after every round. With an `attack` some clients carry it out; they
-    have no say in which round is selected, and the summary has scores of the others beside those of all. Raises
-    UsageError for requests that cannot work and RunError when training diverges or a file cannot be written; the last
-    good checkpoint is kept.
+    `select_by` is the validation score that selects the round and the kind of model in place of the task's metric, such
+    as "auc" or "loss"; its mean is over the clients that have it. `progress(history, rounds)` is called after every
+    round. With an `attack` some clients carry it out; they have no say in which round is selected, and the summary has
+    scores of the others beside those of all. Raises UsageError for requests that cannot work and RunError when training
+    diverges or a file cannot be written; the last good checkpoint is kept.
     """
     for given, kind, such in (
         (method, Method, "kinfed.METHODS['fedavg']()"),
@@ -184,6 +196,8 @@ def fit(
             raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
     if rounds < 1 or evaluate_every < 1:
         raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
+    if select_by:
+        federation = replace(federation, task=selected_task(federation.task, select_by))
     started = time.perf_counter()
     if attack is not None:
         attackers = attack.attackers(federation.names, seed)
@@ -218,7 +232,7 @@ def fit(
     if how and executor == "auto":
         fleet.reason = "as before the interruption"
     roster = fleet.roster(federation.graph)
-    history = History(tuple(federation.names), federation.task, evaluate_every)
+    history = History(tuple(federation.names), federation.task, evaluate_every, select_by=select_by)
     whole: Fleet = fleet
     if attack is not None and attackers.any():
         history.honest = ~attackers

@@ -47,6 +47,7 @@ class Dataset:
     owners: Sequence[str] = ()  # their names
     time: Tensor | None = None  # [n] int64 the step at which each example begins, if it has a place in time
     span: int = 1  # how many steps an example covers
+    stratify: bool = False  # whether each class is split on its own unless the split says otherwise
     # From a data set with these examples, as a partition has left them, and all training rows [n]: the same on a scale
     # that is found in these rows.
     prepare: Callable[["Dataset", Tensor], "Dataset"] | None = None
@@ -79,6 +80,10 @@ class Split:
     Examples with a place in time are cut in order of time, at the same two steps for all clients, and those that reach
     across a cut are left out. `shuffle` deals them at random instead, as some papers do: windows of a series then share
     readings between training and test, and every result says so. Other examples are always dealt at random.
+
+    With `stratify` each class of a client's labels has its share of every part: one example at least where the client
+    has as many as there are parts; classes with fewer are dealt together. None: so it is for your own table or arrays
+    of labels, unless they are cut in order of time, and not for data sets by name.
     """
 
     test: float = 0.2
@@ -86,6 +91,7 @@ class Split:
     examples: int = 0  # 0: all
     shuffle: bool = False
     share: float = 1.0
+    stratify: bool | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -116,6 +122,30 @@ class Split:
         parts = {"test": rows[test], "validation": rows[later & ~test], "train": rows[~later]}
         enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
         return parts if enough else {}
+
+    def by_label(self, rows: Tensor, labels: Tensor, draw: torch.Generator) -> Rows:
+        """As `__call__`, class by class; labels: [n] are those of the whole pool.
+
+        Every part is as large as without, but for the one example at least that each class gives to it.
+        """
+        rows = self._some(rows, draw)
+        parts = 2 + (self.validation > 0)
+        if len(rows) < parts:
+            return {}
+        _, kind, count = labels[rows].cpu().unique(return_inverse=True, return_counts=True)
+        few = count < parts
+        kind = torch.where(few[kind], len(count), kind)  # classes too small to be cut are one
+        count = torch.bincount(kind, minlength=len(count) + 1)  # [C + 1], 0 for those
+        test = _apportion(count, self.test, count - parts + 1)
+        validation = torch.zeros_like(test)
+        if self.validation:
+            validation = _apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test))
+        order, begin = kind.argsort(stable=True), count.cumsum(0) - count
+        place = torch.empty_like(order)  # of each row among those of its class
+        place[order] = torch.arange(len(rows)) - begin[kind[order]]
+        tested = place < test[kind]
+        validated = ~tested & (place < (test + validation)[kind])
+        return {"test": rows[tested], "validation": rows[validated], "train": rows[~tested & ~validated]}
 
     def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
@@ -223,6 +253,9 @@ class Federation:
                 )
         if self.graph is not None:
             check_graph(self.graph.weights, count)
+        if isinstance(self.task, Classification) and self.task.by_class is None:
+            uneven = self.task.is_uneven(self.y[torch.cat(list(self.rows["train"]))])
+            object.__setattr__(self, "task", replace(self.task, by_class=uneven))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -231,6 +264,13 @@ class Federation:
     def sizes(self) -> Tensor:
         """[N] int64: training examples of each client."""
         return torch.tensor([len(r) for r in self.rows["train"]])
+
+    @property
+    def class_names(self) -> list[str]:
+        """[C] the classes' names, or their numbers; raises UsageError without classes."""
+        if not isinstance(self.task, Classification):
+            raise UsageError("only classification has classes")
+        return list(self.classes) or [str(c) for c in range(self.task.classes)]
 
     @property
     def outputs(self) -> int:
@@ -322,7 +362,8 @@ class Federation:
                 f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
             )
         steps = None if steps is None else steps.to("cpu", torch.int64)
-        dataset = Dataset(pool, target, task, graph=relation, owners=tuple(map(str, names)), time=steps)
+        owners = tuple(map(str, names))
+        dataset = Dataset(pool, target, task, graph=relation, owners=owners, time=steps, stratify=True)
         return divide(dataset, owned, split or Split(), seed)
 
     @staticmethod
@@ -374,10 +415,20 @@ def divide(
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
     draws = [generator(seed, "split", int(tag)) for tag in tags(names)]
     in_order = dataset.time is not None and not split.shuffle
+    labelled = isinstance(dataset.task, Classification)
+    if split.stratify and (in_order or lots is not None or not labelled):
+        why = "these have none"
+        if in_order:
+            why = "these are cut in order of time, so leave it out or set shuffle"
+        elif labelled:
+            why = "with this partition clients share examples, which are cut at the same place for all; leave it out"
+        raise UsageError(f"split: stratify deals examples by their label, but {why}")
     if in_order:
         parts = split.by_time(dataset, owned, draws)
     elif lots is not None:
         parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
+    elif labelled and (dataset.stratify if split.stratify is None else split.stratify):
+        parts = [split.by_label(mine, dataset.y, draw) for mine, draw in zip(owned, draws, strict=True)]
     else:
         parts = list(map(split, owned, draws))
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
@@ -395,6 +446,21 @@ def divide(
     return Federation(
         dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution, dataset.scale
     )
+
+
+def _apportion(count: Tensor, share: float, most: Tensor) -> Tensor:
+    """[G] how many of each group of examples, count: [G], a part gets: one at least, at most `most`, its share in all.
+
+    What whole numbers leave over goes where most is missing.
+    """
+    wanted = share * count.double()
+    found = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
+    for _ in range(round(share * int(count.sum())) - int(found.sum())):
+        missing = torch.where(found < most, wanted - found, -torch.inf)
+        if missing.max() == -torch.inf:
+            break
+        found[missing.argmax()] += 1
+    return found
 
 
 def check_graph(weights: Tensor, count: int) -> None:

@@ -81,6 +81,7 @@ class Simulation:
             raise UsageError(f"workers counts threads, so it must be at least 1; got {workers}")
         if chunk is not None and chunk < 1:
             raise UsageError(f"chunk counts clients, so it must be at least 1; got {chunk}")
+        training.check(federation.task)
         self.device = torch.device(device)
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task

@@ -4,7 +4,7 @@ import csv
 import json
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from . import wire
+from .errors import UsageError
 from .files import replacing
 from .fleet import Evaluation, Key
-from .tasks import Task
+from .tasks import ALWAYS, BY_CLASS, RECALL, Task
 
 Tree = Any
 
@@ -40,6 +41,7 @@ class History:
     models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
     done: int = 0  # rounds
     honest: Tensor | None = None  # [N] bool: False on attackers, who have no say in what is selected; None: all are
+    select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
     _coming: Callable[[], None] | None = None  # what to do when an evaluation that is on its way arrives
 
     def is_due(self, round: int, rounds: int) -> bool:
@@ -94,15 +96,39 @@ class History:
             rows = relation[..., :1, :] if alike else relation
             self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
         self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
-        chosen = preferred({name: self._validated(name) for name in self.named_models}, self.task.higher_is_better)
+        if self.select_by:
+            self._check_selection()
+        chosen = preferred({name: self._validated(name) for name in self.named_models}, self._higher)
         if self.select(chosen) == round:
             self.chosen = chosen
             self.models = wire.pack(found.models[chosen]) if found.models else {}  # none where they stay at their sites
 
+    def _check_selection(self) -> None:
+        """Raise UsageError if all clients have told their validation scores, and none has the one that is to select."""
+        if "validation" not in {split for _, split, _ in self.scores[-1]}:
+            raise UsageError(f"select_by={self.select_by} needs validation examples; set federation.split.validation")
+        both = [self.scores[-1][self.headline, "validation", name] for name in (self.selects, self.task.metric)]
+        wanted, plain = both if self.honest is None else [values[self.honest] for values in both]
+        if wanted.isnan().all() and not plain.isnan().any():
+            why = "have two classes" if self.selects in BY_CLASS else "define it"
+            raise UsageError(
+                f"select_by={self.select_by} cannot select: no client's validation examples {why}; select by "
+                f"{self.task.metric} or loss, or make federation.split.validation larger"
+            )
+
+    @property
+    def selects(self) -> str:
+        """The name of the validation score that selects rounds and models."""
+        return self.select_by or self.task.metric
+
+    @property
+    def _higher(self) -> bool:
+        return self.task.higher_is_better and self.selects != "loss"
+
     def _validated(self, model: str) -> dict[str, float]:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
-        values = scores.get((model, "validation", self.task.metric))
+        values = scores.get((model, "validation", self.selects))
         return {} if values is None else {"validation": float(self._heard(values).double().nanmean())}
 
     def _heard(self, values: Tensor) -> Tensor:
@@ -128,12 +154,12 @@ class History:
 
         A client without a score (NaN), as one that has not answered yet, does not count, and no attacker does.
         """
-        if (model, "validation", self.task.metric) not in self.scores[0]:
+        if (model, "validation", self.selects) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self._heard(self.curve(model, "validation", self.task.metric)).double().nanmean(1)
+        mean = self._heard(self.curve(model, "validation", self.selects)).double().nanmean(1)
         if mean.isnan().all():
             return self.rounds[-1]
-        better = mean if self.task.higher_is_better else -mean
+        better = mean if self._higher else -mean
         return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 
     def test(self, model: str) -> Tensor:
@@ -156,20 +182,65 @@ class History:
         }
 
     def _others(self, model: str) -> dict[str, float]:
-        """Means over clients of the test metrics beside the task's own and the loss, at the selected round."""
-        scores = self.scores[self.rounds.index(self.select(model))]
-        means = {
-            metric: float(values.double().nanmean())
-            for (name, split, metric), values in scores.items()
-            if name == model and split == "test" and metric not in (self.task.metric, "loss")
+        """Means over clients of the test metrics beside the task's own and the loss, at the selected round.
+
+        Of those that not every client has, such as `auc`, `auc_clients` says how many have it.
+        """
+        scores, found = self.scores[self.rounds.index(self.select(model))], {}
+        for (name, split, metric), values in scores.items():
+            values = self._heard(values).double()
+            known = values[~values.isnan()]
+            told = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
+            if (name, split) != (model, "test") or told or not len(known) or not known.isfinite().all():
+                continue
+            found[metric] = float(known.mean())
+            if metric in BY_CLASS:
+                found[f"{metric}_clients"] = len(known)
+        return found
+
+    def by_class(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
+        """What the chosen model's test scores say of each class, at the selected round; nothing without such scores.
+
+        `classes: [C]` are names, `counts: [N, C]` the clients' test examples, if they are known. Attackers are left
+        out. `by_class`: for each class its name, how many `clients` have examples of it, their mean `recall`, and with
+        counts how many `examples` these are, and the recall `pooled` over them. `clients_recall: [N][C]`, None where a
+        client has no such example. `always`, by class: the clients whose model gives this class for every example,
+        though these are of several; `warnings` tells this in a line.
+        """
+        scores, model = self.scores[self.rounds.index(self.select(self.chosen))], self.chosen
+        if (model, "test", ALWAYS) not in scores:
+            return {}
+        names = dict(enumerate(classes))
+        every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
+        recall = every if self.honest is None else every[self.honest]
+        known = ~recall.isnan()
+        found: list[dict[str, Any]] = []
+        for c, name in names.items():
+            mine = recall[known[:, c], c]
+            row = {"class": name, "clients": len(mine), "recall": float(mine.mean()) if len(mine) else None}
+            if counts is not None:
+                held = (counts if self.honest is None else counts[self.honest])[known[:, c], c].double()
+                row["examples"] = int(held.sum())
+                row["pooled"] = float(mine @ held / held.sum()) if len(mine) else None
+            found.append(row)
+        answers = self._heard(scores[model, "test", ALWAYS])
+        always: dict[str, list[str]] = {}
+        for client, answer in zip(self.names, answers.tolist(), strict=True):
+            if not math.isnan(answer):
+                always.setdefault(names.get(int(answer), str(int(answer))), []).append(client)
+        several = int((~self._heard(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
+        return {
+            "by_class": found,
+            "clients_recall": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
+            "always": always,
+            "warnings": _warn(always, several, len(recall)),
         }
-        return {metric: mean for metric, mean in means.items() if math.isfinite(mean)}
 
     def under_attack(self) -> dict[str, dict[str, float]]:
         """Per named model: as in `summary`, over honest clients only; and the success of a backdoor with them."""
         found = {}
         for name in self.named_models:
-            found[name] = spread(self._heard(self.test(name)), self.task.higher_is_better)
+            found[name] = spread(self._heard(self.test(name)), self.task.higher_is_better) | self._others(name)
             triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
             if triggered is not None:
                 found[name]["success"] = float(self._heard(triggered).double().nanmean())
@@ -245,6 +316,24 @@ def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> st
     sign = 1 if higher_is_better else -1
     value = {name: sign * score["validation"] for name, score in scores.items()}
     return max(value, key=lambda name: -math.inf if math.isnan(value[name]) else value[name])
+
+
+def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:
+    """A line on models that always give one answer, of `several` clients that are tested on more than one class."""
+    count = sum(map(len, always.values()))
+    if not count:
+        return []
+    who = f"{count} of {several}" if count < several else f"all {several}"
+    who += " clients" + " that are tested on several classes" * (several < clients)
+    if len(always) == 1:
+        return [f"the models of {who} always answer '{next(iter(always))}'"]
+    told = ", ".join(f"'{name}' ({len(mine)})" for name, mine in always.items())
+    return [f"the models of {who} always give one answer: {told}"]
+
+
+def selects_highest(summary: dict[str, Any]) -> bool:
+    """Whether the validation scores in a run's summary are better if higher."""
+    return bool(summary["higher_is_better"]) and summary.get("selected_by") != "loss"
 
 
 def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:

@@ -3,7 +3,7 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import make_folder, replacing
 from .model import Model
-from .record import History, over_seeds, preferred
+from .record import History, over_seeds, preferred, selects_highest
 from .tasks import Classification
 
 Progress = Callable[[History, int], None]
@@ -196,6 +196,7 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         checkpoint_seconds=machine.checkpoint_seconds,
         progress=machine.progress,
         attack=experiment.attack,
+        select_by=table.get("select_by", ""),
     )
     return _write(run, table, out) if distributed.leads() else {}
 
@@ -209,11 +210,12 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
 
     history, names, task = run.history, list(run.federation.names), run.federation.task
     if isinstance(task, Classification):
-        classes = run.federation.classes or [str(c) for c in range(task.classes)]
+        classes = run.federation.class_names
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
     layout = run.model.layout
     found, layers = run.summary(), [layer.name for layer in layout.layers]
     write_history(history, run.relation, run.origin, layers, out, run.federation.groups, found["caution"])
+    write_recall(found, names, out)
     arrays: dict[str, torch.Tensor] = {}
     for part, values in history.models.items():
         # Rows gathered from several processes lie apart, even if they are the same.
@@ -280,6 +282,23 @@ def write_history(
         heatmaps.relation_heatmap(relation.numpy(), names, said + origin, picture, groups=hidden, layers=layers)
 
 
+def write_recall(summary: dict[str, Any], names: Sequence[str], out: Path) -> None:
+    """The picture of a run's recall by class, if its summary has it."""
+    from .report import heatmaps
+
+    if "by_class" in summary:
+        said = "LEAKING " * summary["leaking"] + "attacked " * ("attack" in summary)
+        rows, lying = summary["by_class"], summary.get("attack", {}).get("attackers", [])
+        heatmaps.recall_heatmap(
+            np.array(summary["clients_recall"], np.float64),
+            [row.get("pooled", row["recall"]) for row in rows],
+            [row["class"] for row in rows],
+            [f"{name} (attacker)" if name in lying else name for name in names],
+            f"{said}test recall by class",
+            out / "recall.png",
+        )
+
+
 def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
     first = found[0]
@@ -301,6 +320,7 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         "parameters",
         "metric",
         "higher_is_better",
+        "selected_by",
         "executor",
         "leaking",
         "caution",
@@ -312,10 +332,11 @@ def _over_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
     return {
         **{key: first[key] for key in kept},
         **attacked,
+        "warnings": [f"seed {one['seed']}: {warning}" for one in found for warning in one["warnings"]],
         "seed": first["seed"],
         "seeds": [f["seed"] for f in found],
         "scores": scores,
-        "chosen": preferred(scores, first["higher_is_better"]),
+        "chosen": preferred(scores, selects_highest(first)),
         "relation": relation,
         **{key: sum(f[key] for f in found) for key in ("seconds", "bytes_up", "bytes_down")},
         "out": str(out),

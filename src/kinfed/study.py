@@ -20,7 +20,7 @@ from .errors import UsageError
 from .federation import Federation
 from .jobs import Outcome, carry_out
 from .metrics import graphs
-from .record import over_seeds, preferred
+from .record import over_seeds, preferred, selects_highest
 from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
 
@@ -101,15 +101,19 @@ class Score(NamedTuple):
     test: Array  # [S] means over clients
     over_clients: float  # standard deviation, a mean over seeds
     validation: float | None  # a mean over clients and seeds, if there is validation data
+    selected_by: str  # what score that is
+    selects_highest: bool  # whether more of it is better
     cautions: tuple[str, ...]  # why the score flatters, if it does
 
     def row(self) -> Row:
         """As columns of a table."""
-        test, unit = scaled(self.test, self.metric), with_unit(self.metric)
+        test, validation = scaled(self.test, self.metric), self.validation
         return {
             "model": self.model,
-            f"validation {unit}": None if self.validation is None else float(scaled(self.validation, self.metric)),
-            f"test {unit}": float(test.mean()),
+            f"validation {with_unit(self.selected_by)}": (
+                None if validation is None else float(scaled(validation, self.selected_by))
+            ),
+            f"test {with_unit(self.metric)}": float(test.mean()),
             "over clients": float(scaled(self.over_clients, self.metric)),
             "over seeds": float(test.std(ddof=1)) if len(test) > 1 else None,
         }
@@ -134,12 +138,15 @@ def score(*folders: Path) -> Score:
     """The score of a finished run, or of several that differ in their seeds only; attackers do not count."""
     each = [runs.read_summary(one) for folder in folders for one in repeats(folder)]
     first, scores = each[0], over_seeds([one["scores"] for one in each])
-    model = preferred(scores, first["higher_is_better"])
+    highest = selects_highest(first)
+    model = preferred(scores, highest)
     heard = [one.get("attack", one)["scores"][model] for one in each]  # honest clients', where others attack
     test = np.array([found["mean"] for found in heard])
     cautions = tuple(dict.fromkeys(one["caution"] for one in each if one["leaking"]))
     over_clients, validation = float(np.mean([found["std"] for found in heard])), scores[model].get("validation")
-    return Score(model, first["metric"], first["higher_is_better"], test, over_clients, validation, cautions)
+    metric = first["metric"]
+    selection = validation, first.get("selected_by", metric), highest
+    return Score(model, metric, first["higher_is_better"], test, over_clients, *selection, cautions)
 
 
 def clusters(folder: Path) -> Tensor:

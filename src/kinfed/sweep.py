@@ -63,6 +63,8 @@ class Sweep:
 
     def check(self) -> list[str]:
         """What it will cost, a line each. Raises UsageError where a config is wrong or has no validation data."""
+        if len(self.grid.get("select_by", ())) > 1:
+            raise UsageError("a sweep chooses by one validation score; give select_by one value")
         cost: dict[str, tuple[int, int]] = {}
         for name, overrides in self.runs().items():
             method = name.partition("/")[0]
@@ -115,7 +117,7 @@ class Sweep:
                 found = score(*(self.study.folder(name) for name in names))
                 assert found.validation is not None
                 cautions |= dict.fromkeys(found.cautions)
-                mine.append((-found.validation if found.higher_is_better else found.validation, row | found.row()))
+                mine.append((-found.validation if found.selects_highest else found.validation, row | found.row()))
             mine.sort(key=lambda scored: scored[0])
             if mine:
                 winner = mine[0][1]

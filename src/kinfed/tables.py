@@ -209,6 +209,7 @@ def _rows(
         graph=held.graph,
         owners=tuple(held.names),
         time=None if steps is None else torch.from_numpy(steps[used]),
+        stratify=True,
         prepare=scaled,
     )
 

@@ -1,21 +1,27 @@
 """What a model's outputs mean: the loss it is trained with and the scores it is judged by."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import UsageError
+from .errors import UsageError, nearest
+
+UNEVEN = 1.5  # times its even share that the largest class may hold before labels count as imbalanced
+BY_CLASS = ("balanced_accuracy", "auc")
+ALWAYS = "always"  # the class that a model gives for every example; NaN if it gives several
+RECALL = "recall@"  # before the number of a class
 
 
 class Task(Protocol):
     """`loss` is per example; `score` gives numbers for one client and runs under vmap."""
 
-    metric: ClassVar[str]  # the score that selects rounds and heads tables
+    metric: ClassVar[str]  # the score that heads tables, and selects rounds unless another is asked for
     higher_is_better: ClassVar[bool]
+    selectable: ClassVar[tuple[str, ...]]  # scores that may select rounds; "loss" is the one that is better if lower
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor: ...  # [B]
 
@@ -28,20 +34,31 @@ class Task(Protocol):
 class Classification:
     """Cross-entropy and accuracy; outputs are logits [B, C], y is int64 [B] in 0..C-1.
 
-    With `auc` also the area under the ROC curve, one class against the rest, averaged over classes (macro). That of a
-    class is the share of pairs, an example of it and one of the rest, in which the softmax gives the former the higher
-    probability; equal ones count half. Classes that a client has no example of are left out; a client with a single
-    class has no pairs and scores 0.5, as chance would.
+    With `by_class` also what accuracy hides where one class is most of the examples. None: a federation decides by its
+    training labels, see `is_uneven`. A client whose examples are all of one class has none of these scores (NaN) but
+    that one recall:
+    - `recall@c`, the share of the examples of class c that the model gives c for; NaN without such examples.
+    - `balanced_accuracy`, the mean of these over the classes that the client has.
+    - `auc`, the area under the ROC curve: the share of pairs, an example of a class and one of the rest, in which the
+      model gives the former the higher probability of that class; equal ones count half. Of two classes it is that of
+      class 1, of more the mean over the classes that the client has (one against the rest, macro).
+    - `always`, the class that the model gives for all examples; NaN if it gives several.
 
     With `reweighted` a run's summary also tells how each client's model does on all clients' test examples, weighted by
     the client's shares of labels in training; at the end of a run this takes a pass of every model over these.
     """
 
     classes: int
-    auc: bool = False
+    by_class: bool | None = None
     reweighted: bool = False
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
+    selectable: ClassVar[tuple[str, ...]] = ("accuracy", *BY_CLASS, "loss")
+
+    def is_uneven(self, y: Tensor) -> bool:
+        """Whether the labels y: [n] ask for scores by class: two classes, or a largest above UNEVEN even shares."""
+        counts = torch.bincount(y, minlength=self.classes)
+        return self.classes < 3 or bool(counts.max() * self.classes > UNEVEN * counts.sum())
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y, reduction="none")
@@ -49,18 +66,36 @@ class Classification:
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         hit = (outputs.argmax(-1) == y).to(outputs.dtype)
         scores = {"accuracy": _mean(hit, weight), "loss": _mean(self.loss(outputs, y), weight)}
-        return scores | {"auc": self._auc(outputs, y, weight)} if self.auc else scores
+        return scores | self._by_class(outputs, y, weight) if self.by_class else scores
 
-    def _auc(self, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        p = outputs.softmax(-1).T.contiguous()  # [C, n]
-        of_class = y == torch.arange(self.classes, device=y.device)[:, None]
-        mine, rest = of_class & (weight > 0), ~of_class & (weight > 0)
+    def _by_class(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        answer, real = outputs.argmax(-1), weight > 0
+        of_class = (y == torch.arange(self.classes, device=y.device)[:, None]) & real  # [C, n]
+        count = of_class.sum(-1)  # [C]
+        recall = (of_class & (answer == y)).sum(-1).to(outputs.dtype) / count
+        several = (count > 0).sum() > 1
+        least, most = torch.where(real, answer, answer.max()).min(), torch.where(real, answer, 0).max()
+        found = {
+            "balanced_accuracy": _mean(torch.where(count > 0, recall, 0), count > 0),
+            "auc": self._auc(outputs, of_class),
+            ALWAYS: torch.where(least == most, most.to(outputs.dtype), torch.nan),
+        }
+        found = {name: torch.where(several, value, torch.nan) for name, value in found.items()}
+        return found | {f"{RECALL}{c}": value for c, value in enumerate(recall.unbind())}
+
+    def _auc(self, outputs: Tensor, of_class: Tensor) -> Tensor:
+        if self.classes == outputs.shape[-1] == 2:
+            # The difference ranks as the probability of class 1 does, and still ranks where that is rounded to 1.
+            p = (outputs[:, 1] - outputs[:, 0])[None]
+        else:
+            p = outputs.softmax(-1).T[1 if self.classes == 2 else 0 : self.classes]  # [C, n]
+        p, mine = p.contiguous(), of_class[-len(p) :]
+        rest = of_class.any(0) & ~mine
         ordered = torch.where(rest, p, torch.inf).sort(-1).values
         twice = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
         pairs = mine.sum(-1) * rest.sum(-1)
         area = (twice * mine).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
-        found = torch.where((pairs > 0).any(), _mean(area, pairs > 0), 0.5).to(outputs.dtype)
-        return found + 0 * p.sum()  # NaN where the outputs are
+        return _mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
 
     def check(self, y: Tensor) -> None:
         if y.dtype != torch.int64 or y.ndim != 1:
@@ -78,6 +113,7 @@ class Regression:
 
     metric: ClassVar[str] = "mse"
     higher_is_better: ClassVar[bool] = False
+    selectable: ClassVar[tuple[str, ...]] = ("mse", "loss")
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (
@@ -111,6 +147,7 @@ class Forecasting:
     horizons: tuple[int, ...] = (3, 6, 12)
     metric: ClassVar[str] = "mae"
     higher_is_better: ClassVar[bool] = False
+    selectable: ClassVar[tuple[str, ...]] = ("mae", "rmse", "mape", "nmse", "loss")
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.mean) and 0 < self.deviation < math.inf):
@@ -162,3 +199,20 @@ class Forecasting:
 
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
+
+
+def check_selection(metric: str) -> None:
+    """Raise UsageError unless some task has a score of this name that may select rounds."""
+    every = {name for kind in (Classification, Regression, Forecasting) for name in kind.selectable}
+    if metric not in every:
+        raise UsageError(f"select_by: there is no score '{metric}'; {nearest(metric, every)}")
+
+
+def selected_task(task: Task, metric: str) -> Task:
+    """The task with the score that selects rounds among its scores; raises UsageError if it has none of this name."""
+    check_selection(metric)
+    if metric not in task.selectable:
+        raise UsageError(
+            f"select_by: {type(task).__name__.lower()} has no '{metric}'; choose one of {', '.join(task.selectable)}"
+        )
+    return replace(task, by_class=True) if isinstance(task, Classification) and metric in BY_CLASS else task

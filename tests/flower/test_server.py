@@ -686,3 +686,43 @@ def _asked(trial):
     for round in range(3):
         roster = Roster(torch.zeros(1), None, ones, None, 11, tags(names), round=round)
         yield names[int(sample(roster, 0.1))], "round", round
+
+
+def with_settings(planned, select_by, class_weights):
+    training = {**planned.table["training"], "class_weights": class_weights}
+    return plan.resolve({**planned.table, "select_by": select_by, "training": training})
+
+
+def test_sites_weigh_their_classes_and_tell_scores_by_class(trial, tmp_path):
+    trial = trial("scaffold", by_class=True)
+    trial.planned = with_settings(trial.planned, "balanced_accuracy", "balanced")
+    summary = trial.serve()
+    trial.compare(trial.simulate())
+    score = summary["scores"][summary["chosen"]]
+    assert summary["selected_by"] == "balanced_accuracy"
+    with (tmp_path / "out" / "history.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if int(row["round"]) == score["round"]]
+    value = {(row["client"], row["split"], row["metric"]): float(row["value"]) for row in rows}
+    validation = [value[name, "validation", "balanced_accuracy"] for name in summary["names"]]
+    assert score["validation"] == pytest.approx(np.nanmean(validation))
+    for c, row in enumerate(summary["by_class"]):
+        recall = np.array([value[name, "test", f"recall@{c}"] for name in summary["names"]])
+        assert row["clients"] == int((~np.isnan(recall)).sum())
+        assert row["recall"] == pytest.approx(np.nanmean(recall))
+        assert "pooled" not in row  # how many examples of a class a site has, it does not tell
+    assert (tmp_path / "out" / "recall.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("select_by", "weights", "said"),
+    [
+        ("mae", None, "select_by: classification has no 'mae'"),
+        ("accuracy", [1.0, 2.0], "class_weights must be 3 numbers, one a class; got 2"),
+    ],
+)
+def test_settings_that_do_not_fit_the_sites_labels_are_refused_before_a_round(trial, select_by, weights, said):
+    trial = trial("fedavg")
+    settings = {"select_by": select_by, "class_weights": weights or "balanced"}
+    trial.planned = with_settings(trial.planned, **settings)
+    with pytest.raises(UsageError, match=said):
+        trial.serve()

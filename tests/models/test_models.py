@@ -121,7 +121,7 @@ def test_loop_and_vmap_train_alike(name):
     assert (found["loop"] - fleet.model.theta).abs().max() > 1e-4  # something was learned
     torch.testing.assert_close(found["loop"], found["vmap"], rtol=0, atol=1e-12)
     for key, values in scores["loop"].items():
-        torch.testing.assert_close(values, scores["vmap"][key], rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(values, scores["vmap"][key], rtol=1e-9, atol=1e-12, equal_nan=True)
 
 
 def test_the_cnn_is_two_convolutions_and_three_layers():

@@ -310,3 +310,33 @@ def test_folders_of_seeds_must_be_one_run(tmp_path):
     for name in ("mixed", "copied"):
         with pytest.raises(UsageError, match=f"{name} are not one run repeated with different seeds"):
             compare([tmp_path / name])
+
+
+def test_scores_by_class_and_warnings_are_told_beside_accuracy(tmp_path):
+    """Of a run with two seeds as means over these; of runs without them nothing."""
+    score = {"std": 0.1, "worst5": 0.5, "best5": 0.7, "round": 2}
+    for seed, auc in enumerate((0.5, 0.7)):
+        scores = {"own": score | {"mean": 0.6, "balanced_accuracy": 0.5 + seed / 10, "auc": auc}}
+        warnings = ["the models of all 2 clients always answer 'no'"] if seed else []
+        write(tmp_path / "a" / f"seed-{seed}", "fedavg", [0.5, 0.7], seed=seed, scores=scores, warnings=warnings)
+    found = compare([tmp_path / "a", write(tmp_path / "b", "local", [0.6, 0.6])])
+    first, second = sorted(found.sets[0], key=lambda row: row.method)
+    assert (first.balanced_accuracy, first.auc) == (pytest.approx(0.55), pytest.approx(0.6))
+    assert (second.balanced_accuracy, second.auc, second.warnings) == (None, None, ())
+    text = drawn(found)
+    assert "! fedavg: seed 1: the models of all 2 clients always answer 'no'" in text
+    row = next(line for line in text if line.startswith("fedavg "))
+    assert "55.00" in row.split()
+    assert "0.600" in row.split()
+    assert all(len(line) <= 80 for line in text)
+    assert not any("AUC" in line for line in drawn(compare([tmp_path / "b"])))
+
+
+def test_means_over_some_of_the_clients_say_so(tmp_path):
+    score = {"mean": 0.6, "std": 0.1, "worst5": 0.5, "best5": 0.7, "round": 2, "balanced_accuracy": 0.5, "auc": 0.5}
+    for name, several in (("fedavg", 1), ("local", 2)):
+        counts = {"balanced_accuracy_clients": several, "auc_clients": several}
+        write(tmp_path / name, name, [0.5, 0.7], scores={"own": score | counts})
+    some = "balanced, AUC: 1 of 2 clients, the others are tested on one class"
+    assert some in drawn(compare([tmp_path / "fedavg", tmp_path / "local"]))
+    assert not any("tested on one class" in line for line in drawn(compare([tmp_path / "local"])))

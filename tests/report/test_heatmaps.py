@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from PIL import Image
 
 from kinfed.errors import UsageError
 from kinfed.report import heatmaps
@@ -78,3 +79,36 @@ def test_what_does_not_fit_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"relation of a, b must be \[N, N\].*got \[6, 6\] and 2 groups"):
         heatmaps.relation_grid({("a", "b"): np.ones((6, 6))}, path, {"b": [0, 1]})
     assert not path.exists()
+
+
+def test_recall_is_told_in_percent_for_all_together_and_each_client(figures, tmp_path):
+    recall = [[0.9, 0.25], [1.0, np.nan], [0.5, 0.0]]
+    heatmaps.recall_heatmap(recall, [0.8, 0.2], ["no", "yes"], ["a", "b", "c"], "test recall", tmp_path / "r.png")
+    axes = figures[-1].axes[0]
+    assert [t.get_text() for t in axes.texts] == [
+        "90",
+        "100",
+        "50",
+        "25",
+        "0",
+        "80",
+        "20",
+    ]  # nothing where there is none
+    assert [t.get_text() for t in axes.get_xticklabels()] == ["all", "a", "b", "c"]
+    assert [t.get_text() for t in axes.get_yticklabels()] == ["no", "yes"]
+    assert axes.get_title(loc="left") == "test recall; grey: no examples"
+    with pytest.raises(UsageError, match=r"recall of 2 clients and 2 classes must be \[2, 2\] and \[2\]; got \[3, 2\]"):
+        heatmaps.recall_heatmap(recall, [0.8, 0.2], ["no", "yes"], ["a", "b"], "test recall", tmp_path / "r.png")
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(1, 2), (14, 2), (1000, 4)])
+def test_recall_of_few_and_of_many_fits_its_page(clients, classes, figures, tmp_path):
+    path = tmp_path / "r.png"
+    names = ["a hospital with a long name"] * clients
+    heatmaps.recall_heatmap(
+        np.ones((clients, classes)), np.ones(classes), list("ab" * (classes // 2)), names, "x", path
+    )
+    with Image.open(path) as picture:
+        assert max(picture.size) < 2000
+    box = figures[-1].axes[0].get_window_extent()
+    assert min(box.width, box.height) > 90  # points of 150 an inch: what names and bars leave to the colours

@@ -31,7 +31,7 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
     best = None
     notes = ["no validation data, so that no value is chosen"]
     if len(validation) == len(found):
-        best = int(np.argmax(validation) if found[0].higher_is_better else np.argmin(validation))
+        best = int(np.argmax(validation) if found[0].selects_highest else np.argmin(validation))
         notes = [f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"]
     picture = study.out / "map.png"
     names, others = [str(value) for value in xs], [str(value) for value in ys]

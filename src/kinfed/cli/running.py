@@ -16,7 +16,10 @@ from ..report.drawing import is_share
 from ..runs import Machine
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
-TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled"])
+SPREAD = ("over clients", "worst 5 %", "best 5 %")
+BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns where a run has them
+COUNTS = {f"{metric}_clients" for metric in BY_CLASS}
+TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS])
 
 
 def place() -> argparse.ArgumentParser:
@@ -94,9 +97,9 @@ class Bar:
         """Show where a run stands."""
         said = f"{self._name}round {history.done} of {rounds}"
         if history.rounds:
-            metric, name = history.task.metric, history.headline
+            metric, name = history.selects, history.headline
             split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
-            said += f", {split} {metric} {history.scores[-1][name, split, metric].mean():.3f}"
+            said += f", {split} {metric} {history.scores[-1][name, split, metric].nanmean():.3f}"
         self._bar.update(self._task, completed=history.done, total=rounds, description=said)
 
 
@@ -116,8 +119,12 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model")
     test = f"test {summary['metric']}{', %' * is_share(summary['metric'])}"
-    for column in (test, "over clients", "worst 5 %", "best 5 %"):
-        shown.add_column(column, justify="right")
+    extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary["scores"].values())}
+    if extra:  # shorter headings, for there are more
+        test = test.replace(" ", "\n", 1)
+    headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in SPREAD)]
+    for column in headings:
+        shown.add_column(column, justify="right", vertical="bottom")
     selected = any("validation" in score for score in summary["scores"].values())
     shown.add_column("over seeds" if repeated else "best round" if selected else "last round", justify="right")
     for name, s in summary["scores"].items():
@@ -125,15 +132,27 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
             told(s.get(key, 0), summary["metric"]) for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
         mark = " *" if name == summary["chosen"] and len(summary["scores"]) > 1 else ""
-        shown.add_row(name + mark, mean, f"± {std}", worst, best, f"± {seeds_std}" if repeated else str(s["round"]))
+        more = [told(s[metric], metric) if metric in s else "" for metric in extra]
+        last = f"± {seeds_std}" if repeated else str(s["round"])
+        shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
     console.print(shown)
     if len(summary["scores"]) > 1:
-        why = "chosen on validation data" if selected else "the first named, for want of validation data"
+        by = f"chosen by validation {summary['selected_by'].replace('_', ' ')}"
+        why = by if selected else "the first named, for want of validation data"
         console.print(f"* {why}: the models that are saved")
+    score = summary["scores"][summary["chosen"]]
+    known = min((score[count] for count in COUNTS if count in score), default=summary["clients"])
+    if known < summary["clients"]:
+        whom = f"{plain(known)} of {summary['clients']} clients: the others are tested on one class"
+        console.print(f"balanced accuracy and AUC are means of {whom}")
     others = {k: v for k, v in summary["scores"][summary["chosen"]].items() if k not in TOLD}
     if others:
         said = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         console.print(f"{summary['chosen']}: {', '.join(said)}")
+    for warning in summary["warnings"]:
+        console.print(f"! {warning}")
+    if summary.get("always") and summary["selected_by"] == summary["metric"]:
+        console.print("  training.class_weights=balanced and select_by=balanced_accuracy may help")
     if summary["leaking"]:
         console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
     if "attack" in summary:

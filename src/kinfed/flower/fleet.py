@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from .. import wire
 from ..errors import RunError
 from ..fleet import Evaluation, Key
-from ..tasks import Classification
+from ..tasks import ALWAYS, Classification
 from . import messages
 from .courier import LARGEST, Check, Courier, short
 from .messages import Message, Words
@@ -269,8 +269,10 @@ class FlowerFleet:
         """The scores that a client tells; raises ValueError, TypeError or OverflowError if they can be none."""
         told = {(str(m), str(s), str(k)): float(v) for m, s, k, v in said}
         for (_, _, metric), value in told.items():
-            share = isinstance(self.rehearsal.task, Classification) and metric != "loss"
-            if not math.isnan(value) and not 0 <= value <= (1 if share else sys.float_info.max):
+            most, task = sys.float_info.max, self.rehearsal.task
+            if isinstance(task, Classification) and metric != "loss":
+                most = task.classes - 1 if metric == ALWAYS else 1
+            if not math.isnan(value) and not 0 <= value <= most:
                 raise ValueError(f"{metric} is {value}")
         return {key: told[key] for key in self._keys if key in told}
 

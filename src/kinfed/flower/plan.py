@@ -31,6 +31,7 @@ class Deployment:
     stale: str = "keep"  # what others hear of a client that missed rounds: its last model, less and less, or nothing
     decay: float = 0.5  # "decay": a client that missed k rounds is heard in a share decay**k of the rounds
     classes: int = 0  # 0: as many as the sites' labels show
+    by_class: bool | None = None  # whether there are scores by class; None: if there are two classes
     graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.relations.read
 
     def __post_init__(self) -> None:
@@ -96,13 +97,16 @@ def resolve(raw: Table) -> Plan:
 
 def describe_task(task: Task) -> dict[str, Any]:
     """A task as JSON."""
-    return {"name": type(task).__name__} | ({"classes": task.classes} if isinstance(task, Classification) else {})
+    if isinstance(task, Classification):
+        decided = {} if task.by_class is None else {"by_class": task.by_class}
+        return {"name": "Classification", "classes": task.classes, **decided}
+    return {"name": type(task).__name__}
 
 
 def read_task(words: dict[str, Any]) -> Task:
     """The task that was described."""
     if words.get("name") == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
-        return Classification(words["classes"])
+        return Classification(words["classes"], by_class=words.get("by_class") is True)
     if words.get("name") == "Regression":
         return Regression()
     raise UsageError(f"there is no task {json.dumps(words):.80} in a federation; known: Classification, Regression")

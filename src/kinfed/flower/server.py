@@ -25,7 +25,7 @@ from ..method import Method, Roster
 from ..model import Model
 from ..record import History
 from ..seeding import tags
-from ..tasks import Classification
+from ..tasks import Classification, Task, selected_task
 from . import members, messages, plan
 from .courier import Carrier, Courier
 from .fleet import FleetState, FlowerFleet
@@ -75,7 +75,7 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
     model = planned.model(shape, outputs)
     rehearsal = Rehearsal(planned, model, shape, outputs, task)
     fleet = FlowerFleet(courier, deployed, rehearsal, _invitation(planned, facts, model))
-    history = History((), task, planned.table["evaluate_every"])
+    history = History((), task, planned.table["evaluate_every"], select_by=planned.table.get("select_by", ""))
     fleet.verdict = lambda: _verdict(history)
     method = _attentive(planned, fleet)
     at = Progress(0, None, None, 0.0)
@@ -189,8 +189,15 @@ def _agree(planned: Plan, courier: Courier) -> Words:
     facts = {"experiment": secrets.token_hex(8), **{key: first[key] for key in ("shape", "task", "columns")}}
     if first["task"]["name"] == "Classification":
         classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
-        return facts | {"task": {"name": "Classification", "classes": classes}, "outputs": classes}
-    return facts | {"outputs": first["outputs"]}
+        # Whether more classes than two are uneven is not known here: labels stay at the sites.
+        asked = planned.deployment.by_class
+        task: Task = Classification(classes, by_class=classes < 3 if asked is None else asked)
+        facts["outputs"] = classes
+    else:
+        task, facts["outputs"] = plan.read_task(first["task"]), first["outputs"]
+    if by := planned.table.get("select_by", ""):
+        task = selected_task(task, by)
+    return facts | {"task": plan.describe_task(task)}
 
 
 def _overclaimed(found: dict[str, Words]) -> dict[str, str]:
@@ -302,7 +309,7 @@ def _judge_again(
 def _progress(history: History, planned: Plan, replied: int, seconds: float) -> str:
     said = f"round {history.done} of {planned.table['rounds']}: {replied} clients, {seconds:.1f} s"
     if history.rounds:
-        metric, name = history.task.metric, history.headline
+        metric, name = history.selects, history.headline
         split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
         score = float(history.scores[-1][name, split, metric].nanmean())
         said += f"; {split} {metric} {score:.3f} after round {history.rounds[-1] + 1}"
@@ -339,10 +346,13 @@ def _summarise(
         "parameters": model.layout.parameters,
         "metric": task.metric,
         "higher_is_better": task.higher_is_better,
+        "selected_by": history.selects,
         "scores": history.summary(),
         "chosen": history.chosen,
         "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
         "relation": {"origin": origin} if relation is not None else None,
+        "warnings": [],
+        **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),
         "executor": "flower",
         "seconds": round(seconds, 3),
         "bytes_up": up,
@@ -362,6 +372,7 @@ def _summarise(
         "experiment": facts["experiment"],
         "out": str(out),
     }
+    runs.write_recall(summary, fleet.names, out)
     _write(summary, out / "summary.json")
     return summary
 

@@ -342,7 +342,7 @@ def federate(path: Path, name: str, task: Task, planned: plan.Plan, target: str 
         owner = np.full(len(x["x"]), name)
         return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
     if "x_validation" not in x:
-        _cut(x, y, split, generator(seed, "split", int(tags([name]))))
+        _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
     rows, at = {}, 0
     for part in ("train", "validation", "test"):
         count = len(x[f"x_{part}"])
@@ -352,13 +352,19 @@ def federate(path: Path, name: str, task: Task, planned: plan.Plan, target: str 
     return Federation(whole[0], whole[1], rows, task, (name,))
 
 
-def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, draw: torch.Generator) -> None:
+def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: bool, draw: torch.Generator) -> None:
     """Take validation examples off the training examples."""
-    order = torch.randperm(len(x["x_train"]), generator=draw)
-    count = max(1, round(split.validation * len(order))) if split.validation else 0
+    rows = torch.arange(len(x["x_train"]))
+    parts: dict[str, Tensor] = {"test": rows[:0], "train": rows}
+    if split.validation:
+        two = Split(split.validation, 0.0)
+        by_label = labelled and split.stratify is not False
+        parts = two.by_label(rows, y["y_train"], draw) if by_label else two(rows, draw)
+    if not parts:
+        raise UsageError("one training example leaves none for validation; set federation.split.validation=0")
     for table, key in ((x, "x"), (y, "y")):
-        table[f"{key}_validation"] = table[f"{key}_train"][order[:count]]
-        table[f"{key}_train"] = table[f"{key}_train"][order[count:]]
+        table[f"{key}_validation"] = table[f"{key}_train"][parts["test"]]
+        table[f"{key}_train"] = table[f"{key}_train"][parts["train"]]
 
 
 def _task(arrays: dict[str, np.ndarray]) -> Task:

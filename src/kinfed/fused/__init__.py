@@ -34,6 +34,11 @@ class Batches(NamedTuple):
     place: Tensor  # [K, T, B] int64 positions in `rows`; those that count come first in every batch
     weight: Tensor  # [K, T, B] 1 on rows that count, 0 on those that only fill a batch up
     valid: Tensor  # [K, T] bool, False past the client's last step
+    classes: Tensor | None = None  # [K, C] what an example of each class counts in the loss; None: all alike
+
+    def of(self, at: slice | Tensor) -> "Batches":
+        """Those of some clients."""
+        return Batches(*(None if t is None else t[at] for t in self))  # type: ignore[arg-type]
 
 
 def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
@@ -129,13 +134,13 @@ class Fused:
             return theta.clone()
         order = batches.valid.sum(1).argsort(stable=True)  # so that those who still train are the last ones of a block
         if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
-            theta, batches = theta[order], Batches(*(t[order] for t in batches))
+            theta, batches = theta[order], batches.of(order)
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
         found = blank(len(theta), theta)
         with torch.no_grad():
             for at, span in self._blocks(batches, moving, lowest, theta):
                 slope = None if descent.slope is None else descent.slope[at]
-                block = _Block(self, theta[at], Batches(*(t[at] for t in batches)), descent._replace(slope=slope))
+                block = _Block(self, theta[at], batches.of(at), descent._replace(slope=slope))
                 block.train(x, y, moving, lowest, span, found[at])
         return found[order.argsort()] if sort else found
 
@@ -191,7 +196,7 @@ class _Block:
 
     def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
         """Write the trained vectors to out: [k, d]."""
-        parts, (rows, place, weight, valid) = self._fused.parts, self._batches
+        parts, (rows, place, weight, valid, classes) = self._fused.parts, self._batches
         k, width = len(rows), int(place.max()) + 1
         rows = rows[:, :width]
         pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1).contiguous()  # [T, k, B] of the pool
@@ -228,6 +233,8 @@ class _Block:
                 value, saved[i] = part.forward(now, value, saved[i])
             g = LOSSES[type(self._fused.task)](self._fused.task, value, truth)
             g.mul_(1 / m if least[t] == m else share[t, first:, :m])
+            if classes is not None:
+                g.mul_(classes[first:].gather(1, truth).unsqueeze(-1))
             for i in reversed(range(deepest, len(climbed))):
                 g = climbed[i].backward(now, saved[i], g, step, deep=span or i > deepest)
             if spanned:
@@ -244,7 +251,7 @@ class _Alone(torch.autograd.Function):
 
     @staticmethod
     def forward(form: Fused, *given: Any) -> Tensor:
-        return _descend(form, [t if t is None else t.unsqueeze(0) for t in given[:6]], *given[6:]).squeeze(0)
+        return _descend(form, [t if t is None else t.unsqueeze(0) for t in given[:7]], *given[7:]).squeeze(0)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -254,9 +261,9 @@ class _Alone(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, form: Fused, *given: Any) -> tuple[Tensor, int]:
         tensors = [
             t if t is None else t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
-            for t, dim in zip(given[:6], in_dims[1:], strict=False)
+            for t, dim in zip(given[:7], in_dims[1:], strict=False)
         ]
-        return _descend(form, tensors, *given[6:]), 0
+        return _descend(form, tensors, *given[7:]), 0
 
 
 def _descend(form: Fused, tensors: list[Any], x: Tensor, y: Tensor, lr: float, pull: float, only: Any) -> Tensor:

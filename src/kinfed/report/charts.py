@@ -18,6 +18,7 @@ from .drawing import (
     FAINT,
     INK,
     MARKS,
+    MOST,
     SMALL,
     by_round,
     legend,
@@ -30,8 +31,6 @@ from .drawing import (
     with_unit,
     write,
 )
-
-MOST = 400  # clients in a picture with a column for each
 
 
 def accuracy_by_round(

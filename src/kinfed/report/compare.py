@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import UsageError
-from ..record import over_seeds, preferred
+from ..record import over_seeds, preferred, selects_highest
 from ..runs import read_summary
 
 Array = NDArray[np.float64]
@@ -44,9 +44,13 @@ class Row:
     over_seeds: float | None  # standard deviation of `mean`, of a repeated run
     helped: float | None  # clients with a better test score than under Local
     hurt: float | None  # and with a worse one
+    balanced_accuracy: float | None  # mean over the clients tested on several classes, where labels are uneven
+    auc: float | None  # likewise
+    several: float | None  # how many clients these are
     auroc: float | None  # of the relation against the true groups
     seconds: float
     leaking: bool
+    warnings: tuple[str, ...]  # what its summary warns of
 
     @property
     def setting(self) -> tuple[str, str, int, str]:
@@ -138,6 +142,13 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
             lines.append({"run": name} | _cells(row, _decimals(rows)))
             if twins:
                 notes.append(f"{name}: {row.folder}")
+            notes += [f"! {name or _name(row)}: {warning}" for warning in row.warnings]
+    few = [row for rows in comparison.sets for row in rows if row.several is not None and row.several < row.clients]
+    if few:
+        least = min(few, key=lambda row: row.several or 0)
+        notes.append(
+            f"balanced, AUC: {least.several:.0f} of {least.clients} clients, the others are tested on one class"
+        )
     if any(row.leaking for rows in comparison.sets for row in rows):
         notes.append("* leaking: what it was tested on is not new to it, so its scores are no fair estimate")
     if any(row.attack for rows in comparison.sets for row in rows):
@@ -174,6 +185,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
     percent = 100 if _is_share(row) else 1
     score = {
         "mean": row.mean,
+        "balanced": row.balanced_accuracy,
         "± over\nclients": row.over_clients,
         "worst\n5 %": row.worst5,
         "best\n5 %": row.best5,
@@ -183,6 +195,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "method": _name(row) + " *" * row.leaking,
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
+        "AUC": "" if row.auc is None else f"{row.auc:.3f}",
         "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
@@ -209,13 +222,22 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     def average(key: str) -> float:
         return float(np.mean([getattr(row, key) for row in rows]))
 
-    aurocs = [row.auroc for row in rows if row.auroc is not None]
+    def shared(key: str) -> float | None:
+        """The mean of what all rows have."""
+        return None if any(getattr(row, key) is None for row in rows) else average(key)
+
     row = replace(
         first,
         folder=str(folder),
         seeds=tuple(sorted(found)),
         over_seeds=float(np.std([row.mean for row in rows], ddof=1)) if len(rows) > 1 else None,
-        auroc=float(np.mean(aurocs)) if len(aurocs) == len(rows) else None,
+        auroc=shared("auroc"),
+        balanced_accuracy=shared("balanced_accuracy"),
+        auc=shared("auc"),
+        several=shared("several"),
+        warnings=tuple(f"seed {row.seeds[0]}: {warning}" for row in rows for warning in row.warnings)
+        if len(rows) > 1
+        else first.warnings,
         leaking=any(row.leaking for row in rows),
         mean=average("mean"),
         over_clients=average("over_clients"),
@@ -230,7 +252,7 @@ def _choose(folder: Path, summaries: Iterable[dict[str, Any]]) -> str:
     """The named model that validation prefers on the mean over seeds; without validation data the headline."""
     try:
         summaries = list(summaries)
-        return preferred(over_seeds([summary["scores"] for summary in summaries]), summaries[0]["higher_is_better"])
+        return preferred(over_seeds([summary["scores"] for summary in summaries]), selects_highest(summaries[0]))
     except KeyError as missing:
         raise UsageError(f"{folder}: summary.json is not a run's summary: it has no {missing}") from None
     except (AttributeError, StopIteration, TypeError, ValueError):
@@ -265,9 +287,13 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             over_seeds=None,
             helped=None,
             hurt=None,
+            balanced_accuracy=score.get("balanced_accuracy"),
+            auc=score.get("auc"),
+            several=score.get("balanced_accuracy_clients"),
             auroc=None if auroc is None or math.isnan(auroc) else float(auroc),
             seconds=float(summary["seconds"]),
             leaking=bool(summary["leaking"]),
+            warnings=tuple(map(str, summary.get("warnings", []))),
         )
         scores = np.array(summary["clients_scores"][model], np.float64)
     except KeyError as missing:

@@ -23,6 +23,7 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#5
 DASHES, MARKS = ("-", "--", ":"), "osD^vP*"
 INK, FAINT, OWN = "#333333", "#d9d9d9", "#c8c8c8"
 SMALL, NORMAL, TITLE = 8.0, 9.5, 11.0  # points
+MOST = 400  # clients in a picture with a column for each
 LONGEST = 20  # characters of a name along an axis
 
 

@@ -16,6 +16,8 @@ from .drawing import (
     COLOURS,
     FAINT,
     INK,
+    LONGEST,
+    MOST,
     NORMAL,
     OWN,
     SMALL,
@@ -141,6 +143,70 @@ def relation_grid(
         fontsize=SMALL,
         color=INK,
     )
+    write(figure, path)
+
+
+def recall_heatmap(
+    recall: ArrayLike,
+    pooled: ArrayLike,
+    class_names: Sequence[str],
+    client_names: Sequence[str],
+    what: str,
+    path: Path,
+) -> None:
+    """A column a client, a row a class, in percent: `recall: [N, C]`; before them all clients together, `pooled: [C]`.
+
+    NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
+    the names do not fit.
+    """
+    found, whole = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
+    clients, classes = len(client_names), len(class_names)
+    if found.shape != (clients, classes) or whole.shape != (classes,):
+        raise UsageError(
+            f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
+            f"got {list(found.shape)} and {list(whole.shape)}"
+        )
+    said = "client"
+    if clients > MOST:
+        shown = np.linspace(0, clients - 1, MOST).round().astype(int)
+        said = f"{MOST} of {clients:,} clients"
+        clients, client_names, found = MOST, [client_names[i] for i in shown], found[shown]
+    longest = 0.05 + 0.07 * min(LONGEST, max(map(len, client_names)))  # inches that a name takes
+    across, up = float(np.clip(9 / clients, 0.02, max(0.5, longest))), float(np.clip(7 / classes, 0.06, 0.45))
+    first, gap = max(1.0, 0.4 / across), 0.12 / across  # columns that all clients together take, and what parts them
+    width, height = (clients + first + gap) * across, classes * up
+    figure, axes = page(width + 2.4, height + 1.2 + longest * (across < longest))
+    axes.grid(False)
+    axes.set_facecolor(OWN)
+    ahead, named = -0.5 - gap - first, min(across, up) >= 0.25 and across >= 0.35
+    for edges, values in (
+        (np.arange(clients + 1) - 0.5, found.T),
+        (np.array([ahead, ahead + first]), whole[:, None]),
+    ):
+        shades = axes.pcolormesh(
+            edges, np.arange(classes + 1) - 0.5, np.ma.masked_invalid(values), cmap="YlGnBu", vmin=0, vmax=100
+        )
+        for (j, i), value in np.ndenumerate(values):
+            if np.isfinite(value) and (named or (values.shape[1] == 1 and up >= 0.2)):
+                at, colour = (edges[i] + edges[i + 1]) / 2, "white" if value > 55 else INK
+                axes.text(at, j, f"{value:.0f}", ha="center", va="center", fontsize=SMALL, color=colour)
+    axes.axvspan(ahead + first, -0.5, color="white")
+    axes.set_ylim(classes - 0.5, -0.5)
+    axes.set_xlim(ahead, clients - 0.5)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    name_ticks(axes, "x", np.arange(clients), client_names, clients * across)
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    axes.set_xticks([ahead + first / 2, *axes.get_xticks()], ["all", *labels])
+    name_ticks(axes, "y", np.arange(classes), class_names, height)
+    axes.tick_params(length=0)
+    axes.set_xlabel(said)
+    axes.set_ylabel("class")
+    title(axes, what + ("; grey: no examples" if np.isnan(found).any() else ""))
+    bar = figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=max(8, 20 * height / 3))
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)
+    bar.set_label("recall (%)", fontsize=NORMAL, color=INK)
     write(figure, path)
 
 
