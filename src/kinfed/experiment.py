@@ -105,7 +105,7 @@ class Run:
         task = self.federation.task
         if not isinstance(task, Classification) or not task.by_class:
             return {}
-        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]))
+        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
 
     def summary(self) -> dict[str, Any]:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
