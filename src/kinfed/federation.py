@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .errors import UsageError
-from .seeding import generator, tags
+from .seeding import generators, tags
 from .tasks import Classification, Forecasting, Regression, Task
 
 SPLITS = ("train", "validation", "test")
@@ -107,12 +107,13 @@ class Split:
     def __call__(self, rows: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, shuffled and cut; a share above zero gets at least one row, and so does training."""
         rows = self._some(rows, draw)
-        left = len(rows) - 1 - (self.validation > 0)  # most that the test may have
+        count = rows.numel()  # len() of a tensor takes ten times as long, and clients may be a million
+        left = count - 1 - (self.validation > 0)  # most that the test may have
         if left < 1:
             return {}
-        test = min(max(1, round(self.test * len(rows))), left)
-        validation = min(max(1, round(self.validation * len(rows))), len(rows) - 1 - test) if self.validation else 0
-        parts = rows.split([test, validation, len(rows) - test - validation])
+        test = min(max(1, round(self.test * count)), left)
+        validation = min(max(1, round(self.validation * count)), count - 1 - test) if self.validation else 0
+        parts = rows.split_with_sizes([test, validation, count - test - validation])
         return {"test": parts[0], "validation": parts[1], "train": parts[2]}
 
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
@@ -149,10 +150,13 @@ class Split:
 
     def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
-        used = max(LEAST, math.ceil(self.share * len(rows))) if self.share < 1 else len(rows)
-        return rows[torch.randperm(len(rows), generator=draw)[: min(used, self.examples or used)]]
+        count = rows.numel()
+        used = max(LEAST, math.ceil(self.share * count)) if self.share < 1 else count
+        used = min(used, self.examples or used)
+        order = torch.randperm(count, generator=draw)
+        return rows[order if used == count else order[:used]]
 
-    def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Sequence[torch.Generator]) -> list[Rows]:
+    def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Iterable[torch.Generator]) -> list[Rows]:
         """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.
 
         Raises UsageError where a share has fewer steps than one example covers.
@@ -234,9 +238,9 @@ class Federation:
                     f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these first"
                 )
         self.task.check(self.y)
-        validated = [len(r) > 0 for r in self.rows["validation"]]
+        validated = [r.numel() > 0 for r in self.rows["validation"]]
         for split in ("train", "test") + (("validation",) if any(validated) else ()):
-            empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not len(r)]
+            empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
             if empty:
                 raise UsageError(
                     f"{len(empty)} of {count} clients have no {split} example: {', '.join(empty[:8])}"
@@ -352,7 +356,6 @@ class Federation:
                 f"got {len(pool)}, {len(target)} and {list(owner.shape)}"
             )
         names, index = np.unique(owner, return_inverse=True)
-        owned = [torch.from_numpy(np.flatnonzero(index == i)) for i in range(len(names))]
         relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
         if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
             time = time.astype("datetime64[us]").astype(np.int64)
@@ -362,9 +365,9 @@ class Federation:
                 f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
             )
         steps = None if steps is None else steps.to("cpu", torch.int64)
-        owners = tuple(map(str, names))
-        dataset = Dataset(pool, target, task, graph=relation, owners=owners, time=steps, stratify=True)
-        return divide(dataset, owned, split or Split(), seed)
+        owners, whose = tuple(map(str, names)), torch.from_numpy(index)
+        dataset = Dataset(pool, target, task, client=whose, graph=relation, owners=owners, time=steps, stratify=True)
+        return divide(dataset, rows_by_owner(dataset), split or Split(), seed)
 
     @staticmethod
     def from_csv(
@@ -413,7 +416,7 @@ def divide(
     if not isinstance(split, Split):
         raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
-    draws = [generator(seed, "split", int(tag)) for tag in tags(names)]
+    draws = generators(seed, "split", tags(names).tolist())
     in_order = dataset.time is not None and not split.shuffle
     labelled = isinstance(dataset.task, Classification)
     if split.stratify and (in_order or lots is not None or not labelled):

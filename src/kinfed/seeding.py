@@ -6,7 +6,7 @@ So a draw does not depend on the executor, on the order of clients or on where a
 import hashlib
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -64,4 +64,11 @@ def normal(key: Tensor, like: Tensor) -> Tensor:
 
 def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
     """A torch generator (CPU) for the server's and the partitions' draws."""
-    return torch.Generator().manual_seed(int(key(seed, purpose, *ids)) & 0x7FFFFFFFFFFFFFFF)
+    return torch.Generator().manual_seed(number(seed, purpose, *ids) & 0x7FFFFFFFFFFFFFFF)
+
+
+def generators(seed: int, purpose: str, ids: Sequence[int]) -> Iterator[torch.Generator]:
+    """`generator` for each of many ids; each is spent when the next is asked for, as all are one that is set anew."""
+    draw, start = torch.Generator(), number(seed, purpose)
+    for one in ids:
+        yield draw.manual_seed(fold_numbers(start, one) & 0x7FFFFFFFFFFFFFFF)
