@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from functools import cache, cached_property
+from numbers import Integral
 from typing import Literal, NamedTuple
 
 import torch
@@ -39,8 +40,9 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "steps"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise UsageError(f"training: {name} must be at least 1; got {getattr(self, name)}")
+            count = getattr(self, name)
+            if count is not None and (not isinstance(count, Integral) or not 1 <= count < 2**31):
+                raise UsageError(f"training: {name} must be a whole number, at least 1 and below 2**31; got {count!r}")
         weights = self.class_weights
         if weights is None or weights == "balanced":
             return

@@ -18,7 +18,7 @@ from . import protocol
 from .attack import Attack
 from .attacks import ATTACKS
 from .client import Training
-from .datasets import DATASETS
+from .datasets import DATASETS, OWNED, is_table
 from .engine import Participation
 from .errors import UsageError, nearest
 from .federation import Federation, Graph, Partition, Split, divide
@@ -112,9 +112,12 @@ def read(source: str, overrides: list[str]) -> Table:
 def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
     """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
 
-    What comes with kinfed has one optimiser for all methods, of which there is nothing to tell.
+    What comes with kinfed has one optimiser for all methods, of which there is nothing to tell; nor of a config that a
+    run has written, which has every setting.
     """
     yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
+    if yours and resolve({key: value for key, value in yours.items() if key != "analysis"}).table == yours:
+        yours = {}
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
     for name in methods:
@@ -127,9 +130,11 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) 
 def override(table: Table, overrides: list[str]) -> Table:
     """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
 
-    Another `name` makes another part: of the former one's settings only those in `overrides` are kept.
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept. Another data set
+    whose examples have owners is theirs, whoever the former one was dealt to.
     """
     asked = {text.partition("=")[0] for text in overrides}
+    before = _dataset_in(table)
     for text in overrides:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
@@ -151,7 +156,23 @@ def override(table: Table, overrides: list[str]) -> Table:
             for key in [key for key in inner if ".".join([*outer, key]) not in asked]:
                 del inner[key]
         inner[last] = parsed
+    if (now := _dataset_in(table)) != before and now in OWNED:
+        dealt = table["federation"]
+        if not any(key.startswith("federation.partition") for key in asked):
+            dealt.pop("partition", None)
+        if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
+            dealt.pop("clients", None)
     return table
+
+
+def _dataset_in(table: Table) -> Any:
+    federation = table.get("federation")
+    return _name_in(federation.get("dataset")) if isinstance(federation, dict) else None
+
+
+def _name_in(part: Any) -> Any:
+    """The name of a part, which may be written as its name alone."""
+    return part.get("name") if isinstance(part, dict) else part
 
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
@@ -195,12 +216,19 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
 
 
 def resolve(raw: Table) -> Experiment:
-    """Make every part; the experiment's table has every default filled in."""
-    parts = learning(raw, frozenset({"federation", "attack"}))
+    """Make every part; the experiment's table has every default filled in.
+
+    Examples that have owners are theirs, and the model for your own table is a small MLP, unless others are named.
+    """
     federation = _table(raw, "federation", "")
-    _only(federation, {"dataset", "clients", "partition", "split", "graph", *BY_CLASS}, "federation.")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
-    partition, partition_table = make(PARTITIONS, federation.get("partition"), "federation.partition")
+    if is_table(dataset_table["name"]):
+        model = raw.get("model", {})
+        raw = raw | {"model": {"name": "mlp", **model} if isinstance(model, dict) else model}
+    parts = learning(raw, frozenset({"federation", "attack"}))
+    _only(federation, {"dataset", "clients", "partition", "split", "graph", *BY_CLASS}, "federation.")
+    dealt = "natural" if dataset_table["name"] in OWNED else None
+    partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
     graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
     clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
@@ -250,6 +278,8 @@ def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given:
 
 def call(part: Callable[..., Any], asked: Table, where: str, given: int = 0, **ready: Any) -> tuple[Any, Table]:
     """Call a part with checked settings; returns what it made and the complete table without what was `ready`."""
+    if not isinstance(asked, dict):
+        raise UsageError(f"{where} must be a table; got {asked!r}")
     known = {name: p for name, p in settings(part, given).items() if name not in ready}
     _only(asked, set(known), where + ".", set(ready))
     hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)

@@ -1,20 +1,33 @@
 """What can go wrong, in two kinds: the request was wrong, or the run could not go on."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
 import torch
 
 FEW = 30  # names that an error may list
 OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
+LONG = 80  # letters without a space or slash that an error repeats whole
 
 
 class UsageError(ValueError):
     """The request cannot be carried out as written; the message says what to change. Exit code 2."""
 
+    def __str__(self) -> str:
+        return short(super().__str__())
+
 
 class RunError(RuntimeError):
     """A well-formed run could not go on; the message says where and why. Exit code 1."""
+
+    def __str__(self) -> str:
+        return short(super().__str__())
+
+
+def short(text: str) -> str:
+    """Text in which a number of hundreds of digits, or another endless word, is cut in its middle."""
+    return re.sub(rf"[^\s/]{{{LONG + 1},}}", lambda word: f"{word[0][:40]}...{word[0][-10:]}", text)
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
@@ -39,7 +52,7 @@ def explain(problem: BaseException) -> tuple[int, str]:
         case UsageError():
             return 2, str(problem)
         case RunError() | OSError():
-            return 1, str(problem)
+            return 1, short(str(problem))
         case MemoryError():
             return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
         case RuntimeError() if is_out_of_memory(problem):
@@ -47,4 +60,4 @@ def explain(problem: BaseException) -> tuple[int, str]:
                 1,
                 "the GPU's memory is too small for these examples and models; choose fewer clients or --device cpu",
             )
-    return 1, f"unexpected {type(problem).__name__}: {problem} (--debug shows where; please report it)"
+    return 1, f"unexpected {type(problem).__name__}: {short(str(problem))} (--debug shows where; please report it)"

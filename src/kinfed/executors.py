@@ -1,6 +1,7 @@
 """Executors: one client's program run for many clients, one by one on workers or as one batched program."""
 
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
@@ -22,6 +23,9 @@ from .tasks import Task
 GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
 FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
+
+# Of what vmap must take apart, such as recurrent layers: whether batching pays all the same is measured, see `choosing`.
+warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
 
 Tree = Any
 Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found

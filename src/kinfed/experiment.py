@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def fit(
     chunk: int | None = None,
     precision: str | None = None,
     device: str = "auto",
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     checkpoint_seconds: float = 10.0,
     progress: Callable[[History, int], None] = lambda history, rounds: None,
     attack: Attack | None = None,
@@ -194,8 +195,20 @@ def fit(
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
             raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
-    if rounds < 1 or evaluate_every < 1:
-        raise UsageError(f"rounds and evaluate_every must be at least 1; got {rounds} and {evaluate_every}")
+    for name, count, least, below in (
+        ("rounds", rounds, 1, 31),
+        ("evaluate_every", evaluate_every, 1, 31),
+        ("seed", seed, 0, 62),
+    ):
+        if not isinstance(count, Integral) or not least <= count < 2**below:
+            raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
+    if training is not None and not isinstance(training, Training):
+        raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
+    if not isinstance(participation, Real | engine.Participation):
+        raise UsageError(f"participation must be a share in (0, 1], or a Participation; got {participation!r}")
+    if not isinstance(folder, str | Path | None):
+        raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
+    folder = None if folder is None else Path(folder)
     if select_by:
         federation = replace(federation, task=selected_task(federation.task, select_by))
     started = time.perf_counter()
@@ -302,7 +315,9 @@ def _check_fit(model: Model, federation: Federation) -> None:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
     if isinstance(task, Classification) and (len(given) != 1 or given[0] < task.classes):
-        raise UsageError(f"the model gives {given} for an example, but there are {task.classes} classes")
+        unused = [c for c in range(task.classes) if not (federation.y == c).any()]
+        said = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
+        raise UsageError(f"the model gives {given} for an example, but there are {task.classes} classes{said}")
     if isinstance(task, Regression | Forecasting) and math.prod(given) != federation.outputs:
         raise UsageError(f"the model gives {given} for an example, but its target is {list(federation.y.shape[1:])}")
 

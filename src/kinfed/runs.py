@@ -16,7 +16,7 @@ from torch import nn
 from . import checkpoint, config, distributed
 from .config import Experiment, Table
 from .datasets import called
-from .errors import UsageError
+from .errors import RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import make_folder, replacing
@@ -52,7 +52,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     """Run an experiment in a folder of its own and return its summary.
 
     Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
-    A request that cannot be carried out leaves no folder.
+    A request that cannot be carried out leaves no folder, nor does one that ends before there is anything to keep.
     """
     table = experiment.table
     if distributed.is_on() and table["seeds"] > 1:
@@ -70,7 +70,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
         config.write(table, out / "config.toml")
     try:
         return _go_on(experiment, out, machine)
-    except UsageError:  # such as data that is not there: what was begun with it is not worth going on with
+    except (UsageError, RunError, OSError):  # such as data that cannot be read: there is nothing to go on with
         if new and distributed.leads() and all(path.name == "config.toml" or path.is_dir() for path in out.rglob("*")):
             shutil.rmtree(out)
         raise
@@ -110,7 +110,7 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
     """A client's personalised model from a run's folder, as a plain module in evaluation mode.
 
     `client` is a position or a name. The architecture is rebuilt from the run's config; pass `module` if it was your
-    own. Raises UsageError if the folder holds no finished run or no such client.
+    own, as that of a run written by `save` is. Raises UsageError if the folder holds no finished run or no such client.
     """
     folder = Path(folder)
     found = read_summary(folder)
@@ -118,6 +118,11 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
         raise UsageError(f"{folder} holds a run for each seed; name one, such as {folder}/seed-{found['seed']}")
     name = found["names"][client_index(found["names"], client)]
     if module is None:
+        if not (folder / "config.toml").exists():
+            raise UsageError(
+                f"{folder} has no config.toml that could tell the architecture, as kinfed.save writes none; pass a "
+                "module of it: load_model(folder, client, module)"
+            )
         table = config.read(str(folder / "config.toml"), [])
         build = config.resolve(table).model
         module = build(tuple(found["shape"]), found["outputs"])

@@ -74,6 +74,10 @@ class Sweep:
             count, rounds = cost.get(method, (0, 0))
             cost[method] = count + 1, rounds + experiment.table["rounds"]
         seeds = len(self.seeds)
+        for method, (key, values) in itertools.product(self.methods, self.grid.items()):
+            if not key.startswith("methods.") and not _concerns(key, method):  # left aside, but not nonsense
+                for value in values:
+                    self._experiment(method, [f'method.name="{method}"', f"{key}={value}"])
         lines = [
             f"{method}: {count // seeds} setting{'s' * (count > seeds)} x {seeds} seed{'s' * (seeds > 1)} "
             f"= {count} run{'s' * (count > 1)}, {rounds:,} training rounds"

@@ -27,10 +27,17 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "compcars": compcars,
 }
 
+OWNED = frozenset(DATASETS) - {"digits", *FORMS}  # whose examples come with their owners
+
+
+def is_table(name: str) -> bool:
+    """Whether a data set is your own file of rows."""
+    return DATASETS[name] is table
+
 
 def called(settings: Mapping[str, Any]) -> str:
     """What people know a configured data set by: its name, or that of the file if it is a table."""
-    return Path(settings["path"]).stem if DATASETS[settings["name"]] is table else settings["name"]
+    return Path(settings["path"]).stem if is_table(settings["name"]) else settings["name"]
 
 
-__all__ = ["DATASETS", "called"]
+__all__ = ["DATASETS", "OWNED", "called", "is_table"]

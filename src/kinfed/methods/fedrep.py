@@ -20,6 +20,10 @@ class FedRep(Averaging):
             )
 
     def shared(self, layout):
+        if not layout.head:
+            raise UsageError(
+                "fedrep: the model has no nn.Linear that could be its head; name the layer that is: fit(..., head='NAME')"
+            )
         return layout.base
 
     def train(self, client, state, received):
