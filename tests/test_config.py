@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kinfed import config
 from kinfed.client import Training
 from kinfed.config import EMBEDDED, call, make, override, read, resolve, settings, write
+from kinfed.datasets import DATASETS, OWNED
 from kinfed.engine import Participation
 from kinfed.errors import UsageError
 from kinfed.federation import Split
@@ -254,6 +255,7 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"model": {"name": "mlp", "hidden": [5, "6"]}}, r"model.hidden\[1\] must be a whole number; got '6'"),
         ({"model": {"name": "mlp", "width": 5}}, "unknown key 'model.width'; known: hidden"),
         ({"model": 5}, "model needs a name"),
+        ({"training.steps": 10**20}, r"steps must be a whole number, at least 1 and below 2\*\*31; got 10000"),
         ({"method": {"name": "sfl", "step": 2}}, "unknown key 'method.step'; did you mean 'steps'"),
         ({"method": {"name": "sfl", "steps": 2.0}}, r"method.steps must be a whole number; got 2\.0"),
         ({"method": {"name": "sfl", "steps": True}}, "method.steps must be a whole number; got True"),
@@ -291,6 +293,34 @@ def test_parts_that_must_be_named(name):
         resolve(table)
 
 
+def test_examples_with_owners_are_theirs_and_a_table_gets_an_mlp(tmp_path):
+    """What only data without owners, or images, must be told."""
+    csv = {"name": "csv", "path": "x.csv", "client": "who", "target": "y"}
+    found = resolve({"method": "local", "federation": {"dataset": csv}}).table
+    assert found["federation"]["partition"] == {"name": "natural"}
+    assert found["federation"]["clients"] == 0  # as many as the file has
+    assert found["model"] == {"name": "mlp", "hidden": [64]}
+    smaller = resolve({"method": "local", "federation": {"dataset": csv}, "model": {"hidden": [8]}}).table
+    assert smaller["model"] == {"name": "mlp", "hidden": [8]}
+    table = [f"federation.dataset.{key}={value}" for key, value in csv.items()]
+    for asked, clients, partition in (
+        ([], None, None),
+        (["federation.partition=natural"], None, "natural"),
+        (["federation.partition=iid"], 20, "iid"),
+        (["federation.clients=4"], 4, None),
+    ):
+        dealt = read("fedavg", [*table, *asked])["federation"]
+        assert (dealt.get("clients"), dealt.get("partition")) == (clients, partition)
+    assert read("fedavg", ["federation.dataset=cifar10"])["federation"]["clients"] == 20
+
+
+def test_data_sets_with_owners_are_declared():
+    given = {"digits": {}, "synthetic": {}}
+    for name, settings in given.items():
+        dataset = make(DATASETS, {"name": name, **settings}, "dataset", given=1)[0](None)
+        assert (dataset.client is not None) == (name in OWNED)
+
+
 def part(a: int, b: float = 2.0, c: bool = False, d: Literal["x", "y"] = "x", *, e: int | None = None):
     return a, b, c, d, e
 
@@ -298,6 +328,8 @@ def part(a: int, b: float = 2.0, c: bool = False, d: Literal["x", "y"] = "x", *,
 def test_calls_are_checked_and_filled_in():
     assert call(part, {"a": 1, "b": 3}, "p") == ((1, 3.0, False, "x", None), {"a": 1, "b": 3.0, "c": False, "d": "x"})
     assert call(part, {"d": "y", "e": 4, "a": 1}, "p")[0] == (1, 2.0, False, "y", 4)
+    with pytest.raises(UsageError, match="p must be a table; got 1000"):
+        call(part, 1000, "p")
     later, table = call(part, {"b": 1}, "p", given=1)
     assert (later(9), table) == ((9, 1.0, False, "x", None), {"b": 1.0, "c": False, "d": "x"})
     assert call(part, {}, "p", a=5) == ((5, 2.0, False, "x", None), {"b": 2.0, "c": False, "d": "x"})

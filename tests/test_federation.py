@@ -103,7 +103,7 @@ def test_a_class_that_nobody_trains_on_is_refused():
 def test_missing_rows_and_double_names_are_refused():
     one = [torch.arange(2), torch.arange(2, 4)]
     none = [torch.arange(0), torch.arange(0)]
-    with pytest.raises(UsageError, match="1 of 2 clients have no test example: b"):
+    with pytest.raises(UsageError, match="1 of 2 clients has no test example: b"):
         Federation(X, Y, {"train": one, "validation": none, "test": [one[0], none[0]]}, Classification(2), ["a", "b"])
     with pytest.raises(UsageError, match="2 clients need 2 different names"):
         Federation(X, Y, {"train": one, "validation": none, "test": one}, Classification(2), ["a", "a"])

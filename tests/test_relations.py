@@ -323,6 +323,18 @@ def test_adjacency_from_arrays(tmp_path):
             read(tmp_path / "g.npz", ["a", "b"])
 
 
+def test_columns_of_weights_and_distances_may_have_any_name(tmp_path):
+    path = write(tmp_path / "roads.csv", "from,to,distance_km\na,b,1\nb,c,4\n")
+    with pytest.raises(UsageError, match=r"did you mean 'distance'\? Name it so, or set distances='distance_km'"):
+        read(path, ["a", "b", "c"])
+    found = read(path, ["a", "b", "c"], distances="distance_km", sigma=2.0)
+    usual = write(tmp_path / "usual.csv", path.read_text().replace("_km", ""))
+    assert torch.equal(found.weights, read(usual, ["a", "b", "c"], sigma=2.0).weights)
+    assert read(path, ["a", "b", "c"], weights="distance_km").weights.tolist() == [[0, 1, 0], [1, 0, 4], [0, 4, 0]]
+    with pytest.raises(UsageError, match="there is no column 'km', as distances says; did you mean"):
+        read(path, ["a", "b", "c"], distances="km")
+
+
 def test_a_column_that_is_no_weight_is_told_of(tmp_path):
     path = write(tmp_path / "e.csv", "from, to, w\na, b, 7\n")
     with pytest.warns(UserWarning, match=r"e\.csv: every link has the weight 1; .* and w does not"):

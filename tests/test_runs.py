@@ -4,6 +4,7 @@ import pytest
 
 from kinfed import config, runs
 from kinfed.errors import RunError, UsageError
+from kinfed.experiment import fit
 from kinfed.runs import Machine
 
 SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -27,6 +28,24 @@ def test_a_run_that_fails_keeps_its_config(tmp_path):
     with pytest.raises(RunError, match="diverged"):
         runs.launch(diverging, tmp_path / "a", Machine(executor="vmap"))
     assert (tmp_path / "a" / "config.toml").exists()
+
+
+def test_data_that_cannot_be_read_leave_no_folder(tmp_path):
+    (tmp_path / "mnist.npz").write_bytes(b"no archive")
+    damaged = config.resolve(config.read("local", ["federation.dataset=mnist"]))
+    with pytest.raises(RunError, match=r"mnist\.npz cannot be read"):
+        runs.launch(damaged, tmp_path / "a" / "b", Machine(data_dir=tmp_path))
+    assert not (tmp_path / "a" / "b").exists()
+
+
+def test_a_saved_run_says_that_its_module_must_be_given(tmp_path):
+    experiment = config.resolve(config.read("local", SMALL))
+    federation = experiment.federation(None, 0)
+    module = experiment.module(federation, 0)
+    runs.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
+    with pytest.raises(UsageError, match=r"pass a module of it: load_model\(folder, client, module\)"):
+        runs.load_model(tmp_path / "mine", "3")
+    assert runs.load_model(tmp_path / "mine", "3", module).training is False
 
 
 def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, monkeypatch):

@@ -114,6 +114,22 @@ def test_rows_with_a_time_are_split_in_its_order(tmp_path):
             assert sorted(days[rows].tolist()) == list(told)
 
 
+def test_rows_of_one_client_may_have_one_time(tmp_path):
+    """Only a series has one reading at a time; a shop sells many things a day."""
+    rows = "".join(f"{who},{day},{day + 0.5 * i},{i}\n" for day in range(10) for who in "ab" for i in range(2))
+    path = write(tmp_path, "who,day,x,y\n" + rows)
+    federation = Federation.from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
+    days = read(path, client="who", target="y", time="day", features=["x"]).x[:, 0].floor()
+    assert sorted(days[federation.rows["test"][0]].tolist()) == [8, 8, 9, 9]
+
+
+def test_clients_are_in_the_order_that_people_count_in(tmp_path):
+    names = ["10", "9", "shop 10", "shop 2", "Shop", "shop 2b", "a1x10", "a1x9"]
+    rows = "".join(f"{name},{i},{i % 2}\n" for name in names for i in range(4))
+    found = read(write(tmp_path, "who,x,y\n" + rows), client="who", target="y").owners
+    assert found == ("9", "10", "Shop", "a1x9", "a1x10", "shop 2", "shop 2b", "shop 10")
+
+
 def readings(gap=(), lost=(), shuffle=False):
     rows = [
         (who, f"2024-03-01 {t // 6:02d}:{10 * (t % 6):02d}", "" if (who, t) in lost else 100 * i + t)
@@ -227,7 +243,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
     edges = write(tmp_path, "from,to\na,b\na,c\n", "edges.csv")
     data = read(path, client="who", target="y", edges=edges)
     assert data.graph.weights.tolist() == [[0, 1, 1], [1, 0, 0], [1, 0, 0]]
-    with pytest.warns(UserWarning, match=r"1 of 3 clients have fewer than 3 rows and were left out: b \(1\)"):
+    with pytest.warns(UserWarning, match=r"1 of 3 clients has fewer than 3 rows and was left out: b \(1\)"):
         data = read(path, client="who", target="y", edges=edges, least=3)
     assert data.owners == ("a", "c")
     assert data.graph.weights.tolist() == [[0, 1], [1, 0]]
@@ -255,14 +271,20 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         (
             "who,x,y\na,1,2\nb,1,\n",
             {"drop_missing": True},
-            r"1 of 2 clients have fewer than 1 rows: b \(0\); leave such",
+            r"1 of 2 clients has fewer than 1 rows: b \(0\); leave such",
         ),
-        ("who,x,y\na,1,2\n", {"least": 9}, r"1 of 1 clients have fewer than 9 rows: a \(1\)"),
+        ("who,x,y\na,1,2\n", {"least": 9}, r"1 of 1 client has fewer than 9 rows: a \(1\)"),
         ("who,x,y\na,1,2\n", {"past": 2}, "need a time column and one target"),
         (
-            "who,t,x,y\na,1,5,2\na,1,6,3\n",
-            {"time": "t"},
+            "who,t,y\na,1,2\na,1,3\n",
+            {"time": "t", "past": 1},
             r"line 3, column 't': client 'a' has another row of the time 1, in line 2",
+        ),
+        (
+            "who,fruit,y\na,pear,2\na,plum,3\n",
+            {},
+            r"column 'fruit': 'pear' is not a finite number \(and 1 more\); encode it as numbers \(such as "
+            r"pandas\.get_dummies does\), or leave it out with features=\[\.\.\.\]",
         ),
         (
             "who,t,x,y\na,1,1,2\na,soon,1,3\n",
@@ -407,9 +429,9 @@ def test_files_that_are_not_tables(tmp_path):
 
 def test_a_client_left_without_a_part_is_named(tmp_path):
     path = write(tmp_path, HOUSES + "Trier,3,4,3000\n")
-    with pytest.raises(UsageError, match=r"1 of 3 clients have too few examples for .*: Trier \(1\)"):
+    with pytest.raises(UsageError, match=r"1 of 3 clients has too few examples for .*: Trier \(1\)"):
         Federation.from_csv(path, client="town", target="price")
-    with pytest.warns(UserWarning, match=r"1 of 3 clients have fewer than 3 rows and were left out: Trier \(1\)"):
+    with pytest.warns(UserWarning, match=r"1 of 3 clients has fewer than 3 rows and was left out: Trier \(1\)"):
         federation = Federation.from_csv(path, client="town", target="price", least=3)
     assert federation.names == ("Bonn", "Ulm")
 

@@ -229,7 +229,7 @@ def test_constant_series_and_clients_without_a_part_are_refused():
     values = np.arange(80.0).reshape(40, 2)
     values[20:, 1] = NAN
     late = Windows(2, 1)(values, np.arange(40), ["a", "b"])
-    with pytest.raises(UsageError, match=r"1 of 2 clients have too few .* one after the other: b \(18\)"):
+    with pytest.raises(UsageError, match=r"1 of 2 clients has too few .* one after the other: b \(18\)"):
         dealt(late)
 
 

@@ -41,7 +41,7 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "steps"):
             count = getattr(self, name)
-            if count is not None and (not isinstance(count, Integral) or not 1 <= count < 2**31):
+            if count is not None and not (isinstance(count, Integral) and 1 <= int(count) < 2**31):
                 raise UsageError(f"training: {name} must be a whole number, at least 1 and below 2**31; got {count!r}")
         weights = self.class_weights
         if weights is None or weights == "balanced":

@@ -116,7 +116,7 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) 
     run has written, which has every setting.
     """
     yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
-    if yours and resolve({key: value for key, value in yours.items() if key != "analysis"}).table == yours:
+    if _is_complete(yours):
         yours = {}
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
@@ -125,6 +125,14 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) 
             where = "method" if len(methods) == 1 else f"methods.{name}"
             said = " and ".join(f"{where}.{rate}" for rate in rates)
             warnings.warn(f"{name} leaves training.optimiser aside; its rates are {said}", stacklevel=2)
+
+
+def _is_complete(table: Table) -> bool:
+    """Whether a config has every setting of its experiment, as what `write` has written."""
+    try:
+        return resolve(table).table == table
+    except UsageError:
+        return False
 
 
 def override(table: Table, overrides: list[str]) -> Table:

@@ -25,6 +25,10 @@ class RunError(RuntimeError):
         return short(super().__str__())
 
 
+class DataError(RunError):
+    """A run could not begin, as its data cannot be read; the message says why. Exit code 1."""
+
+
 def short(text: str) -> str:
     """Text in which a number of hundreds of digits, or another endless word, is cut in its middle."""
     return re.sub(rf"[^\s/]{{{LONG + 1},}}", lambda word: f"{word[0][:40]}...{word[0][-10:]}", text)
@@ -42,6 +46,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if len(known) <= FEW else 0)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def several(count: int, what: str) -> str:
+    """Such as "1 client" or "20 clients"."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def some(few: int, count: int, what: str) -> str:
+    """The subject of a sentence, such as "1 of 20 clients has" or "2 of 20 clients have"."""
+    return f"{few:,} of {several(count, what)} {'has' if few == 1 else 'have'}"
 
 
 def explain(problem: BaseException) -> tuple[int, str]:

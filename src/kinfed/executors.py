@@ -24,7 +24,7 @@ GRAIN = 1 << 24  # operations of a training step that are worth a worker: in les
 FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
-# Of what vmap must take apart, such as recurrent layers: whether batching pays all the same is measured, see `choosing`.
+# It is said of recurrent layers, which vmap takes apart: whether batching pays all the same is measured.
 warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
 
 Tree = Any

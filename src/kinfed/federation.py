@@ -9,10 +9,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from .errors import UsageError
+from .errors import UsageError, some
 from .seeding import generators, tags
 from .tasks import Classification, Forecasting, Regression, Task
 
@@ -243,7 +243,7 @@ class Federation:
             empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
             if empty:
                 raise UsageError(
-                    f"{len(empty)} of {count} clients have no {split} example: {', '.join(empty[:8])}"
+                    f"{some(len(empty), count, 'client')} no {split} example: {', '.join(empty[:8])}"
                     f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
                 )
         if isinstance(self.task, Classification) and count > 1:  # one alone cannot know what others learn
@@ -320,7 +320,7 @@ class Federation:
     ) -> "Federation":
         """A federation from your own arrays.
 
-        `x: [n, ...]` are inputs, `y: [n]` labels (integers: classification) or targets (floats: regression),
+        `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
         `client: [n]` says whose each example is; clients are ordered by this value. `graph: [N, N]` is a known
         relation in that order. Each client's examples are split at random into train, validation and test; with
         `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
@@ -328,6 +328,10 @@ class Federation:
         """
         pool = _tensor(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
+        classes: tuple[str, ...] = ()
+        if task is None and (labels := _texts(y)) is not None:
+            found, y = np.unique(labels, return_inverse=True)
+            classes = tuple(map(str, found))
         target = _tensor(y, "y")
         if task is None:
             if target.is_floating_point():
@@ -346,8 +350,8 @@ class Federation:
         if target.is_floating_point():
             target = target.to(pool.dtype)  # what a model makes of x
         owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
-        if owner.dtype.kind == "O" and all(isinstance(name, str) for name in owner.flat):
-            owner = owner.astype(str)
+        if (named := _texts(owner)) is not None:
+            owner = named
         if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
             raise UsageError("client must name the owner of every example, each by a number or each by text")
         if owner.shape != (len(pool),) or len(pool) != len(target) or not len(pool):
@@ -366,7 +370,7 @@ class Federation:
             )
         steps = None if steps is None else steps.to("cpu", torch.int64)
         owners, whose = tuple(map(str, names)), torch.from_numpy(index)
-        dataset = Dataset(pool, target, task, client=whose, graph=relation, owners=owners, time=steps, stratify=True)
+        dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
         return divide(dataset, rows_by_owner(dataset), split or Split(), seed)
 
     @staticmethod
@@ -437,7 +441,7 @@ def divide(
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
     if short:
         raise UsageError(
-            f"{len(short)} of {len(names)} clients have too few examples for training, validation and test"
+            f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
             f"{' one after the other' if in_order else ''}: {', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
@@ -473,6 +477,17 @@ def check_graph(weights: Tensor, count: int) -> None:
     if not torch.isfinite(weights).all() or (weights < 0).any():
         bad = (~torch.isfinite(weights) | (weights < 0)).nonzero()[0].tolist()
         raise UsageError(f"graph weights must be finite and not negative; entry {bad} is {float(weights[tuple(bad)])}")
+
+
+def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
+    """The values as an array of text, if that is what they are."""
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    if found.dtype.kind == "U" or (found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)):
+        return found.astype(str)
+    return None
 
 
 def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:

@@ -5,6 +5,7 @@ import difflib
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from .errors import UsageError
+from .errors import UsageError, nearest
 from .federation import Federation, Graph, check_graph
 from .seeding import fold, key, tags
 from .tasks import Classification
@@ -60,6 +61,8 @@ def read(
     path: str | Path,
     names: Sequence[str],
     *,
+    weights: str = "weight",
+    distances: str = "distance",
     directed: bool = False,
     sigma: float | None = None,
     threshold: float = 0.1,
@@ -69,16 +72,22 @@ def read(
 
     Others may be in the file only if `strangers` may; their links are left out.
 
-    `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps `weight` (default 1), or
-    `distance`, which `kinfed.relations.distance` turns into weights with `sigma` and `threshold`. Links go both ways
-    unless `directed`; where a row goes "from" i "to" j, client i hears of j. `.graphml`: nodes named as the clients, or
-    with such a `label`, edges perhaps with a `weight`; the file says if they are directed. `.npz` and `.npy`: an array
-    `adjacency: [N, N]`, in the order of an array `names: [N]` if the file has one, else of the clients.
+    `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps one of weights (default 1) or of
+    distances, which `kinfed.relations.distance` turns into weights with `sigma` and `threshold`; `weights` and
+    `distances` say what these columns are called. Links go both ways unless `directed`; where a row goes "from" i
+    "to" j, client i hears of j. `.graphml`: nodes named as the clients, or with such a `label`, edges perhaps with a
+    `weight`; the file says if they are directed. `.npz` and `.npy`: an array `adjacency: [N, N]`, in the order of an
+    array `names: [N]` if the file has one, else of the clients.
     Raises UsageError naming the file, and the line where there is one, on anything else.
     """
     path = Path(path)
     kind = path.suffix.lower()
-    readers = {".csv": _from_csv, ".graphml": _from_graphml, ".npz": _from_arrays, ".npy": _from_arrays}
+    readers: dict[str, Callable[[Path, list[str], bool, bool], tuple[Tensor, bool]]] = {
+        ".csv": partial(_from_csv, columns=(weights, distances)),
+        ".graphml": _from_graphml,
+        ".npz": _from_arrays,
+        ".npy": _from_arrays,
+    }
     if kind not in readers:
         raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
     try:
@@ -106,26 +115,35 @@ def read(
 Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, value
 
 
-def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
+def _from_csv(
+    path: Path, names: list[str], directed: bool, strangers: bool, columns: tuple[str, str]
+) -> tuple[Tensor, bool]:
+    weight, apart = columns
     with path.open(newline="", encoding="utf-8-sig") as file:
         rows = csv.DictReader(file, restkey="", strict=True)
-        columns = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
-        twice = sorted({name for name in columns if columns.count(name) > 1})
+        heading = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+        twice = sorted({name for name in heading if heading.count(name) > 1})
         if twice:
             raise UsageError(f"two columns are named '{twice[0]}'")
-        value = next((c for c in ("weight", "distance") if c in columns), None)
-        if not {"from", "to"} <= set(columns):
-            raise UsageError(f"the heading must have the columns from and to; got {', '.join(columns) or 'nothing'}")
-        if {"weight", "distance"} <= set(columns):
+        value = next((c for c in (weight, apart) if c in heading), None)
+        if not {"from", "to"} <= set(heading):
+            raise UsageError(f"the heading must have the columns from and to; got {', '.join(heading) or 'nothing'}")
+        for setting, named, usual in (("weights", weight, "weight"), ("distances", apart, "distance")):
+            if named != usual and named not in heading:
+                raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
+        if weight in heading and apart in heading:
             raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
-        for column in columns if value is None else []:  # others may be notes
+        for column in heading if value is None else []:  # others may be notes
             for meant in difflib.get_close_matches(column, ["weight", "distance"]):
-                raise UsageError(f"unknown column '{column}'; did you mean '{meant}'?")
-        others = [column for column in columns if column not in ("from", "to")]
+                raise UsageError(
+                    f"unknown column '{column}'; did you mean '{meant}'? Name it so, or set {meant}s='{column}'"
+                )
+        others = [column for column in heading if column not in ("from", "to")]
         if value is None and others:
             warnings.warn(
                 f"{path}: every link has the weight 1; a column named weight or distance would say more, and "
-                f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not",
+                f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not (weights='{others[0]}' or "
+                f"distances='{others[0]}' says that it does)",
                 stacklevel=4,
             )
 
@@ -133,11 +151,11 @@ def _from_csv(path: Path, names: list[str], directed: bool, strangers: bool) -> 
             for row in rows:
                 place = f"line {rows.line_num}"
                 if "" in row or None in row.values():
-                    raise UsageError(f"{place} must have {len(columns)} entries, as the heading has")
+                    raise UsageError(f"{place} must have {len(heading)} entries, as the heading has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
-        empty = math.inf if value == "distance" else 0.0
-        return _table(links(), names, directed, strangers, empty), value == "distance"
+        empty = math.inf if value == apart else 0.0
+        return _table(links(), names, directed, strangers, empty), value == apart
 
 
 def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:

@@ -16,7 +16,7 @@ from torch import nn
 from . import checkpoint, config, distributed
 from .config import Experiment, Table
 from .datasets import called
-from .errors import RunError, UsageError
+from .errors import DataError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import make_folder, replacing
@@ -52,7 +52,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     """Run an experiment in a folder of its own and return its summary.
 
     Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
-    A request that cannot be carried out leaves no folder, nor does one that ends before there is anything to keep.
+    A request that cannot be carried out leaves no folder, nor do data that cannot be read.
     """
     table = experiment.table
     if distributed.is_on() and table["seeds"] > 1:
@@ -70,7 +70,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
         config.write(table, out / "config.toml")
     try:
         return _go_on(experiment, out, machine)
-    except (UsageError, RunError, OSError):  # such as data that cannot be read: there is nothing to go on with
+    except (UsageError, DataError):  # such as data that is not there: what was begun with it is not worth going on with
         if new and distributed.leads() and all(path.name == "config.toml" or path.is_dir() for path in out.rglob("*")):
             shutil.rmtree(out)
         raise

@@ -2,10 +2,12 @@
 
 import csv
 import io
+import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .errors import UsageError, nearest
+from .errors import UsageError, nearest, some
 from .federation import Dataset, Graph
 from .relations import read as read_graph
 from .tasks import Classification, Forecasting, Regression, Task
@@ -42,6 +44,8 @@ def read(
     horizon: int = 1,
     horizons: Sequence[int] = (),
     edges: str | Path = "",
+    weights: str = "weight",
+    distances: str = "distance",
     directed: bool = False,
     sigma: float | None = None,
     threshold: float = 0.1,
@@ -60,10 +64,10 @@ def read(
     1. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than a day,
     the time of day is an input too.
 
-    `edges` is a file of links between clients (see `kinfed.relations.read`; `directed` for .csv, `sigma` and
-    `threshold` for distances). Rows with missing
-    values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known readings, are left
-    out, and a warning names them. Raises UsageError that names the file, line and column of what cannot be used.
+    `edges` is a file of links between clients (see `kinfed.relations.read`; `weights`, `distances` and `directed` for
+    .csv, `sigma` and `threshold` for distances). Rows with missing values are refused unless `drop_missing`; clients
+    with fewer than `least` such rows, or known readings, are left out, and a warning names them. Raises UsageError that
+    names the file, line and column of what cannot be used.
     """
     targets = [target] if isinstance(target, str) else list(target)
     if not isinstance(horizons, Iterable):
@@ -86,7 +90,8 @@ def read(
     index = {name: i for i, name in enumerate(names)}
     held = _Clients(names, np.array([index[name] for name in owner]), None)
     if edges:
-        held = held._replace(graph=read_graph(edges, names, directed=directed, sigma=sigma, threshold=threshold))
+        links = partial(read_graph, weights=weights, distances=distances, directed=directed)
+        held = held._replace(graph=links(edges, names, sigma=sigma, threshold=threshold))
     if past:
         if not time or len(targets) != 1 or features:
             raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
@@ -140,13 +145,13 @@ class _Clients(NamedTuple):
         if kept.all():
             return self
         short = [f"{name} ({n})" for name, n, stays in zip(self.names, counts, kept, strict=True) if not stays]
-        said = f"{len(short)} of {len(counts)} clients have fewer than {max(least, 1)} {what}"
+        said = f"{some(len(short), len(counts), 'client')} fewer than {max(least, 1)} {what}"
         few = f"{', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
         if not least:
             raise UsageError(f"{path}: {said}: {few}; leave such clients out with least")
         if not kept.any():
             raise UsageError(f"{path}: {said}: {few}")
-        warnings.warn(f"{path}: {said} and were left out: {few}", stacklevel=4)
+        warnings.warn(f"{path}: {said} and {'was' if len(short) == 1 else 'were'} left out: {few}", stacklevel=4)
         place = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)
         among = torch.from_numpy(kept)
         graph = self.graph and Graph(self.graph.weights[among][:, among], self.graph.origin)
@@ -177,7 +182,7 @@ def _rows(
             )
         warnings.warn(f"{frame.path}: {count:,} of {len(usable):,} rows lack a value and were left out", stacklevel=3)
     held = held.keep(usable, least, "rows", frame.path)
-    steps = frame.moments(time, held)[1] if time else None
+    steps = frame.moments(time, held, series=False)[1] if time else None
     # Rows that are left out are gone: a partition may deal the others anew.
     used = np.flatnonzero(usable & (held.who >= 0))
     # As exact as it was read until it is scaled: numbers far from zero lie closer together than float32 can tell.
@@ -239,7 +244,7 @@ def _series(frame: "_Frame", held: _Clients, target: str, time: str, cut: Window
     """Windows of one series a client, read off rows in any order."""
     readings = frame.numbers(target)
     held = held.keep(~np.isnan(readings), least, f"known values of '{target}'", frame.path)
-    moments, steps, dated = frame.moments(time, held)
+    moments, steps, dated = frame.moments(time, held, series=True)
     mine = held.who >= 0
     told = np.unique(steps[mine])  # steps at which anybody has a row
     values = np.full((len(told), len(held.names)), np.nan)
@@ -326,7 +331,10 @@ class _Frame:
         if len(bad):
             more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
             what = "not a finite number" if np.isinf(values[bad[0]]) else "too large a number"
-            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is {what}{more}")
+            fix = ""
+            if np.isinf(values[bad[0]]):
+                fix = "; encode it as numbers (such as pandas.get_dummies does), or leave it out with features=[...]"
+            raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is {what}{more}{fix}")
         return values
 
     def labels(self, name: str) -> NDArray[np.object_] | None:
@@ -356,11 +364,11 @@ class _Frame:
         whole = {label: str(int(number)) for label, number in value.items() if np.isfinite(number)}
         return np.array([whole.get(label, "") for label in labels.tolist()], dtype=object)
 
-    def moments(self, name: str, held: _Clients) -> tuple[Numbers, NDArray[np.int64], bool]:
+    def moments(self, name: str, held: _Clients, series: bool) -> tuple[Numbers, NDArray[np.int64], bool]:
         """[n] times as numbers, [n] as steps from 0, and whether they are dates (then in seconds).
 
         Times that lie no whole number of steps apart, such as months, count as a step each. Raises UsageError where one
-        cannot be read, or where a client has two rows of the same time.
+        cannot be read, or, if rows are the readings of a series, where a client has two of the same time.
         """
         cells = self.cells(name)
         compact = _compact(cells) if cells.dtype.kind in "Oiu" else None
@@ -385,7 +393,7 @@ class _Frame:
             raise UsageError(f"{self.place(bad[0], name)}: '{cells[bad[0]]}' is not {wanted}")
         stamps, rank = np.unique(moments, return_inverse=True)
         seen: dict[tuple[int, int], int] = {}
-        for row, key in enumerate(zip(held.who.tolist(), rank.tolist(), strict=True)):
+        for row, key in enumerate(zip(held.who.tolist(), rank.tolist(), strict=True)) if series else ():
             first = seen.setdefault(key, row)
             if first != row and key[0] >= 0:
                 raise UsageError(
@@ -398,7 +406,7 @@ class _Frame:
             steps = np.arange(len(stamps))
             mine = held.who >= 0
             share = mine.sum() / max(1, len(held.names) * len(np.unique(rank[mine])))
-            if share < SHARED:
+            if series and share < SHARED:
                 warnings.warn(
                     f"{self.path}: times in '{name}' lie no whole number of steps apart, so each of {len(stamps):,} "
                     f"different ones is a step, and a client has rows at {100 * share:.0f} % of these; if its clock is "
@@ -533,6 +541,7 @@ def _compact(cells: Cells) -> Numbers | None:
     return np.array(seconds) if np.isfinite(seconds).all() else None
 
 
-def _natural(name: str) -> tuple[float, str]:
-    """Numbers in order of size, text after them."""
-    return _number(name), name
+def _natural(name: str) -> tuple[float, list[tuple[float, str]]]:
+    """Numbers in order of size, text after them; "client 2" comes before "client 10"."""
+    parts = [(float(part), "") if part.isdecimal() else (math.inf, part) for part in re.split(r"(\d+)", name)]
+    return _number(name), [*parts, (math.inf, name)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -180,7 +181,12 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedprox", "method.mu=-1"], "mu must be zero or more; got -1.0"),
         (["run", "fedprox", "method.mu=high"], "method.mu must be a number; got 'high'"),
         (["run", "fedavg", "rounds=two"], "rounds must be a whole number; got 'two'"),
-        (["run", "fedavg", "rounds=0"], "rounds and evaluate_every must be at least 1"),
+        (["run", "fedavg", "rounds=0"], "rounds must be a whole number, at least 1"),
+        (["run", "fedavg", f"training.epochs={'9' * 300}"], f"got {'9' * 40}...{'9' * 10}"),
+        (["run", "fedavg", "--out", "x" * 300], f"cannot make the folder {'x' * 40}...xxx"),
+        (["analyse", "weigths", "fedavg"], "there is no analysis 'weigths'; did you mean 'weights'?"),
+        (["analyse", "defence", "cfl", "analysis=1000"], "analysis must be a table; got 1000"),
+        (["sweep", "per-fedavg", "training.optimiser=3,-0.5"], "training.optimiser needs a name"),
         (["run", "fedavg", "training.epochs=true"], "training.epochs must be a whole number; got True"),
         (["run", "fedavg", "federation.dataset=digit"], "did you mean 'digits'?"),
         (["run", "fedavg", "federation.partition.name=rotation"], "did you mean 'rotations'?"),
@@ -214,6 +220,16 @@ def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix not in (".toml", ".png")]
 
 
+@pytest.mark.parametrize("words", [["run", "fedavg", "--executor", "fast"], ["run"], ["runn"], ["run", "fedavg", "-z"]])
+def test_options_that_nobody_knows_end_in_one_line_too(words, capsys):
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert left.value.code == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert re.fullmatch(r"kinfed: .*; kinfed.* --help tells what there is\n", told.err)
+
+
 def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(capsys, tmp_path):
     said = "kinfed: warning: per-fedavg leaves training.optimiser aside; its rates are method.alpha and method.beta\n"
     own, small = tmp_path / "own.toml", ["rounds=1", *SMALL[1:], "--quiet", "--out"]
@@ -223,6 +239,7 @@ def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(ca
             ("per-fedavg", "training.optimiser.lr=5", said),
             (str(own), "method=per-fedavg", said),
             ("per-fedavg", "training.epochs=1", ""),
+            (str(tmp_path / "0" / "config.toml"), "rounds=1", ""),  # written by the run before, with every setting
             ("fedavg", "training.optimiser.lr=0.1", ""),
         )
     ):

@@ -279,6 +279,20 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
         compare([tmp_path / "repeated"])
 
 
+def test_unfinished_runs_are_left_out_and_named(tmp_path):
+    done = write(tmp_path / "done", "fedavg", [0.5])
+    begun, repeated = tmp_path / "begun", tmp_path / "repeated"
+    write(repeated / "seed-0", "fedavg", [0.5])
+    for folder in (begun, repeated / "seed-0", repeated / "seed-1"):
+        folder.mkdir(exist_ok=True)
+        (folder / "config.toml").touch()
+    found = compare([begun, done, repeated])
+    assert [[row.folder for row in rows] for rows in found.sets] == [[str(done)]]
+    assert found.warnings == (f"left out, as not finished (kinfed resume goes on): {begun}, {repeated}",)
+    with pytest.raises(UsageError, match=r"no run is finished: .*begun; go on with one: kinfed resume .*begun"):
+        compare([begun])
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -6,14 +6,21 @@ import re
 import sys
 import traceback
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import explain
+from ..errors import explain, short
 from . import analyse, compare, data, estimate, flower, reference, reproduce, run, shelves, sweep
 from .console import literal
 
 COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower, data, shelves)
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for what it cannot take, as for all other errors."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"kinfed: {short(message)}; {self.prog} --help tells what there is\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -53,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="kinfed", description="Graph-guided personalised federated learning: every client learns from its kin."
     )
     parser.add_argument("--version", action="version", version=f"kinfed {__version__}")

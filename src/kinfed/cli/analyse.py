@@ -9,6 +9,7 @@ from rich.console import Console
 
 from .. import config
 from ..analyses import ANALYSES
+from ..errors import UsageError, nearest
 from ..study import Study
 from .finding import tell, write
 from .running import Bar, machine, options
@@ -23,7 +24,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Run what an analysis needs and write its table and pictures. Finished runs are kept.",
         epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )
-    analyse.add_argument("analysis", choices=list(ANALYSES), metavar="ANALYSIS", help=", ".join(ANALYSES))
+    analyse.add_argument("analysis", metavar="ANALYSIS", help=", ".join(ANALYSES))
     analyse.add_argument("source", metavar="METHOD|FILE.toml")
     analyse.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="of the experiment, or analysis.KEY=VALUE"
@@ -33,6 +34,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _analyse(asked: argparse.Namespace, console: Console) -> None:
+    if asked.analysis not in ANALYSES:
+        raise UsageError(f"there is no analysis '{asked.analysis}'; {nearest(asked.analysis, ANALYSES)}")
     table = config.read(asked.source, asked.overrides)
     settings = table.pop("analysis", {})
     out = asked.out or Path("analyses") / asked.analysis / time.strftime("%Y-%m-%d-%H%M%S")

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from .. import config
 from ..datasets import DATASETS, called
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, several
 from ..federation import SPLITS, Dataset, Federation, Graph
 from ..originals import ORIGINALS, obtain, sha256
 from ..report.examples import examples
 from ..tasks import Classification, Forecasting
 from .console import literal
-from .running import plain, several
+from .running import plain
 
 WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your table", "parquet": "your table"}
 
@@ -130,7 +130,9 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 def _inspect(asked: argparse.Namespace, console: Console) -> None:
     folder = Path(asked.data_dir) if asked.data_dir else None
     if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
-        experiment = config.resolve(config.read(asked.subject, asked.overrides))
+        # Who trains what is no matter here, so a config of the data alone will do.
+        learning = {"method": "local", "model": "linear"}
+        experiment = config.resolve(learning | config.read(asked.subject, asked.overrides))
         dataset = experiment.dataset(folder)
         settings = experiment.table["federation"]["dataset"]
         found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.table["seed"]))

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from ..errors import several
 from ..precision import PRECISIONS
 from ..record import History
 from ..report.drawing import is_share
@@ -186,11 +187,6 @@ def _show_attack(summary: dict[str, Any], console: Console) -> None:
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         console.print(line)
-
-
-def several(count: int, what: str) -> str:
-    """Such as "1 client" or "20 clients"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def told(score: float, metric: str) -> str:

@@ -16,7 +16,7 @@ def compcars(data_dir: Path | None = None) -> Dataset:
     """Images [n, 3, 64, 64] of four types of cars, 30 clients of a viewpoint and a year each; from compcars.npz.
 
     The file holds x: uint8 [n, 3, 64, 64], y: [n], client: [n], owners: [N], class_names: [4] and adjacency: [N, N]
-    (Yang et al., 2015; clients after Mancini et al., 2019). Raises UsageError or RunError naming the file when it is
+    (Yang et al., 2015; clients after Mancini et al., 2019). Raises UsageError or DataError naming the file when it is
     missing, damaged or otherwise.
     """
     path, arrays = read(data_dir, "compcars", ("x", "y", "client", "owners", "class_names", "adjacency"))

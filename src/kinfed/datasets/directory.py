@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import RunError, UsageError
+from ..errors import DataError, UsageError
 
 
 def read(
@@ -18,7 +18,7 @@ def read(
     """The file of a data set and its arrays, those `optional` ones that are there included.
 
     `data_dir=None` means the folder named by the environment variable KINFED_DATA. Raises UsageError when there is no
-    such folder, file or array, and RunError when the file is cut short or damaged: every byte is checked.
+    such folder, file or array, and DataError when the file is cut short or damaged: every byte is checked.
     """
     folder = data_dir or os.environ.get("KINFED_DATA")
     if not folder:
@@ -46,7 +46,7 @@ def read(
             arrays = {key: _array(archive, key) for key in (*required, *optional) if key in held}
     except Exception as problem:  # damage can surface in any layer: zip, compression, array header, checksum
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
-        raise RunError(
+        raise DataError(
             f"{path} cannot be read ({reason}); it must be a complete .npz file of plain arrays: copy or write it again"
         ) from problem
     missing = [key for key in required if key not in arrays]

@@ -16,7 +16,7 @@ def domains(name: str) -> Callable[..., Dataset]:
     """The loader of DG-15 or DG-60 (Xu et al., 2022, "Graph-Relational Domain Adaptation"): x: [n, 2], two classes.
 
     NAME.npz holds x: float [n, 2], y: [n] integers, client: [n] integers 0..N-1 and adjacency: [N, N]. The loader
-    raises UsageError or RunError naming the file when it is missing, damaged or otherwise.
+    raises UsageError or DataError naming the file when it is missing, damaged or otherwise.
     """
 
     def load(data_dir: Path | None = None) -> Dataset:

@@ -35,7 +35,7 @@ def images(name: str) -> Callable[..., Dataset]:
     """The loader of one of FORMS: x: [n, channels, height, width] float32 in [-1, 1], training before test images.
 
     NAME.npz holds x_train: uint8 [n, channels, height, width], y_train: [n] integers, x_test and y_test likewise, and
-    perhaps class_names: [C]. The loader raises UsageError or RunError naming the file when it is missing, damaged or
+    perhaps class_names: [C]. The loader raises UsageError or DataError naming the file when it is missing, damaged or
     otherwise.
     """
     form = FORMS[name]

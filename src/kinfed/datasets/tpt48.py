@@ -23,7 +23,7 @@ def tpt48(
 
     The file holds values: float [months, 48], sensor_ids: [48] names and adjacency: [48, 48], 1 where two states share
     a border. Windows are x: [n, past, 1] and y: [n, horizon] (Xu et al., 2022, after NOAA's nClimDiv). Raises
-    UsageError or RunError naming the file when it is missing, damaged or otherwise.
+    UsageError or DataError naming the file when it is missing, damaged or otherwise.
     """
     path, arrays = read(data_dir, "tpt48", ("values", "sensor_ids", "adjacency"))
     cut = Windows(past, horizon, 1, error, horizons=(1, 3, 6))

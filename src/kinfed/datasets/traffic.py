@@ -46,7 +46,7 @@ def traffic(name: str) -> Callable[..., Dataset]:
     NAME.npz holds values: float [T, N] or [T, N, F] (the first feature is used), adjacency: [N, N], start (the time of
     step 0) and perhaps sensor_ids: [N], and time_index: [T] or minutes_from_start: [T] where steps are left out. The
     graph is the published one: a Gaussian kernel of road distances (Li et al., 2018), or 1 for a road that joins two
-    detectors. The loader raises UsageError or RunError naming the file when it is missing, damaged or otherwise.
+    detectors. The loader raises UsageError or DataError naming the file when it is missing, damaged or otherwise.
     """
     form = SENSORS[name]
 

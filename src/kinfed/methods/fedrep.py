@@ -22,7 +22,8 @@ class FedRep(Averaging):
     def shared(self, layout):
         if not layout.head:
             raise UsageError(
-                "fedrep: the model has no nn.Linear that could be its head; name the layer that is: fit(..., head='NAME')"
+                "fedrep: the model has no nn.Linear that could be its head; name the layer that is one: "
+                "fit(..., head='NAME')"
             )
         return layout.base
 

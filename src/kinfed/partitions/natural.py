@@ -18,7 +18,9 @@ class Natural:
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Give every example to its owner; nothing is drawn."""
         if dataset.client is None:
-            raise UsageError("natural: the examples of this data set have no owners; choose another partition, such as iid")
+            raise UsageError(
+                "natural: the examples of this data set have no owners; choose another partition, such as iid"
+            )
         owned = rows_by_owner(dataset)
         empty = [dataset.owners[i] if dataset.owners else str(i) for i, rows in enumerate(owned) if not len(rows)]
         if empty or not owned:

@@ -75,16 +75,20 @@ def compare(folders: Sequence[Path]) -> Comparison:
     """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
 
     Clients helped and hurt are counted against the best Local run of the same data set, client count and metric that
-    has all seeds of the run, client by client and seed by seed. Raises UsageError naming the folder that is no
-    finished run, or whose summary is broken.
+    has all seeds of the run, client by client and seed by seed. Runs that are not finished are left out, and a warning
+    names them. Raises UsageError naming the folder that is no run, or whose summary is broken, and if none is finished.
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
+    unfinished = [folder for folder in folders if _is_unfinished(folder)]
+    told = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
+    if len(unfinished) == len(folders):
+        raise UsageError(f"no run is finished: {told}; go on with one: kinfed resume {unfinished[0]}")
     sets: dict[tuple[str, str, int, str], list[tuple[Row, Scores]]] = {}
-    for row, scores in map(_read, folders):
+    for row, scores in (_read(folder) for folder in folders if folder not in unfinished):
         sets.setdefault(row.setting, []).append((row, scores))
     ordered = sorted(sets.values(), key=len, reverse=True)
-    warnings = []
+    warnings = [f"left out, as not finished (kinfed resume goes on): {told}"] if unfinished else []
     if len(ordered) > 1:
         warnings.append(f"runs that differ in {_differing([alike[0][0] for alike in ordered])} are not comparable")
     compared = []
@@ -100,6 +104,13 @@ def compare(folders: Sequence[Path]) -> Comparison:
             rows.append(row if row.method == "local" or reference is None else _against(row, scores, reference))
         compared.append(tuple(rows))
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)))
+
+
+def _is_unfinished(folder: Path) -> bool:
+    """Whether a run was begun here, and has not ended, with one of its seeds or all."""
+    seeds = [path for path in folder.glob("seed-*") if path.is_dir()]
+    begun = ((folder / "config.toml").exists(), *((one / "config.toml").exists() for one in seeds))
+    return any(begun) and not all((one / "summary.json").exists() for one in seeds or [folder])
 
 
 def _differing(rows: Sequence[Row]) -> str:
