@@ -207,6 +207,9 @@ def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_p
     (tmp_path / "checkpoint.safetensors").write_bytes(b"broken")
     with pytest.raises(RunError, match="is not a checkpoint of this run"):
         fit(FedAvg(), data, module, rounds=5, folder=tmp_path)
+    (tmp_path / "folder" / "checkpoint.safetensors").mkdir(parents=True)
+    with pytest.raises(RunError, match=r"folder/checkpoint\.safetensors is not a checkpoint of this run"):
+        fit(FedAvg(), data, module, rounds=5, folder=tmp_path / "folder")
 
 
 @pytest.mark.parametrize(

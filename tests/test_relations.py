@@ -331,7 +331,7 @@ def test_columns_of_weights_and_distances_may_have_any_name(tmp_path):
     usual = write(tmp_path / "usual.csv", path.read_text().replace("_km", ""))
     assert torch.equal(found.weights, read(usual, ["a", "b", "c"], sigma=2.0).weights)
     assert read(path, ["a", "b", "c"], weights="distance_km").weights.tolist() == [[0, 1, 0], [1, 0, 4], [0, 4, 0]]
-    with pytest.raises(UsageError, match="there is no column 'km', as distances says; did you mean"):
+    with pytest.raises(UsageError, match="there is no column 'km', as distances says; known: distance_km"):
         read(path, ["a", "b", "c"], distances="km")
 
 

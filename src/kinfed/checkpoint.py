@@ -75,7 +75,7 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
             float(text["seconds"]),
             json.loads(text["how"]),
         )
-    except (SafetensorError, KeyError, ValueError) as problem:
+    except (SafetensorError, OSError, KeyError, ValueError) as problem:
         raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
 
 
@@ -84,7 +84,7 @@ def how(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             return json.loads(file.metadata()["how"]) or {}
-    except (SafetensorError, KeyError, TypeError, ValueError) as problem:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
         raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
 
 

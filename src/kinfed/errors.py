@@ -65,6 +65,8 @@ def explain(problem: BaseException) -> tuple[int, str]:
             return 130, str(problem) or "interrupted"
         case UsageError():
             return 2, str(problem)
+        case OSError() if problem.strerror and problem.filename:
+            return 1, short(f"{problem.filename}: {problem.strerror}")
         case RunError() | OSError():
             return 1, short(str(problem))
         case MemoryError():

@@ -1,7 +1,6 @@
 """Executors: one client's program run for many clients, one by one on workers or as one batched program."""
 
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
@@ -24,8 +23,8 @@ GRAIN = 1 << 24  # operations of a training step that are worth a worker: in les
 FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
-# It is said of recurrent layers, which vmap takes apart: whether batching pays all the same is measured.
-warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
+# PyTorch would warn of recurrent layers, which vmap takes apart: whether batching pays all the same is measured.
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)
 
 Tree = Any
 Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found

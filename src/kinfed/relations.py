@@ -333,7 +333,8 @@ def _square(values: ArrayLike | Tensor, what: str) -> Tensor:
     try:
         table = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise UsageError(f"{what} must be numbers [N, N]: {problem}") from None
+        told = f"; got {values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f": {problem}"
+        raise UsageError(f"{what} must be numbers [N, N]{told}") from None
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table) or table.is_complex():
         raise UsageError(f"{what} must be real numbers [N, N], one row a client; got {list(table.shape)}")
     return table

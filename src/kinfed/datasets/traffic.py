@@ -64,6 +64,11 @@ def traffic(name: str) -> Callable[..., Dataset]:
         values = arrays["values"]
         if values.dtype.kind != "f" or values.ndim not in (2, 3) or not values.size:
             raise UsageError(f"{path}: values must be floats [T, N] or [T, N, F]; got {values.dtype} {values.shape}")
+        start = arrays["start"]
+        if start.shape or not _is_date(str(start)):
+            raise UsageError(
+                f"{path}: start must be the one date of step 0, such as '2012-03-01T00:00'; got {start.tolist()}"
+            )
         values = values if values.ndim == 2 else values[..., 0]
         if form.missing is not None:
             values = np.where(values == form.missing, np.nan, values)
@@ -75,10 +80,17 @@ def traffic(name: str) -> Callable[..., Dataset]:
         names = [str(i) for i in arrays.get("sensor_ids", np.arange(values.shape[1]))]
         cut = Windows(past, horizon, stride, error)
         try:
-            day = clock(np.datetime64(str(arrays["start"])), steps, MINUTES) if time_of_day else None
+            day = clock(np.datetime64(str(start)), steps, MINUTES) if time_of_day else None
             return cut(values, steps, names, clock=day, graph=adjacency(arrays["adjacency"]))
         except ValueError as problem:  # of numpy, or ours
             raise UsageError(f"{path}: {problem}") from None
 
     load.__doc__ = f"{form.what}; from {name}.npz."
     return load
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return not np.isnat(np.datetime64(text))
+    except ValueError:
+        return False

@@ -1,0 +1,83 @@
+"""What `kinfed.fit` says to arguments that it cannot take."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import kinfed
+from kinfed import Federation, UsageError, fit
+from kinfed.methods import FedAvg, FedRep
+
+X = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(0))
+OWNER = torch.arange(40) % 4
+LABELS = (X[:, 0, 0] > 0).long()
+NET = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+
+
+class Product(nn.Module):
+    """A model without a linear layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(12, 2))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"rounds": "3"}, "rounds must be a whole number, .*; got '3'"),
+        ({"rounds": 2.5}, "rounds must be a whole number, .*; got 2.5"),
+        ({"evaluate_every": 0}, "evaluate_every must be a whole number, at least 1"),
+        ({"seed": "a"}, "seed must be a whole number, .*; got 'a'"),
+        ({"seed": -1}, "seed must be a whole number, at least 0"),
+        ({"folder": 3}, "folder must be a path"),
+        ({"training": {"epochs": 1}}, r"training must be like kinfed\.Training\(.*; got \{'epochs': 1\}"),
+        ({"participation": "all"}, "participation must be a share"),
+    ],
+)
+def test_arguments_of_a_wrong_kind(wrong, said):
+    with pytest.raises(UsageError, match=said):
+        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), NET, **wrong)
+
+
+def test_a_folder_may_be_text(tmp_path):
+    fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), NET, rounds=2, folder=str(tmp_path), checkpoint_seconds=0)
+    assert (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_personal_head_needs_a_layer_that_is_one():
+    federation = Federation.from_arrays(X, LABELS, OWNER)
+    with pytest.raises(UsageError, match=r"no nn\.Linear that could be its head; name the layer that is one"):
+        fit(FedRep(), federation, Product(), rounds=1)
+
+
+def test_labels_that_do_not_count_from_0():
+    with pytest.raises(UsageError, match="3 classes; no example has the label 0, and labels should count from 0"):
+        fit(FedAvg(), Federation.from_arrays(X, LABELS + 1, OWNER), NET, rounds=1)
+
+
+def test_labels_may_be_text():
+    named = Federation.from_arrays(X, ["yes" if label else "no" for label in LABELS], OWNER)
+    assert named.classes == ("no", "yes")
+    assert torch.equal(named.y, LABELS)
+    assert kinfed.Federation.from_arrays(X, LABELS, OWNER).classes == ()
+
+
+def test_recurrent_layers_are_batched_without_a_word_of_the_library():
+    with warnings.catch_warnings(record=True) as told:
+        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), Recurrent(), rounds=1, executor="vmap")
+    assert [str(one.message) for one in told] == []
