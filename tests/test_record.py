@@ -72,6 +72,28 @@ def test_a_model_without_a_score_is_never_preferred(higher):
     assert preferred(scores, higher) == "shared"
 
 
+def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    history = History(("a", "b", "c"), Classification(2), rounds=[0, 1, 2], chosen="own")
+    history.relations = [torch.rand(3, 3, generator=draw) / 3 for _ in range(3)]
+    monkeypatch.setattr(History, "select", lambda history, model: 1)
+    path = tmp_path / "relations.npz"
+    exact = torch.stack(history.relations).numpy()
+    history.write_relations(path, "learned", [])
+    assert (record.read_relations(path, 2)[1] == exact).all()
+    monkeypatch.setattr(record, "EXACT", 100)
+    history.write_relations(path, "learned", [])
+    rounds, weights, layers, origin = record.read_relations(path, 2)
+    assert (rounds.tolist(), layers, origin) == ([1, 2, 3], [], "learned")
+    assert (weights[1] == exact[1]).all()
+    np.testing.assert_allclose(weights, exact, rtol=2**-11)
+    assert (weights[0] != exact[0]).any()
+    assert np.load(path)["relation"].dtype == np.float16
+    history.relations[0][0, 0] = 1e6  # more than float16 holds
+    history.write_relations(path, "learned", [])
+    assert record.read_relations(path, 2)[1][0, 0, 0] == 1e6
+
+
 def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     x = torch.randn(60, 5, generator=torch.Generator().manual_seed(0))
     federation = Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(6).repeat_interleave(10))
@@ -89,6 +111,7 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     assert whole["relation"].shape == (3, 6, 6)
     assert part["round"].tolist() == [history.select(history.chosen) + 1]
     assert (part["relation"][0] == whole["relation"][part["round"][0] - 1]).all()
+    monkeypatch.undo()
     monkeypatch.setattr(engine, "RELATED", 5)
     few = run()
     assert few.history.relations == []

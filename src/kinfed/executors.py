@@ -24,7 +24,7 @@ FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
 # PyTorch would warn of recurrent layers, which vmap takes apart: whether batching pays all the same is measured.
-torch._C._functorch._set_vmap_fallback_warning_enabled(False)
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 Tree = Any
 Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found

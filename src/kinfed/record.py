@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import wire
@@ -19,9 +20,10 @@ from .files import replacing
 from .fleet import Evaluation, Key
 from .tasks import ALWAYS, BY_CLASS, RECALL, Task
 
+Array = NDArray[Any]
 Tree = Any
 
-WRITTEN = 1 << 30  # bytes of relations in a file, at most
+EXACT, WRITTEN = 1 << 23, 1 << 30  # bytes of relations that are written as they are, and that are written at all
 
 
 @dataclass
@@ -272,22 +274,30 @@ class History:
     def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
         """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
 
-        Of relations that would take more than `WRITTEN` bytes, that of the selected round alone.
+        Of relations that take more than `EXACT` bytes, those of all rounds but the selected one are rounded to float16,
+        and `selected: [N, N]` or [L, N, N] is that one as it is; see `read_relations`. Of more than `WRITTEN` bytes,
+        that of the selected round alone is written.
         """
         rounds, relations = self.rounds, self.relations
-        if sum(4 * relation.numel() for relation in relations) > WRITTEN:
-            rounds = [self.select(self.chosen)]
-            relations = [relations[self.rounds.index(rounds[0])]]
+        at = rounds.index(self.select(self.chosen))
+        size = sum(4 * relation.numel() for relation in relations)
+        if size > WRITTEN:
+            rounds, relations = [rounds[at]], [relations[at]]
+        stack = torch.stack(relations)
+        arrays = {
+            "round": np.array(rounds, np.int64) + 1,
+            "relation": stack.numpy(),
+            "origin": np.array(origin),
+            "clients": np.array(self.names),
+            "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
+        }
+        alike = all(relation.stride(-2) == 0 for relation in relations)  # what hardly takes room
+        small = alike or len(rounds) == 1 or size <= EXACT
+        if not small and (rounded := stack.half()).isfinite().all():
+            arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
+        save: Callable[..., None] = np.savez_compressed if small else np.savez  # to compress much takes seconds
         with replacing(path) as part, part.open("wb") as file:
-            stack = torch.stack(relations).numpy()
-            np.savez_compressed(
-                file,
-                round=np.array(rounds, np.int64) + 1,
-                relation=stack,
-                origin=np.array(origin),
-                clients=np.array(self.names),
-                layers=np.array(layers if stack.ndim == 4 else [], dtype=str),
-            )
+            save(file, **arrays)
 
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
@@ -307,6 +317,18 @@ class History:
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
         self.notes = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
+
+
+def read_relations(path: Path, selected: int) -> tuple[Array, Array, list[str], str]:
+    """What `write_relations` has written: rounds [T], float32 weights [T, N, N] or [T, L, N, N], layers and origin.
+
+    `selected` is the round, from 1, that the summary names; its weights are exact.
+    """
+    with np.load(path) as file:
+        rounds, weights = file["round"], file["relation"].astype(np.float32)
+        if "selected" in file:
+            weights[rounds == selected] = file["selected"]
+        return rounds, weights, file["layers"].tolist(), str(file["origin"])
 
 
 def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> str:

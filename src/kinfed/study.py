@@ -20,7 +20,7 @@ from .errors import UsageError
 from .federation import Federation
 from .jobs import Outcome, carry_out
 from .metrics import graphs
-from .record import over_seeds, preferred, selects_highest
+from .record import over_seeds, preferred, read_relations, selects_highest
 from .report.drawing import Array, scaled, with_unit
 from .runs import Machine
 
@@ -171,16 +171,9 @@ def relations(folder: Path) -> Relations:
     summary = runs.read_summary(folder)
     if summary["relation"] is None:
         raise UsageError(f"{summary['method']} mixes no models, so it has no weights between clients to look at")
-    with np.load(folder / "relations.npz") as file:
-        found = {name: file[name] for name in file}
     at = summary["scores"][summary["chosen"]]["round"]
-    return Relations(
-        found["round"],
-        found["relation"],
-        found["layers"].tolist(),
-        str(found["origin"]),
-        int(np.flatnonzero(found["round"] == at)[0]),
-    )
+    rounds, weights, layers, origin = read_relations(folder / "relations.npz", at)
+    return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
 
 
 def scores_by_round(folder: Path, model: str, metric: str = "") -> tuple[Array, Array]:
