@@ -36,6 +36,22 @@ VARIANTS = [
 ]
 
 
+def recipe(**settings):
+    """The paper's, which the worked numbers are of, but for some settings."""
+    return FedCedar(**{"steps": 2, "feature": "params", "similarity": "relu", "tau": 1.0, **settings})
+
+
+def test_defaults_leave_something_of_the_centres_distances(roster):
+    """Models that began as one are nearly parallel, and the paper's recipe then leaves next to nothing."""
+    known = roster(20, two_layers())
+    groups = random(4, known.layout.size).repeat_interleave(5, 0)
+    uploads = known.theta + 0.05 * (groups + 0.3 * random(20, known.layout.size, seed=1))
+    assert float(after(recipe(clusters=4), known, uploads).spread) < 0.02
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert float(after(FedCedar(), known, uploads).spread) > 0.9
+
+
 def close(found, expected, atol=1e-6):
     """Equal to the printed digits."""
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
@@ -91,7 +107,7 @@ def test_raw_cosines_leave_running_variances_positive(roster):
 
 def test_clusters_by_hand(example):
     numbers, known, leaders = example
-    server = after(FedCedar(clusters=3, steps=0), known, numbers["client_models"])
+    server = after(recipe(clusters=3, steps=0), known, numbers["client_models"])
     order = server.label[leaders]
     assert torch.equal(order[numbers["labels"].long()], server.label)
     close(server.theta[order], numbers["centers"], atol=1e-12)
@@ -104,7 +120,7 @@ def test_clusters_by_hand(example):
 def test_graph_and_mixing_by_hand(example, similarity):
     numbers, known, leaders = example
     name = {"softmax": "softmax_tau1"}.get(similarity, similarity)
-    method = FedCedar(clusters=3, steps=1, similarity=similarity)
+    method = recipe(clusters=3, steps=1, similarity=similarity)
     close(method.connect(numbers["cos"]), numbers[f"R_{name}"], atol=1e-5 if similarity == "raw" else 2e-6)
     server = after(method, known, numbers["client_models"])
     order = server.label[leaders]
@@ -118,7 +134,7 @@ def test_graph_and_mixing_by_hand(example, similarity):
 def test_the_next_round_by_hand(example):
     numbers, known, _ = example
     known = replace(known, sizes=torch.ones(7, dtype=torch.int64), tags=tags([str(i) for i in range(7)]))
-    method = FedCedar(clusters=3)
+    method = recipe(clusters=3)
     server = after(method, known, numbers["client_models"], cohort=range(6))
     received = sent(method, known, server)
     close(received[:6], numbers["what_P2_relu"][numbers["labels"].long()])
@@ -128,7 +144,7 @@ def test_the_next_round_by_hand(example):
 @pytest.mark.parametrize("similarity", ["relu", "shift"])
 def test_a_floor_is_kept_at_each_step(example, similarity):
     numbers, known, leaders = example
-    method = FedCedar(clusters=3, floor=0.25, similarity=similarity)
+    method = recipe(clusters=3, floor=0.25, similarity=similarity)
     server = after(method, known, numbers["client_models"])
     step = 0.25 * torch.eye(3, dtype=float64) + 0.75 * numbers[f"R_{similarity}"]
     order = server.label[leaders]
@@ -148,7 +164,7 @@ def test_models_that_resemble_each_other_are_averaged(worked, roster, similarity
     numbers = worked["fedcedar"]["near_parallel"]
     count, cosine = int(numbers["K"]), float(numbers["c"])
     known = roster(count, size=count)
-    method = FedCedar(clusters=count, similarity=similarity)
+    method = recipe(clusters=count, similarity=similarity)
     with pytest.warns(UserWarning, match=r"round 1: mixing leaves 1.7e-05 of the distance .* use feature='centred'"):
         server = after(method, known, near_parallel(cosine, count))
     close(server.spread, numbers["lambda2_P2"], atol=1e-11)
@@ -166,7 +182,7 @@ def test_models_that_resemble_each_other_are_averaged(worked, roster, similarity
 
 def test_the_warning_comes_once_a_run(bowls):
     settings = {"start": 100.0, "every": 2}
-    trial = bowls(FedCedar(clusters=2), [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings)
+    trial = bowls(recipe(clusters=2), [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings)
     with pytest.warns(UserWarning, match="fedcedar: round 1: mixing") as said:
         server = trial.run(4)
     assert len(said) == 1
@@ -175,13 +191,13 @@ def test_the_warning_comes_once_a_run(bowls):
         warnings.simplefilter("error")
         trial.run(6, begin=4, server=server)  # the state remembers that it was said
         # Nothing collapses without mixing, and whoever asks for the mean is not told that it is the mean.
-        for other in (FedCedar(clusters=2, steps=0), FedCedar(clusters=2, distribution="mean"), FedCedar(clusters=1)):
+        for other in (recipe(clusters=2, steps=0), recipe(clusters=2, distribution="mean"), recipe(clusters=1)):
             bowls(other, [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings).run(3)
 
 
 def test_raw_cosines_that_cancel_are_an_error(roster):
     with pytest.raises(RunError, match="cosines of one centre sum to zero"):
-        after(FedCedar(clusters=2, similarity="raw"), roster(2, size=2), torch.tensor([[1.0, 0], [-1, 0]]).double())
+        after(recipe(clusters=2, similarity="raw"), roster(2, size=2), torch.tensor([[1.0, 0], [-1, 0]]).double())
 
 
 @settings(max_examples=40, deadline=None)
@@ -189,7 +205,7 @@ def test_raw_cosines_that_cancel_are_an_error(roster):
 def test_mixed_centres_are_convex_and_follow_from_the_graph(roster, count, clusters, steps, similarity, seed):
     known, uploads = roster(count, two_layers()), None
     uploads = random(count, known.layout.size, seed=seed)
-    method = FedCedar(clusters=clusters, steps=steps, similarity=similarity)
+    method = recipe(clusters=clusters, steps=steps, similarity=similarity)
     plain, one, mixed = (after(replace(method, steps=p), known, uploads) for p in (0, 1, steps))
     assert torch.equal(plain.label, mixed.label)
     assert (mixed.graph >= 0).all()
@@ -213,7 +229,7 @@ def test_mixed_centres_are_convex_and_follow_from_the_graph(roster, count, clust
 @given(st.sampled_from(VARIANTS), st.integers(0, 10_000))
 def test_the_relation_says_what_is_sent(roster, settings, seed):
     # For every variant, and clients that are absent in turn.
-    known, method = roster(7, two_layers()), FedCedar(**settings)
+    known, method = roster(7, two_layers()), recipe(**settings)
     server = None
     for round, cohort in enumerate(([0, 2, 3, 6], [0, 1, 3, 4, 5], [2, 3, 4, 5, 6])):
         uploads = random(len(cohort), known.layout.size, seed=seed + round) + 3
@@ -231,17 +247,17 @@ def test_every_client_a_node(roster):
     weights = torch.tensor([[max(0.0, float(torch.cosine_similarity(a, b, dim=0))) for b in uploads] for a in uploads])
     weights = (weights / weights.sum(1, keepdim=True)).double()
     for clusters in (0, 4, 9):
-        method = FedCedar(clusters=clusters, steps=1)
+        method = recipe(clusters=clusters, steps=1)
         close(sent(method, known, after(method, known, uploads)), weights @ uploads, atol=1e-6)
     alike = uploads[[0, 0, 1, 1]]  # two of a kind are two nodes, but they would be one cluster
-    assert len(after(FedCedar(clusters=0), known, alike).theta) == 4
-    assert len(after(FedCedar(clusters=4), known, alike).theta) == 2
+    assert len(after(recipe(clusters=0), known, alike).theta) == 4
+    assert len(after(recipe(clusters=4), known, alike).theta) == 2
 
 
 def test_features_by_a_loop_over_pairs(roster):
     known = roster(5, two_layers())
     layout, everyone = known.layout, known.everyone
-    method = FedCedar(clusters=0, steps=1)
+    method = recipe(clusters=0, steps=1)
     uploads = random(5, layout.size)
     server = after(method, known, random(5, layout.size, seed=1) + 1)
     before = sent(method, known, server)
@@ -258,8 +274,8 @@ def test_features_by_a_loop_over_pairs(roster):
         close(graph, mine.connect(torch.corrcoef(torch.cat([described, -described], 1))), atol=1e-9)
     same = uploads[:1].repeat(5, 1)
     same[:, 0] = torch.arange(5.0)  # only the base differs
-    assert len(after(FedCedar(feature="head"), known, same).theta) == 1
-    assert len(after(FedCedar(feature="params"), known, same).theta) == 5
+    assert len(after(recipe(feature="head"), known, same).theta) == 1
+    assert len(after(recipe(feature="params"), known, same).theta) == 5
 
 
 def test_running_statistics_are_averaged_and_not_compared(roster):
@@ -270,7 +286,7 @@ def test_running_statistics_are_averaged_and_not_compared(roster):
     loud = uploads.clone()
     loud[:, buffers] *= 1000
     for feature in ("params", "centred", "delta", "head"):
-        method = FedCedar(clusters=3, feature=feature, similarity="shift")
+        method = recipe(clusters=3, feature=feature, similarity="shift")
         quiet, server = after(method, known, uploads), after(method, known, loud)
         assert torch.equal(quiet.label, server.label)
         close(server.graph, quiet.graph, atol=1e-12)
@@ -285,28 +301,28 @@ def test_running_statistics_inside_the_head_are_not_compared(roster):
     known = replace(known, layout=Layout.of(module, "1"))
     uploads = torch.zeros(4, known.layout.size, dtype=float64) + 1
     uploads[:, ~known.layout.trainable] = random(4, 4)
-    assert len(after(FedCedar(feature="head"), known, uploads).theta) == 1
+    assert len(after(recipe(feature="head"), known, uploads).theta) == 1
 
 
 def test_one_cluster_is_unweighted_fedavg(bowls, executor):
     clients = {"h": [1.0, 2.0, 1.5], "epochs": 2, "executor": executor}
     equal = bowls(FedAvg(), [0.0, 4.0, 9.0], **clients)
     expected = equal.run(3).theta
-    trial = bowls(FedCedar(clusters=1), [0.0, 4.0, 9.0], copies=[1, 2, 3], **clients)
+    trial = bowls(recipe(clusters=1), [0.0, 4.0, 9.0], copies=[1, 2, 3], **clients)
     server = trial.run(3)
     close(server.theta[0], expected, atol=1e-13)
     close(trial.loss("received"), equal.loss("shared"), atol=1e-12)
     # Who took part and who did not are sent the same.
     known = trial.roster
-    partly = after(FedCedar(clusters=1), known, random(2, 1), cohort=[0, 2])
-    received = sent(FedCedar(clusters=1), known, partly)
+    partly = after(recipe(clusters=1), known, random(2, 1), cohort=[0, 2])
+    received = sent(recipe(clusters=1), known, partly)
     close(received, received[:1].expand(3, 1), atol=1e-15)
 
 
 def test_the_mean_of_equal_and_symmetric_clusters_is_fedavg(roster):
     known = roster(4, size=2)
     uploads = torch.tensor([[1.0, 0.1], [1.1, 0], [0.1, 1.0], [0.1, 1.3]], dtype=float64)
-    method = FedCedar(clusters=2, distribution="mean")  # a 2 x 2 graph of cosines is symmetric
+    method = recipe(clusters=2, distribution="mean")  # a 2 x 2 graph of cosines is symmetric
     received = sent(method, known, after(method, known, uploads))
     close(received, uploads.mean(0).expand(4, 2), atol=1e-12)
     for cohort in ([0, 1, 2], [0, 2, 3]):
@@ -320,14 +336,14 @@ def test_identical_models_are_one_cluster(roster):
     model = random(1, known.layout.size)
     for similarity in SIMILARITIES:
         for feature in ("params", "centred", "delta", "head"):
-            method = FedCedar(similarity=similarity, feature=feature)
+            method = recipe(similarity=similarity, feature=feature)
             server = after(method, known, model.expand(5, -1))
             assert server.theta.shape == model.shape
             close(sent(method, known, server), model.expand(5, -1), atol=1e-12)
             assert float(server.spread) == 1
             idle = after(method, known, known.theta.expand(5, -1))  # nothing was learned: every change is exactly zero
             close(sent(method, known, idle), known.theta.expand(5, -1), atol=1e-12)
-    parallel = FedCedar(clusters=4, steps=3)  # all cosines 1: the plain mean of the centres, whatever their length
+    parallel = recipe(clusters=4, steps=3)  # all cosines 1: the plain mean of the centres, whatever their length
     uploads = torch.tensor([[1.0], [2], [4], [9]], dtype=float64) * model
     close(sent(parallel, known, after(parallel, known, uploads, range(4)))[0], 4 * model[0], atol=1e-9)
 
@@ -335,7 +351,7 @@ def test_identical_models_are_one_cluster(roster):
 def test_many_steps_forget_where_they_began(roster):
     known = roster(5, two_layers())
     uploads = random(5, known.layout.size)
-    method = FedCedar(clusters=4, steps=400, similarity="shift")
+    method = recipe(clusters=4, steps=400, similarity="shift")
     one, plain = (after(replace(method, steps=p), known, uploads) for p in (1, 0))
     values, vectors = torch.linalg.eig(one.graph.T)
     perron = vectors[:, values.real.argmax()].real
@@ -346,7 +362,7 @@ def test_many_steps_forget_where_they_began(roster):
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(VARIANTS), st.integers(0, 1000), st.randoms(use_true_random=False))
 def test_reordering_clients_reorders_what_they_are_sent(roster, settings, seed, shuffle):
-    known, method = roster(6, two_layers()), FedCedar(**settings)
+    known, method = roster(6, two_layers()), recipe(**settings)
     order = list(range(6))
     shuffle.shuffle(order)
     renamed = replace(known, tags=known.tags[order])
@@ -366,7 +382,7 @@ def test_reordering_clients_reorders_what_they_are_sent(roster, settings, seed, 
 @pytest.mark.parametrize("scale", [1e-9, 1e6])
 def test_the_scale_of_all_models_does_not_matter(roster, feature, scale):
     known = roster(5, two_layers())
-    uploads, method = random(5, known.layout.size), FedCedar(clusters=3, feature=feature)
+    uploads, method = random(5, known.layout.size), recipe(clusters=3, feature=feature)
     other = replace(known, theta=known.theta * scale)
     plain, scaled = after(method, known, uploads), after(method, other, uploads * scale)
     assert torch.equal(plain.label, scaled.label)
@@ -376,7 +392,7 @@ def test_the_scale_of_all_models_does_not_matter(roster, feature, scale):
 
 def test_who_is_sent_what(roster):
     known = roster(5, size=2)
-    method = FedCedar(clusters=2, steps=1)
+    method = recipe(clusters=2, steps=1)
     server = method.start(known)
     assert torch.equal(sent(method, known, server), known.theta.expand(5, -1))
     pair = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=float64)
@@ -393,7 +409,7 @@ def test_who_is_sent_what(roster):
 
 def test_remembered_clusters(roster):
     known = roster(4, size=2)
-    method = FedCedar(clusters=2, steps=0, init="warm", memory="last_seen")
+    method = recipe(clusters=2, steps=0, init="warm", memory="last_seen")
     forgetful = replace(method, memory="previous_round")
     ends = torch.tensor([[5.0, 0.0], [0.0, 5.0]], dtype=float64)
     server = start = after(method, known, ends + 0.1 * random(2, 2), [0, 1])
@@ -418,7 +434,7 @@ def test_warm_centres_keep_their_numbers(roster):
     known = roster(6, two_layers())
     bundles = 5 * random(3, known.layout.size)[[0, 1, 2, 2, 1, 0]]
     for feature in ("params", "centred", "head"):
-        method = FedCedar(clusters=3, init="warm", feature=feature, steps=0)
+        method = recipe(clusters=3, init="warm", feature=feature, steps=0)
         server, labels = None, set()
         for round in range(4):
             uploads = bundles + 0.1 * random(6, known.layout.size, seed=round)
@@ -430,7 +446,7 @@ def test_warm_centres_keep_their_numbers(roster):
 def test_medians_withstand_an_outlier(roster):
     known = roster(5, size=2)
     uploads = torch.tensor([[1.0, 1], [1, 1], [1, 1], [40, 0], [0, 30]], dtype=float64)
-    mean, median = (after(FedCedar(clusters=1, centre=c), known, uploads) for c in ("mean", "geometric_median"))
+    mean, median = (after(recipe(clusters=1, centre=c), known, uploads) for c in ("mean", "geometric_median"))
     close(median.theta, uploads[:1], atol=1e-4)
     close(mean.theta, uploads.mean(0, keepdim=True), atol=1e-12)
     assert median.objective < mean.objective
@@ -444,7 +460,7 @@ def test_both_executors(noisy, examples, perceptron, settings):
     training = Training(2, 4, SGD(0.1))
     runs = []
     for executor in ("loop", "vmap"):
-        trial = examples(perceptron(), x, y, FedCedar(**settings), training=training, executor=executor)
+        trial = examples(perceptron(), x, y, recipe(**settings), training=training, executor=executor)
         server = trial.run(4, participation=0.5)
         runs.append((server, trial.headline, trial.loss("tuned"), trial.loss("received")))
     for a, b in zip(*runs, strict=True):
@@ -453,7 +469,7 @@ def test_both_executors(noisy, examples, perceptron, settings):
 
 def test_scored_after_and_before_local_training(bowls, executor):
     # Half a step towards the optimum: E epochs from what a client would be sent next.
-    trial = bowls(FedCedar(clusters=2, steps=0), [-1.0, 3.0], lr=0.5, executor=executor)
+    trial = bowls(recipe(clusters=2, steps=0), [-1.0, 3.0], lr=0.5, executor=executor)
     server = trial.run(1)
     received = sent(trial.method, trial.roster, server)
     close(received.squeeze(1), torch.tensor([-0.5, 1.5], dtype=float64), atol=1e-12)
@@ -466,10 +482,10 @@ def test_scored_after_and_before_local_training(bowls, executor):
 def test_the_server_keeps_clusters_and_not_clients(roster):
     known = roster(50, two_layers())
     d = known.layout.size
-    server = after(FedCedar(clusters=3), known, random(20, d), range(20))
+    server = after(recipe(clusters=3), known, random(20, d), range(20))
     assert isinstance(server, Server)
     assert [tuple(t.shape) for t in server] == [(3, d), (3, 3), (50,), (50,), (0, 0), (), (), ()]
-    assert tuple(after(FedCedar(clusters=3, init="warm"), known, random(20, d), range(20)).centre.shape) == (3, d)
+    assert tuple(after(recipe(clusters=3, init="warm"), known, random(20, d), range(20)).centre.shape) == (3, d)
 
 
 @pytest.mark.parametrize(
@@ -493,20 +509,20 @@ def test_the_server_keeps_clusters_and_not_clients(roster):
 )
 def test_refuses(wrong, said):
     with pytest.raises(UsageError, match=f"^fedcedar: .*{said}"):
-        FedCedar(**wrong)
+        recipe(**wrong)
 
 
 def test_refuses_a_head_that_is_not_there(roster):
     with pytest.raises(UsageError, match="no linear layer"):
-        FedCedar(feature="head").start(roster(2, nn.Sequential(nn.Conv2d(1, 1, 1))))
+        recipe(feature="head").start(roster(2, nn.Sequential(nn.Conv2d(1, 1, 1))))
 
 
 @pytest.mark.parametrize("similarity", ["relu", "shift", "softmax", "abs", "raw"])
 def test_neighbours_are_those_most_alike(similarity):
     alike = torch.tensor([[1.0, 0.5, -0.2, 0.9], [0.5, 1, 0.3, 0.1], [-0.2, 0.3, 1, 0.4], [0.9, 0.1, 0.4, 1]])
-    whole = FedCedar(similarity=similarity).connect(alike)
-    assert torch.equal(FedCedar(similarity=similarity, neighbours=3).connect(alike), whole)
+    whole = recipe(similarity=similarity).connect(alike)
+    assert torch.equal(recipe(similarity=similarity, neighbours=3).connect(alike), whole)
     kept = torch.eye(4, dtype=torch.bool)
     kept[[0, 1, 2, 3], [3, 0, 3, 0]] = True
     expected = whole * kept
-    close(FedCedar(similarity=similarity, neighbours=1).connect(alike), expected / expected.sum(1, keepdim=True))
+    close(recipe(similarity=similarity, neighbours=1).connect(alike), expected / expected.sum(1, keepdim=True))

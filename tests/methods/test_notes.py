@@ -97,7 +97,7 @@ def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, ablation):
 
 
 def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
-    method = FedCedar(clusters=3, steps=1, similarity="softmax", tau=0.5)
+    method = FedCedar(clusters=3, steps=1, feature="params", similarity="softmax", tau=0.5)
     trial = bowls(method, B, lr=1.0, executor=executor)  # one step of rate 1 ends at b
     trial.run(1)
     found, v = trial.history.notes[0], torch.tensor(B, dtype=float64)

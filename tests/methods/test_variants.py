@@ -92,7 +92,7 @@ VARIANTS = {
         {"feature": "centred", "similarity": "softmax", "tau": 0.3},
         {"feature": "delta", "similarity": "shift", "steps": 1},
         {"feature": "head", "similarity": "abs", "floor": 0.3},
-        {"similarity": "raw", "centre": "geometric_median"},
+        {"feature": "params", "similarity": "raw", "centre": "geometric_median"},
         {"init": "warm", "memory": "last_seen"},
         {"distribution": "mean", "restarts": 2},
         {"clusters": 0, "neighbours": 1},

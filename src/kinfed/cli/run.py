@@ -18,7 +18,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[running, common],
         help="train one personalised model a client",
         description="Run an experiment: a method's name runs the embedded one, rotated digits; a .toml file its own.",
-        epilog="example: kinfed run fedaghn rounds=40 method.sharpness=10 --out my-run",
+        epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
+        "kinfed run fedaghn federation.dataset.name=csv federation.dataset.path=shops.csv "
+        "federation.dataset.client=shop federation.dataset.target=units --out shops",
     )
     run.add_argument("source", metavar="METHOD|FILE.toml")
     run.add_argument(

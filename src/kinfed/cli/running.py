@@ -17,10 +17,19 @@ from ..report.drawing import is_share
 from ..runs import Machine
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
-SPREAD = ("over clients", "worst 5 %", "best 5 %")
 BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns where a run has them
 COUNTS = {f"{metric}_clients" for metric in BY_CLASS}
 TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS])
+TWENTY = 20  # clients, of fewer of whom 5 % are less than one
+MODELS = {  # as methods call those that are scored
+    "own": "the client's, after local training",
+    "mixed": "made for the client, before local training",
+    "tuned": "received, then trained locally",
+    "received": "what the client is sent",
+    "shared": "the one that all are sent",
+    "adapted": "shared, after a few steps at the client",
+    "cluster": "the client's cluster's",
+}
 
 
 def place() -> argparse.ArgumentParser:
@@ -41,7 +50,13 @@ def place() -> argparse.ArgumentParser:
 def options() -> argparse.ArgumentParser:
     """Where and how to run a federation: nothing here changes a result, but for rounding."""
     running = argparse.ArgumentParser(add_help=False, parents=[place()])
-    running.add_argument("--executor", default="auto", choices=["auto", "fused", "loop", "vmap"], help="default: auto")
+    running.add_argument(
+        "--executor",
+        default="auto",
+        choices=["auto", "fused", "loop", "vmap"],
+        help="loop: client by client; vmap: clients in batches; fused: in batches without autograd, for dense and "
+        "recurrent models under plain SGD; auto: the one that suits, by a rule or a measurement (default: auto)",
+    )
     running.add_argument(
         "--workers", type=int, metavar="N", help="cores to use: loop trains a client on each (default: all)"
     )
@@ -123,7 +138,9 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary["scores"].values())}
     if extra:  # shorter headings, for there are more
         test = test.replace(" ", "\n", 1)
-    headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in SPREAD)]
+    few = summary["clients"] < TWENTY
+    spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
+    headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread)]
     for column in headings:
         shown.add_column(column, justify="right", vertical="bottom")
     selected = any("validation" in score for score in summary["scores"].values())
@@ -141,6 +158,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         by = f"chosen by validation {summary['selected_by'].replace('_', ' ')}"
         why = by if selected else "the first named, for want of validation data"
         console.print(f"* {why}: the models that are saved")
+        legend = [f"{name}: {MODELS[name]}" for name in summary["scores"] if name in MODELS]
+        console.print("; ".join(legend))
     score = summary["scores"][summary["chosen"]]
     known = min((score[count] for count in COUNTS if count in score), default=summary["clients"])
     if known < summary["clients"]:
