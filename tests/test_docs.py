@@ -52,7 +52,7 @@ def test_the_table_on_the_page_about_data_is_a_whole_experiment(tmp_path, monkey
     Path("config.toml").write_text(
         re.search(r"```toml\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL).group(1)
     )
-    rows = "".join(f"{who},{t},{t % 7 + i}.5\n" for i, who in enumerate(("Ulm", "Bonn")) for t in range(80))
+    rows = "".join(f"{who},{t},{t % 7 + i}.5\n" for i, who in enumerate(("Ulm", "Bonn")) for t in range(240))
     Path("levels.csv").write_text("station,when,level\n" + rows)
     Path("rivers.csv").write_text("from,to,weight\nUlm,Bonn,1\n")
     assert main(["run", "config.toml", "rounds=1", "--out", "out", "--quiet"]) == 0

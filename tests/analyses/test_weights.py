@@ -75,14 +75,6 @@ def test_negative_weights_have_no_entropy_and_this_is_said(study):
     assert any("negative" in note for note in found.notes)
 
 
-def test_fedamp_beside_others_keeps_its_weights_positive(study):
-    trial = study("local", "methods.fedamp.alpha=9", "methods.fedamp.sigma=7")
-    found = weights(trial, methods=["fedamp"], partitions=["rotations"])
-    assert found.rows[0]["self"] > 0
-    # Eight clients: 0.95 sigma / (8 - 1).
-    assert "fedamp: method.alpha=0.95, as its weights may be negative above sigma / (N - 1)" in found.notes
-
-
 def test_numbers_of_a_relation_by_hand():
     relation = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25], [0.0, 0.0, 1.0]])
     found = look(relation, PAIRS)

@@ -94,7 +94,7 @@ def test_raw_cosines_leave_running_variances_positive(roster):
         :, :, None
     ]
     uploads[:, running] = torch.tensor([[1.0], [2.0], [5.0]], dtype=float64)
-    method = FedCedar(clusters=0, steps=1, similarity="raw")
+    method = recipe(clusters=0, steps=1, similarity="raw")
     server = after(method, known, uploads)
     close(server.graph[0], torch.tensor([2.5, -1.5, 0.0], dtype=float64), atol=1e-12)
     received = sent(method, known, server)
@@ -102,7 +102,7 @@ def test_raw_cosines_leave_running_variances_positive(roster):
     close(received[0, running], torch.ones(int(running.sum()), dtype=float64), atol=1e-12)
     assert (received[:, running] > 0).all()
     assert "similarity='relu'" in method.remedy
-    assert FedCedar().remedy == "lower the learning rate"
+    assert recipe().remedy == "lower the learning rate"
 
 
 def test_clusters_by_hand(example):

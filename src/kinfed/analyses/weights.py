@@ -28,14 +28,12 @@ def weights(
 
     Similar are clients of one hidden group; where a partition has none, clients whose label distributions overlap by
     `overlap` or more. A partition has the experiment's settings if the experiment names it, else its defaults.
-    FedAMP's alpha is lowered where weights might be negative, unless it is the experiment's own method.
     """
     dealt = {name: [setting("federation.partition.name", name)] for name in partitions}
     kin = {name: similar(study.federations(asked), overlap) for name, asked in dealt.items()}
-    tame = _tame(study, methods, len(next(iter(kin.values()))[1][0]))
     folders = study.runs(
         {
-            f"{partition}-{method}": [*asked, setting("method.name", method), *tame * (method == "fedamp")]
+            f"{partition}-{method}": [*asked, setting("method.name", method)]
             for partition, asked in dealt.items()
             for method in methods
         }
@@ -50,19 +48,9 @@ def weights(
     picture = study.out / "weights.png"
     relation_grid(panels, picture, {name: blocks(pairs[0]) for name, (_, pairs) in kin.items()})
     notes = [f"{name}: similar are clients {what}" for name, (what, _) in kin.items()]
-    notes += [f"fedamp: {said}, as its weights may be negative above sigma / (N - 1)" for said in tame]
     if any(row["entropy"] is None for row in rows):
         notes.append("no entropy: some weights are negative, so that rows are no distributions")
     return Finding("whom clients listen to, at the selected round", rows, [picture], notes)
-
-
-def _tame(study: Study, methods: Sequence[str], clients: int) -> list[str]:
-    """The override that keeps FedAMP's weights positive, if that is one of several methods and needs one."""
-    if "fedamp" not in methods or study.method == "fedamp":
-        return []
-    asked = study.experiment([setting("method.name", "fedamp")]).table["method"]
-    most = asked["sigma"] / max(1, clients - 1)
-    return [setting("method.alpha", float(f"{0.95 * most:.3g}"))] if asked["alpha"] > most else []
 
 
 def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, list[Tensor]]:
