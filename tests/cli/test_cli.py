@@ -277,6 +277,19 @@ def test_a_folder_that_holds_a_run_is_not_written_over(capsys, tmp_path):
     assert "holds a run already" in err
 
 
+def test_the_closing_table_says_what_its_words_mean(capsys, tmp_path):
+    code, _, err = kinfed_run(capsys, "run", "fedaghn", *SMALL, "--out", str(tmp_path / "a"))
+    told = " ".join(err.split())
+    assert code == 0
+    assert "worst client best client" in told  # of six, 5 % is nobody
+    assert "own: the client's, after local training; mixed: made for the client, before local training" in told
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    assert "loop: client by client; vmap: clients in batches; fused: in batches without autograd" in told
+    assert "federation.dataset.name=csv" in told
+
+
 def test_an_endless_name_is_not_repeated_whole(capsys):
     code, _, err = kinfed_run(capsys, "run", "fedavg", "--out", "x" * 300)
     assert (code, err.strip()) == (1, f"kinfed: {'x' * 40}...{'x' * 10}/config.toml: File name too long")

@@ -153,6 +153,19 @@ def test_by_client_sorts_all_scores_by_the_first(tmp_path, figures):
     assert axes.get_legend().get_texts()[1].get_text() == "mixed, mean 50.0 %"
 
 
+@pytest.mark.parametrize(("clients", "classes"), [(20, 10), (4, 3), (100, 10)])
+def test_bubbles_of_equal_counts_do_not_touch(clients, classes, tmp_path, figures):
+    names = [str(i) for i in range(clients)]
+    charts.classes_by_client(
+        np.full((clients, classes), 7), [str(c) for c in range(classes)], names, tmp_path / "a.png"
+    )
+    axes = figures[0].axes[0]
+    diameter = np.sqrt(axes.collections[0].get_sizes().max()) / 72  # inches, as the cell
+    box = axes.get_position()
+    wide, high = figures[0].get_size_inches() * (box.width, box.height)
+    assert diameter < min(wide / (clients + 0.4), high / (classes + 0.4))
+
+
 def test_bubble_areas_are_proportional_to_counts(tmp_path, figures):
     counts = np.array([[100, 0, 400], [0, 200, 50]])
     charts.classes_by_client(counts, ["cat", "dog", "owl"], ["a", "b"], tmp_path / "a.png")
