@@ -150,7 +150,8 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     i, c = held.nonzero()
     # A few large counts would shrink all others to dust: they may outgrow their cells instead.
     usual = float(np.quantile(held[i, c], 0.98))
-    area = (72 * 0.9 * min(across, up)) ** 2 / usual  # square points an example
+    cell = min(width / (clients + 0.4), height / (classes + 0.4))  # inches; the limits below leave 0.4 of one around
+    area = (72 * 0.95 * cell) ** 2 / usual  # square points an example
     axes.scatter(i, c, s=np.maximum(area * held[i, c], 0.3), color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(classes - 0.3, -0.7)
