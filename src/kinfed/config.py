@@ -88,11 +88,15 @@ class Experiment:
 def read(source: str, overrides: list[str]) -> Table:
     """The raw config: a file's, a published experiment's, or the embedded one's for a method name.
 
-    Overrides, dotted.key=value, are applied.
+    Overrides, dotted.key=value, are applied. Where they name your own table, nothing is left of the embedded one,
+    whose settings are for its data.
     """
     path = Path(source)
     if source in METHODS:
         path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
+        mine = override({}, list(overrides))
+        if is_table(str(_dataset_in(mine))):
+            return mine
     elif not path.exists() and source.startswith("papers/"):
         published = protocol.experiments()
         if source not in published:

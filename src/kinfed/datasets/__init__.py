@@ -32,7 +32,7 @@ OWNED = frozenset(DATASETS) - {"digits", *FORMS}  # whose examples come with the
 
 def is_table(name: str) -> bool:
     """Whether a data set is your own file of rows."""
-    return DATASETS[name] is table
+    return DATASETS.get(name) is table
 
 
 def called(settings: Mapping[str, Any]) -> str:
