@@ -104,7 +104,7 @@ def cli(*words):
         several = words[0] in ("sweep", "estimate", "analyse")  # they tell of each run that failed
         if not lines or (len(lines) > 1 and not several) or not all(line.startswith("kinfed: ") for line in lines):
             raise Wrong("lines", text)
-        out = Path(words[words.index("--out") + 1]) if words[0] == "run" else Path()
+        out = Path(words[words.index("--out") + 1] if words[0] == "run" else "nowhere")
         if code == 2 and out.is_dir() and {p.name for p in out.rglob("*") if p.is_file()} == {"config.toml"}:
             raise Wrong("left", f"{out} after {text}")
         raise UsageError(lines[-1])
