@@ -105,7 +105,11 @@ def cli(*words):
         if not lines or (len(lines) > 1 and not several) or not all(line.startswith("kinfed: ") for line in lines):
             raise Wrong("lines", text)
         out = Path(words[words.index("--out") + 1] if words[0] == "run" else "nowhere")
-        if code == 2 and out.is_dir() and {p.name for p in out.rglob("*") if p.is_file()} == {"config.toml"}:
+        if (
+            code == 2
+            and out.is_dir()
+            and {p.name for p in out.rglob("*") if p.is_file()} <= {"config.toml", "how.json"}
+        ):
             raise Wrong("left", f"{out} after {text}")
         raise UsageError(lines[-1])
 
@@ -418,6 +422,7 @@ def tables(draw):
     for _ in range(10):
         settings = mutate(draw, tabulate(draw, draw.random() < 0.4))
         table = learning(draw) | {"model": "linear", "federation": {"dataset": settings, "partition": "natural"}}
+        table["federation"] |= {"graph": "complete"} if table["method"]["name"] in ("sfl", "panacea") else {}
         with contextlib.suppress(UsageError):
             draw.broken or config.resolve(json.loads(json.dumps(table))).federation(Path(), 0)
             break
@@ -533,15 +538,20 @@ def folders(draw):
             replaced(draw, path)
     plant("r")
     how = ["--executor", draw.choice(["loop", "auto"]), "--quiet"]
-    match draw.randrange(6):
+    match draw.randrange(9):
         case 0:
             cli("compare", "r", *draw.choice([[], ["r"], [BASE / "finished"]]))
         case 1:
             cli("run", "local", "rounds=1", "federation.clients=4", "--out", "r", *how)
-        case 2 | 3:
-            client = draw.choice(["0", "1", 0, -1, 99, "x", "Köln ☃", None, 1.5, True])
-            module = draw.choice([None, None, nn.Linear(2, 2), nn.Linear(3, 2), nn.Flatten(), "net"])
-            kinfed.load_model(draw.choice(["r", Path("r"), "r/seed-1", "nowhere", "r/summary.json"]), client, module)
+        case 2 | 3 | 4 | 5:
+            folder, client, module = "r/seed-1" if kind == "seeds" else "r", "1", None
+            if draw.breaks(0.3):
+                client = draw.choice([0, -1, 99, "x", "Köln ☃", None, 1.5, True])
+            if draw.breaks(0.3):
+                module = draw.choice([nn.Linear(64, 10), nn.Linear(3, 2), nn.Flatten(), "net"])
+            if draw.breaks(0.3):
+                folder = draw.choice([Path("r"), "nowhere", "r/summary.json"])
+            kinfed.load_model(folder, client, module)
         case _:
             cli("resume", "r", *how)
             cli("compare", "r")
@@ -587,7 +597,7 @@ class Post:
         return number
 
     def change(self, message):
-        if self.draw.random() < 0.6:
+        if self.draw.random() < 0.8:
             return message
         words = mutate(self.draw, message.words, 0.3)
         if self.draw.random() < 0.3:
@@ -629,7 +639,7 @@ def sites(draw):
         else:
             npz(draw, path, {"x": x, "y": y}, 0.8)
         made.append(Site(name, path, Path("state"), "cpu"))
-    many = {"clients": len(made), "deadline": 0.05, "patience": 0.3, "quorum": draw.choice([0.3, 1.0])}
+    many = {"clients": len(made), "deadline": 0.05, "patience": 2.0, "quorum": draw.choice([0.3, 1.0])}
     many |= draw.choice([{}, {"classes": 3}, {"stale": "decay"}, {"norm_bound": 0.0}])
     if draw.random() < 0.5:
         many["graph"] = "links.csv"

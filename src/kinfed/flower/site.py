@@ -419,7 +419,8 @@ def _integers(arrays: dict[str, np.ndarray]) -> bool:
 
 def _npz(path: Path, target: str) -> tuple[dict[str, np.ndarray], list[str]]:
     names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
-    return directory.read(path.parent, path.stem, (), names)[1], []
+    arrays = directory.read(path.parent, path.stem, (), names)[1]
+    return {name: np.atleast_1d(array) for name, array in arrays.items()}, []
 
 
 Loader = Callable[[Path, str], tuple[dict[str, np.ndarray], list[str]]]
