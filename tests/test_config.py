@@ -224,6 +224,10 @@ def test_sources_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"bad.toml is not valid TOML"):
         read(str(tmp_path / "bad.toml"), [])
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "deep.toml").write_text(f"rounds = {'[' * 5000}")
+    with pytest.raises(UsageError, match=r"deep.toml is not valid TOML"):
+        read(str(tmp_path / "deep.toml"), [])
+    assert override({}, [f"rounds={'[' * 5000}"]) == {"rounds": "[" * 5000}
     with pytest.raises(UsageError, match=r"binary.toml is not valid TOML"):
         read(str(tmp_path / "binary.toml"), [])
     with pytest.raises(UsageError, match="cannot read"):

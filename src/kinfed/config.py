@@ -104,7 +104,7 @@ def read(source: str, overrides: list[str]) -> Table:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise UsageError(f"cannot read {path}: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise UsageError(f"{path} is not valid TOML: {problem}") from None
     return override(table, overrides)
 
@@ -136,7 +136,7 @@ def override(table: Table, overrides: list[str]) -> Table:
             raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value
         *outer, last = dotted.split(".")
         inner = table

@@ -138,8 +138,8 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
                 members.lengthen(history, fleet.names)
     if not history.rounds:
         raise RunError(
-            f"no round of {at.done} had enough answers that can be used, so there is no model; look after the sites and "
-            "begin anew with another --out"
+            f"no round of {at.done} had enough answers that can be used, so there is no model; look after the sites "
+            "and begin anew with another --out"
         )
     fleet.finish()
     summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, out)
