@@ -155,7 +155,7 @@ class Worker:
     EACH = 100
 
     def __init__(self, seed, out):
-        self.about, self.process, self.left = (seed, out, out / "base"), None, 0
+        self.about, self.process, self.left = (seed, out, out / f"base-{code()}"), None, 0
 
     def run(self, kind, number):
         """A case's outcome, what was said, and seconds."""
