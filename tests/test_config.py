@@ -228,6 +228,8 @@ def test_sources_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"deep.toml is not valid TOML"):
         read(str(tmp_path / "deep.toml"), [])
     assert override({}, [f"rounds={'[' * 5000}"]) == {"rounds": "[" * 5000}
+    with pytest.raises(UsageError, match=r"'federation.dataset.path=K\\udcf6ln.csv' is not UTF-8, .* rename the file"):
+        override({}, ["federation.dataset.path=K\udcf6ln.csv"])
     with pytest.raises(UsageError, match=r"binary.toml is not valid TOML"):
         read(str(tmp_path / "binary.toml"), [])
     with pytest.raises(UsageError, match="cannot read"):

@@ -1,5 +1,6 @@
 """Run folders: what a run that cannot begin leaves behind."""
 
+import io
 import json
 
 import pytest
@@ -105,3 +106,15 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
 def test_a_module_that_is_none_is_told(folder, module):
     with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
         runs.load_model(folder, 0, module)
+
+
+def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypatch):
+    rows = [f"{name},{i % 5},{i % 2}" for name in ("Köln ☃", "Łódź") for i in range(12)]
+    (tmp_path / "Städte.csv").write_text("\n".join(["who,x,y", *rows]), encoding="utf-8")
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "ascii")
+    table = {"name": "csv", "path": str(tmp_path / "Städte.csv"), "client": "who", "target": "y"}
+    federation = {"dataset": table, "partition": "natural"}
+    asked = {"rounds": 1, "method": "fedaghn", "model": "linear", "federation": federation}
+    runs.launch(config.resolve(asked), tmp_path / "a", Machine(executor="loop"))
+    assert runs.load_model(tmp_path / "a", "Köln ☃").training is False
+    assert "Łódź" in (tmp_path / "a" / "history.csv").read_text(encoding="utf-8")

@@ -134,6 +134,8 @@ def override(table: Table, overrides: list[str]) -> Table:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
             raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+        if not _is_unicode(text):
+            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
@@ -152,6 +154,15 @@ def override(table: Table, overrides: list[str]) -> Table:
                 del inner[key]
         inner[last] = parsed
     return table
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a word from the command line, whose bytes may be any, can be written to a file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
@@ -228,7 +239,7 @@ def resolve(raw: Table) -> Experiment:
 def write(table: Table, path: Path) -> None:
     """Write a config that `read` and `resolve` turn into the same experiment."""
     with replacing(path) as part:
-        part.write_text(tomli_w.dumps(table))
+        part.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:

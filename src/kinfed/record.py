@@ -248,7 +248,7 @@ class History:
 
     def write_csv(self, path: Path, caution: str = "") -> None:
         """One tidy table: round (from 1), client, model, split, metric, value; and why to beware of it, if so."""
-        with replacing(path) as part, part.open("w", newline="") as file:
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             beware = {"caution": caution} if caution else {}
             table.writerow(["round", "client", "model", "split", "metric", "value", *beware])
@@ -259,7 +259,7 @@ class History:
 
     def write_notes(self, path: Path) -> None:
         """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
-        with replacing(path) as part, part.open("w", newline="") as file:
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["round", "client", "note", "value"])
             for round, notes in zip(self.rounds, self.notes, strict=True):

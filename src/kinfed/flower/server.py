@@ -384,7 +384,7 @@ def _summarise(
 
 def _write_bytes(travelled: dict[str, dict[int, list[int]]], counted: dict[str, list[int]], path: Path) -> None:
     """One tidy table: client, round, down, up, and 1 if its upload was used; what travels before round 1 is round 0."""
-    with replacing(path) as part, part.open("w", newline="") as file:
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["client", "round", "down", "up", "counted"])
         for client, rounds in travelled.items():
