@@ -50,7 +50,24 @@ from kinfed.tasks import Classification, Regression
 
 MARK = "EXECUTED"  # the file that a pickle writes if anybody loads it
 ENDLESS = ("rounds", "seeds")  # large numbers of these are asked for
-NAMES = ["a", "b", "Ulm Hbf", "Köln ☃", "7", "7.5", "-1", "*", "a/b", "..", "nan", "x" * 200, "a,b", "'q\"", "[red]"]
+NAMES = [
+    "a",
+    "b",
+    "Ulm Hbf",
+    "Köln ☃",
+    "7",
+    "7.5",
+    "-1",
+    "*",
+    "a/b",
+    "..",
+    "nan",
+    "x" * 200,
+    "a,b",
+    "'q\"",
+    "[red]",
+    "$x_{",
+]
 ODD = [0, -1, 1, 2, 7, 0.0, -0.5, 0.5, 1e-300, 1e30, -1e30, math.nan, math.inf, -math.inf, 2**31, 2**63, -(2**70)]
 ODD += [True, False, "", " ", "x", "Köln ☃", "a\nb", "../x", "[red]", "*", "x" * 3000, datetime.date(2020, 1, 1)]
 ODD += [[], [0], [1, 2], [-3], [[1.0]], ["x"], {}, {"name": "x"}, {"name": 3}, 10**300]
