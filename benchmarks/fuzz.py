@@ -3,7 +3,7 @@
 A case is a number of a kind of benchmarks/fuzz_cases.py; with the seed it fixes all that is drawn, and --case
 KIND/NUMBER shows one again. Each runs in a folder of its own, in a process that is ended after LIMIT seconds and gets
 no more than MEMORY bytes. Folders of cases that end badly stay in DIR/cases. The same command goes on after an
-interruption, as long as the code is the same. When all kinds have run in full, docs/results/fuzz.md is written.
+interruption, as long as the code is the same. When all kinds have run, docs/results/fuzz.md is written.
 """
 
 import argparse
@@ -42,6 +42,7 @@ from kinfed.report import charts, heatmaps
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "fuzz.md"
 LIMIT = 60  # seconds of a processor's time, or ten times as many by the clock
+ENOUGH = 1000  # cases for a page
 MEMORY = 12 << 30  # bytes of address space
 GOOD = {
     "ok": "carried out: what it wrote can be read, and no model holds NaN or infinity",
@@ -143,7 +144,7 @@ def work(pipe, other, seed, out, base):
     sys.stdin = open(os.devnull)  # noqa: SIM115
     if not base.exists():
         prepare(base)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):
         while True:
             kind, number = pipe.recv()
             pipe.send(judge(kind, number, seed, out / "cases" / f"{kind}-{number}"))
@@ -228,45 +229,42 @@ def main():
     for kind in asked.only:
         print(kind, dict(Counter(one["outcome"] for one in found.values() if one["kind"] == kind)))
     worker.stop()
-    if asked.only == list(KINDS) and share >= 1:
-        page(found, asked.seed)
+    if asked.only == list(KINDS) and asked.cases >= ENOUGH:
+        page([found[kind, number] for _, kind, number in every], asked)
 
 
 def code():
     """What identifies the code that is run."""
     seen = hashlib.sha256()
-    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("fuzz*.py")]):
+    for path in sorted([*(ROOT / "src").rglob("*.py"), ROOT / "benchmarks" / "fuzz_cases.py"]):
         seen.update(path.read_bytes())
     return seen.hexdigest()[:12]
 
 
-def page(found, seed):
+def page(found, asked):
     """Write what was counted."""
-    counted = {kind: Counter(one["outcome"] for (k, _), one in found.items() if k == kind) for kind in KINDS}
-    shown = [*GOOD, *(o for o in BAD if any(counts[o] for counts in counted.values()))]
-    lines = [f"| kind | what | cases | {' | '.join(shown)} |", "| --- | --- |" + " ---: |" * (len(shown) + 1)]
-    for kind, counts in counted.items():
-        numbers = " | ".join(f"{counts[o]:,}" for o in shown)
-        lines.append(f"| {kind} | {KINDS[kind][2]} | {counts.total():,} | {numbers} |")
+    counted = {kind: Counter(one["outcome"] for one in found if one["kind"] == kind) for kind in KINDS}
     whole = sum(counted.values(), Counter())
-    lines.append(f"| all | | {whole.total():,} | {' | '.join(f'{whole[o]:,}' for o in shown)} |")
-    versions = ", ".join(
-        f"{name} {importlib.metadata.version(name)}" for name in ("torch", "numpy", "safetensors", "flwr")
-    )
-    seconds = [one["seconds"] for one in found.values()]
-    bad = [
-        f"- {k}/{n}, {one['outcome']}: {one['said'].strip()[-200:]}"
-        for (k, n), one in found.items()
-        if one["outcome"] not in GOOD
-    ]
-    about = f"{platform.machine()}, Python {platform.python_version()}, {versions}"
-    meant = [f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items()]
+    shown = [*GOOD, *(outcome for outcome in BAD if whole[outcome])]
+    lines = [f"| kind | what | cases | {' | '.join(shown)} |", "| --- | --- |" + " ---: |" * (len(shown) + 1)]
+    for kind, counts in (counted | {"all": whole}).items():
+        what = KINDS[kind][2] if kind in KINDS else ""
+        numbers = [counts.total(), *(counts[outcome] for outcome in shown)]
+        lines.append(f"| {kind} | {what} | {' | '.join(f'{number:,}' for number in numbers)} |")
+    parts = ("torch", "numpy", "polars", "safetensors", "flwr")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in parts)
+    seconds = [one["seconds"] for one in found]
+    bad = [f"- {one['kind']}/{one['number']}, {one['outcome']}: {one['said'].strip()[-200:]}" for one in found]
     text = [
-        f"Written by `python benchmarks/fuzz.py --seed {seed}`, on {about}: {len(found):,} cases of",
-        f"`benchmarks/fuzz_cases.py` in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
-        "Two of five cases have something broken on purpose; the others are odd, such as one client, two rows or a",
-        "learning rate of 1e30, which training must survive or say that it diverged.",
-        *("", *lines, "", *meant, "", "Outcomes without a column were never seen.", "", *bad),
+        f"Written by `python benchmarks/fuzz.py --cases {asked.cases} --seed {asked.seed}`",
+        f"on {platform.machine()}, Python {platform.python_version()}, {versions}:",
+        f"{len(found):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
+        "Two of five have something broken on purpose; the others are odd, such as one client, two rows or a learning",
+        "rate of 1e30, which training must survive or say that it diverged. What they are: `benchmarks/fuzz_cases.py`.",
+        *("", *lines, ""),
+        *(f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items()),
+        *("", "Outcomes without a column were never seen.", ""),
+        *(line for line, one in zip(bad, found, strict=True) if one["outcome"] in BAD),
     ]
     put(PAGE, "fuzz", "\n".join(text), "Odd and broken input")
 
