@@ -2,9 +2,11 @@
 
 import io
 import json
+from unittest import mock
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kinfed import config, runs
@@ -106,6 +108,19 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
 def test_a_module_that_is_none_is_told(folder, module):
     with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
         runs.load_model(folder, 0, module)
+
+
+def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
+    experiment = config.resolve(config.read("fedaghn", [*SMALL, "rounds=2"]))
+    with mock.patch.object(runs, "_write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        runs.launch(experiment, tmp_path / "a", Machine(executor="loop", checkpoint_seconds=0))
+    path = tmp_path / "a" / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file({name: t[:1].clone() if t.ndim else t for name, t in load_file(path).items()}, path, said)
+    with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not what .*; delete it to start over") as found:
+        runs.resume(tmp_path / "a", Machine(executor="loop"))
+    assert "\n" not in str(found.value)
 
 
 def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from torch import nn
 from . import checkpoint, config, distributed
 from .config import Experiment, Table
 from .datasets import called
-from .errors import UsageError
+from .errors import RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import make_folder, replacing
@@ -84,7 +84,18 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml")
     if distributed.agree((folder / "summary.json").exists()):
         return read_summary(folder)
-    return _go_on(config.resolve(config.read(str(path), [])), folder, machine)
+    experiment = config.resolve(config.read(str(path), []))
+    try:
+        return _go_on(experiment, folder, machine)
+    except (UsageError, RunError, OSError, MemoryError):
+        raise
+    except Exception as problem:  # whatever a checkpoint from elsewhere can end in
+        kept, why = next(folder.rglob(CHECKPOINT), None), " ".join(str(problem).split())
+        if kept is None:
+            raise
+        raise RunError(
+            f"{kept} is not what this version of kinfed writes ({why:.300}; --debug shows where); delete it to start over"
+        ) from problem
 
 
 def once(experiment: Experiment, folder: Path, machine: Machine) -> Path:
