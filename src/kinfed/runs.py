@@ -94,7 +94,7 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
         if kept is None:
             raise
         raise RunError(
-            f"{kept} is not what this version of kinfed writes ({why:.300}; --debug shows where); delete it to start over"
+            f"{kept} is not what this kinfed writes ({why:.300}; --debug shows where); delete it to start over"
         ) from problem
 
 
