@@ -9,11 +9,18 @@ FEW = 30  # names that an error may list
 OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
 
 
-class UsageError(ValueError):
+class _OneLine(Exception):
+    """What is said is one line, whatever is quoted in it."""
+
+    def __init__(self, said: object = "") -> None:
+        super().__init__(" ".join(line.strip() for line in str(said).splitlines()))
+
+
+class UsageError(_OneLine, ValueError):
     """The request cannot be carried out as written; the message says what to change. Exit code 2."""
 
 
-class RunError(RuntimeError):
+class RunError(_OneLine, RuntimeError):
     """A well-formed run could not go on; the message says where and why. Exit code 1."""
 
 
