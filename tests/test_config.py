@@ -348,3 +348,9 @@ def test_sfl_from_a_config():
     found = resolve({**LEAST, "method": {"name": "sfl", "personal": ["head.*"], "pull": 1}})
     assert found.method == SFL(personal=("head.*",), pull=1.0)
     assert found.table["method"]["personal"] == ["head.*"]
+
+
+@pytest.mark.parametrize("name", ["rounds", "evaluate_every"])
+def test_rounds_are_counted_from_one(name):
+    with pytest.raises(UsageError, match="rounds and evaluate_every must be at least 1; got .*0"):
+        resolve(read("local", [f"{name}=0"]))

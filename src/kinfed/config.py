@@ -177,6 +177,10 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     }
     if not 0 <= top["seed"] < 2**62:
         raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
+    if top["rounds"] < 1 or top["evaluate_every"] < 1:
+        raise UsageError(
+            f"rounds and evaluate_every must be at least 1; got {top['rounds']} and {top['evaluate_every']}"
+        )
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:
