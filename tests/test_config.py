@@ -352,5 +352,5 @@ def test_sfl_from_a_config():
 
 @pytest.mark.parametrize("name", ["rounds", "evaluate_every"])
 def test_rounds_are_counted_from_one(name):
-    with pytest.raises(UsageError, match="rounds and evaluate_every must be at least 1; got .*0"):
+    with pytest.raises(UsageError, match=r"rounds and evaluate_every must be at least 1; got .*0"):
         resolve(read("local", [f"{name}=0"]))
