@@ -42,7 +42,7 @@ from kinfed.report import charts, heatmaps
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "fuzz.md"
 LIMIT = 60  # seconds of a processor's time, or ten times as many by the clock
-ENOUGH = 300  # cases for a page
+ENOUGH = 1000  # cases for a page
 MEMORY = 12 << 30  # bytes of address space
 GOOD = {
     "ok": "carried out: what it wrote can be read, and no model holds NaN or infinity",
