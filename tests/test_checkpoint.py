@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from kinfed import SGD, Federation, RunError, Training, checkpoint, evaluation, experiment, fit, states
 from kinfed.checkpoint import Progress
@@ -66,6 +67,33 @@ def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
         assert found.stride() == wanted.stride()
         assert torch.equal(found, wanted)
     assert torch.equal(other.relations[0], history.relations[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (None, {}),
+        ({"how": "[[1]]"}, {}),
+        ({"how": "[" * 9999}, {}),
+        ({"repeated": "7"}, {}),
+        ({"repeated": '{"server.theta": [7, 7]}'}, {}),
+        ({"history": "{}"}, {}),
+        ({"done": "many"}, {}),
+        ({}, {"model.theta": torch.full((1000,), torch.nan)}),
+    ],
+)
+def test_a_checkpoint_that_no_run_wrote_is_told_in_one_line(tmp_path, words, change):
+    path = tmp_path / "a"
+    history = History(
+        ("a",), Classification(2), rounds=[0], scores=[{}], notes=[{}], models={"theta": torch.ones(1000)}
+    )
+    checkpoint.save(path, Progress(1, Params(torch.ones(1000)), (), 0.0, {}), history)
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file(load_file(path) | change, path, None if words is None else said | words)
+    with pytest.raises(RunError, match=r"is not a checkpoint of this run .*; delete it to start over") as found:
+        (checkpoint.how(path), checkpoint.load(path, Params(torch.ones(1000)), (), replace(history)))
+    assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])

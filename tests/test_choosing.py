@@ -121,6 +121,7 @@ def test_requests_are_checked():
     for asked, message in (
         ({"executor": "ray"}, "executor must be one of auto, .*loop; got 'ray'"),
         ({"workers": 0}, "workers counts threads, so it must be at least 1; got 0"),
+        ({"workers": 0.5}, "workers counts threads, so it must be at least 1; got 0.5"),
     ):
         with pytest.raises(UsageError, match=message):
             Simulation(federation(), Model(dense()), FedAvg(), TRAINING, **asked)

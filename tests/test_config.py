@@ -225,6 +225,12 @@ def test_sources_that_cannot_be_read(tmp_path):
     with pytest.raises(UsageError, match=r"bad.toml is not valid TOML"):
         read(str(tmp_path / "bad.toml"), [])
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "deep.toml").write_text(f"rounds = {'[' * 5000}")
+    with pytest.raises(UsageError, match=r"deep.toml is not valid TOML"):
+        read(str(tmp_path / "deep.toml"), [])
+    assert override({}, [f"rounds={'[' * 5000}"]) == {"rounds": "[" * 5000}
+    with pytest.raises(UsageError, match=r"'federation.dataset.path=K\\udcf6ln.csv' is not UTF-8, .* rename the file"):
+        override({}, ["federation.dataset.path=K\udcf6ln.csv"])
     with pytest.raises(UsageError, match=r"binary.toml is not valid TOML"):
         read(str(tmp_path / "binary.toml"), [])
     with pytest.raises(UsageError, match="cannot read"):
@@ -375,3 +381,9 @@ def test_sfl_from_a_config():
     found = resolve({**LEAST, "method": {"name": "sfl", "personal": ["head.*"], "pull": 1}})
     assert found.method == SFL(personal=("head.*",), pull=1.0)
     assert found.table["method"]["personal"] == ["head.*"]
+
+
+@pytest.mark.parametrize("name", ["rounds", "evaluate_every"])
+def test_rounds_are_counted_from_one(name):
+    with pytest.raises(UsageError, match=r"rounds and evaluate_every must be at least 1; got .*0"):
+        resolve(read("local", [f"{name}=0"]))

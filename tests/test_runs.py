@@ -1,8 +1,16 @@
 """Run folders: what a run that cannot begin leaves behind."""
 
+import io
+import json
+from unittest import mock
+
 import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from kinfed import config, runs
+from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
 from kinfed.experiment import fit
 from kinfed.runs import Machine
@@ -68,3 +76,79 @@ def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
     with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):
         runs.load_model(tmp_path / "a", 0)
     assert runs.load_model(tmp_path / "a" / "seed-3", 0).training is False
+
+
+@pytest.fixture
+def folder(tmp_path):
+    runs.launch(config.resolve(config.read("local", SMALL)), tmp_path / "a", Machine(executor="loop"))
+    return tmp_path / "a"
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([], "it is no table but"),
+        ({}, "it has no 'names'"),
+        ({"names": 3}, "not iterable"),
+        ({"names": ["0"]}, "it has no 'shape'"),
+        ({"names": ["0"], "shape": ["x"], "outputs": 2}, "summary"),
+        ("[" * 9999, "cannot be read"),
+    ],
+)
+def test_a_summary_that_no_run_wrote_is_told(folder, said, why):
+    (folder / "summary.json").write_text(said if isinstance(said, str) else json.dumps(said))
+    with pytest.raises(UsageError, match=rf"summary\.json .*{why}"):
+        runs.load_model(folder, 0)
+
+
+def test_a_finished_run_with_a_summary_that_no_run_wrote_is_told(folder, capsys):
+    (folder / "summary.json").write_text('{"method": "local"}')
+    assert main(["resume", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert said.strip() == f"kinfed: {folder}/summary.json is not a run's summary: it has no 'seed'"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda t: t[:1].clone(), "size mismatch"),
+        (lambda t: t.int(), "only accepts floating point"),
+    ],
+)
+def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
+    arrays = load_file(folder / "models.safetensors")
+    save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors")
+    with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
+        runs.load_model(folder, 0)
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize("module", ["net", torch.nn.Linear])
+def test_a_module_that_is_none_is_told(folder, module):
+    with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
+        runs.load_model(folder, 0, module)
+
+
+def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
+    experiment = config.resolve(config.read("fedaghn", [*SMALL, "rounds=2"]))
+    with mock.patch.object(runs, "_write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        runs.launch(experiment, tmp_path / "a", Machine(executor="loop", checkpoint_seconds=0))
+    path = tmp_path / "a" / "checkpoint.safetensors"
+    with safe_open(path, "pt") as file:
+        said = file.metadata()
+    save_file({name: t[:1].clone() if t.ndim else t for name, t in load_file(path).items()}, path, said)
+    with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not what .*; delete it to start over") as found:
+        runs.resume(tmp_path / "a", Machine(executor="loop"))
+    assert "\n" not in str(found.value)
+
+
+def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypatch):
+    rows = [f"{name},{i % 5},{i % 2}" for name in ("Köln ☃", "Łódź") for i in range(12)]
+    (tmp_path / "Städte.csv").write_text("\n".join(["who,x,y", *rows]), encoding="utf-8")
+    monkeypatch.setattr(io, "text_encoding", lambda encoding, level=2: encoding or "ascii")
+    table = {"name": "csv", "path": str(tmp_path / "Städte.csv"), "client": "who", "target": "y"}
+    federation = {"dataset": table, "partition": "natural"}
+    asked = {"rounds": 1, "method": "fedaghn", "model": "linear", "federation": federation}
+    runs.launch(config.resolve(asked), tmp_path / "a", Machine(executor="loop"))
+    assert runs.load_model(tmp_path / "a", "Köln ☃").training is False
+    assert "Łódź" in (tmp_path / "a" / "history.csv").read_text(encoding="utf-8")

@@ -328,6 +328,10 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             "horizons must be a list of steps ahead; got 1",
         ),
         ("who,x,y\na,1,2.5\n", {"drop_missing": "no"}, "drop_missing must be True or False; got 'no'"),
+        ("who,x,y\na,1,2.5\n", {"target": 3}, "target must be a list of columns; got 3"),
+        ("who,x,y\na,1,2.5\n", {"features": ["x", 1.5]}, "features must name a column; got 1.5"),
+        ("who,x,y\na,1,2.5\n", {"client": None}, "client must name a column; got None"),
+        ("who,x,y\na,1,2.5\n", {"threshold": "low"}, "threshold must be a number; got 'low'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*left out")
@@ -337,7 +341,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
     if how == "series":
         columns, how = {"client": "sensor", "target": "level"}, {"time": "when", "past": 3, "horizon": 2}
     with pytest.raises(UsageError, match=said) as found:
-        read(path, **columns, **how)
+        read(path, **columns | how)
     assert "\n" not in str(found.value)
     assert "t.csv" in str(found.value)
 

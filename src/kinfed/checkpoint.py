@@ -30,6 +30,8 @@ TYPES = {  # the format's names
     torch.float32: "F32",
     torch.float64: "F64",
 }
+# What reading a file can end in that no run has written.
+FOREIGN = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
 class Progress(NamedTuple):
@@ -68,6 +70,9 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
         for name, shape in json.loads(text.get("repeated", "{}")).items():
             arrays[name] = arrays[name].expand(shape)
         history.restore(arrays, text["history"])
+        broken = [name for name, t in history.models.items() if t.is_floating_point() and not t.isfinite().all()]
+        if broken:
+            raise ValueError(f"its model {broken[0]} holds NaN or infinity")
         return Progress(
             int(text["done"]),
             wire.unpack(arrays, server, "server."),
@@ -75,17 +80,22 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
             float(text["seconds"]),
             json.loads(text["how"]),
         )
-    except (SafetensorError, OSError, KeyError, ValueError) as problem:
-        raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
+    except FOREIGN as problem:
+        raise _not_ours(path, problem) from None
 
 
 def how(path: Path) -> dict[str, Any]:
     """The settings of the fleet that wrote a checkpoint."""
     try:
         with safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["how"]) or {}
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as problem:
-        raise RunError(f"{path} is not a checkpoint of this run ({problem}); delete it to start over") from None
+            return dict(json.loads(file.metadata()["how"]) or {})
+    except FOREIGN as problem:
+        raise _not_ours(path, problem) from None
+
+
+def _not_ours(path: Path, problem: Exception) -> RunError:
+    why = " ".join(str(problem).split())
+    return RunError(f"{path} is not a checkpoint of this run ({why:.300}); delete it to start over")
 
 
 def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:

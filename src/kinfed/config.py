@@ -108,7 +108,7 @@ def read(source: str, overrides: list[str]) -> Table:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as problem:
         raise UsageError(f"cannot read {path}: {problem.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise UsageError(f"{path} is not valid TOML: {problem}") from None
     return override(table, overrides)
 
@@ -151,9 +151,11 @@ def override(table: Table, overrides: list[str]) -> Table:
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
             raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+        if not _is_unicode(text):
+            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
         try:
             parsed = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
+        except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value
         *outer, last = dotted.split(".")
         inner = table
@@ -187,6 +189,15 @@ def _name_in(part: Any) -> Any:
     return part.get("name") if isinstance(part, dict) else part
 
 
+def _is_unicode(text: str) -> bool:
+    """Whether a word from the command line, whose bytes may be any, can be written to a file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
     known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
@@ -199,6 +210,10 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     }
     if not 0 <= top["seed"] < 2**62:
         raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
+    if top["rounds"] < 1 or top["evaluate_every"] < 1:
+        raise UsageError(
+            f"rounds and evaluate_every must be at least 1; got {top['rounds']} and {top['evaluate_every']}"
+        )
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:
@@ -268,7 +283,7 @@ def resolve(raw: Table) -> Experiment:
 def write(table: Table, path: Path) -> None:
     """Write a config that `read` and `resolve` turn into the same experiment."""
     with replacing(path) as part:
-        part.write_text(tomli_w.dumps(table))
+        part.write_text(tomli_w.dumps(table), encoding="utf-8")
 
 
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:

@@ -11,18 +11,22 @@ OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA
 LONG = 80  # letters without a space or slash that an error repeats whole
 
 
-class UsageError(ValueError):
+class _OneLine(Exception):
+    """An error whose message is one line, whatever it quotes."""
+
+    def __init__(self, said: object = "") -> None:
+        super().__init__(" ".join(line.strip() for line in str(said).splitlines()))
+
+    def __str__(self) -> str:
+        return short(super().__str__())
+
+
+class UsageError(_OneLine, ValueError):
     """The request cannot be carried out as written; the message says what to change. Exit code 2."""
 
-    def __str__(self) -> str:
-        return short(super().__str__())
 
-
-class RunError(RuntimeError):
+class RunError(_OneLine, RuntimeError):
     """A well-formed run could not go on; the message says where and why. Exit code 1."""
-
-    def __str__(self) -> str:
-        return short(super().__str__())
 
 
 class DataError(RunError):

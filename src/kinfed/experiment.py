@@ -213,6 +213,8 @@ def fit(
         federation = replace(federation, task=selected_task(federation.task, select_by))
     started = time.perf_counter()
     if attack is not None:
+        if not isinstance(attack, Attack):
+            raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
         attackers = attack.attackers(federation.names, seed)
         federation = attack.corrupt(federation, attackers, seed)
     path = folder / CHECKPOINT if folder else None

@@ -4,6 +4,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -326,6 +327,8 @@ class Federation:
         `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
         Raises UsageError on anything that could not be trained on.
         """
+        if task is not None and not isinstance(task, Task):
+            raise UsageError(f"task must be one such as kinfed.tasks.Classification(3); got {task!r:.80}")
         pool = _tensor(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
         classes: tuple[str, ...] = ()
@@ -371,7 +374,7 @@ class Federation:
         steps = None if steps is None else steps.to("cpu", torch.int64)
         owners, whose = tuple(map(str, names)), torch.from_numpy(index)
         dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
-        return divide(dataset, rows_by_owner(dataset), split or Split(), seed)
+        return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
     @staticmethod
     def from_csv(
@@ -391,7 +394,7 @@ class Federation:
         from .tables import read  # here, as that file imports this one
 
         dataset = read(path, client=client, target=target, **settings)
-        return divide(dataset, rows_by_owner(dataset), split or Split(), seed)
+        return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
     from_parquet = from_csv
 
@@ -419,6 +422,8 @@ def divide(
     """
     if not isinstance(split, Split):
         raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
+    if not isinstance(seed, Integral):
+        raise UsageError(f"seed must be a whole number; got {seed!r:.80}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
     draws = generators(seed, "split", tags(names).tolist())
     in_order = dataset.time is not None and not split.shuffle

@@ -77,10 +77,9 @@ class Simulation:
         share: float = 1.0,
         folder: Path | None = None,
     ) -> None:
-        if workers is not None and workers < 1:
-            raise UsageError(f"workers counts threads, so it must be at least 1; got {workers}")
-        if chunk is not None and chunk < 1:
-            raise UsageError(f"chunk counts clients, so it must be at least 1; got {chunk}")
+        for name, count, what in (("workers", workers, "threads"), ("chunk", chunk, "clients")):
+            if count is not None and not (isinstance(count, int) and count >= 1):
+                raise UsageError(f"{name} counts {what}, so it must be at least 1; got {count!r}")
         training.check(federation.task)
         self.device = torch.device(device)
         federation = federation.to(self.device)

@@ -250,7 +250,7 @@ class History:
 
     def write_csv(self, path: Path, caution: str = "") -> None:
         """One tidy table: round (from 1), client, model, split, metric, value; and why to beware of it, if so."""
-        with replacing(path) as part, part.open("w", newline="") as file:
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             beware = {"caution": caution} if caution else {}
             table.writerow(["round", "client", "model", "split", "metric", "value", *beware])
@@ -261,7 +261,7 @@ class History:
 
     def write_notes(self, path: Path) -> None:
         """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
-        with replacing(path) as part, part.open("w", newline="") as file:
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["round", "client", "note", "value"])
             for round, notes in zip(self.rounds, self.notes, strict=True):
@@ -310,9 +310,12 @@ class History:
         return arrays, json.dumps([self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
-        """Become the history that was packed."""
+        """Become the history that was packed; raises KeyError, TypeError or ValueError if this is none."""
         self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
-        named: list[Key] = [tuple(key) for key in keys]
+        named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
+        whole = (*self.rounds, self.bytes_down, self.bytes_up, self.done)
+        if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
+            raise ValueError("its history is of another form")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
         self.notes = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]

@@ -3,7 +3,8 @@
 import json
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from torch import nn
 from . import checkpoint, config, distributed
 from .config import Experiment, Table
 from .datasets import called
-from .errors import DataError, UsageError
+from .errors import DataError, RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
 from .files import make_folder, replacing
@@ -83,7 +84,18 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml")
     if distributed.agree((folder / "summary.json").exists()):
         return read_summary(folder)
-    return _go_on(config.resolve(config.read(str(path), [])), folder, machine)
+    experiment = config.resolve(config.read(str(path), []))
+    try:
+        return _go_on(experiment, folder, machine)
+    except (UsageError, RunError, OSError, MemoryError):
+        raise
+    except Exception as problem:  # whatever a checkpoint from elsewhere can end in
+        kept, why = next(folder.rglob(CHECKPOINT), None), " ".join(str(problem).split())
+        if kept is None:
+            raise
+        raise RunError(
+            f"{kept} is not what this kinfed writes ({why:.300}; --debug shows where); delete it to start over"
+        ) from problem
 
 
 def once(experiment: Experiment, folder: Path, machine: Machine) -> Path:
@@ -114,9 +126,10 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
     """
     folder = Path(folder)
     found = read_summary(folder)
-    if "names" not in found:
-        raise UsageError(f"{folder} holds a run for each seed; name one, such as {folder}/seed-{found['seed']}")
-    name = found["names"][client_index(found["names"], client)]
+    with reading(folder):
+        if "seeds" in found:
+            raise UsageError(f"{folder} holds a run for each seed; name one, such as {folder}/seed-{found['seed']}")
+        name = str(found["names"][client_index(list(found["names"]), client)])
     if module is None:
         if not (folder / "config.toml").exists():
             raise UsageError(
@@ -125,16 +138,34 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
             )
         table = config.read(str(folder / "config.toml"), [])
         build = config.resolve(table).model
-        module = build(tuple(found["shape"]), found["outputs"])
+        with reading(folder):
+            module = build(tuple(found["shape"]), found["outputs"])
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+    layout = Model(module).layout
     try:
         with safe_open(folder / "models.safetensors", "pt") as file:
             known = set(file.keys())
-            names = {e: f"{name}/{e}" for e in Model(module).layout.names}
+            names = {e: f"{name}/{e}" for e in layout.names}
             tensors = {e: file.get_tensor(at if at in known else f"*/{e}") for e, at in names.items()}
-    except (SafetensorError, OSError) as problem:
-        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({problem})") from None
-    module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors, strict=False)
+        kind = next(tensors[e.name] for e in layout.entries if e.trainable).dtype
+        module.to(kind).load_state_dict(tensors, strict=False)
+    except (SafetensorError, OSError, RuntimeError, TypeError) as problem:
+        why = " ".join(str(problem).split())
+        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why:.300})") from None
     return module.eval()
+
+
+@contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Whatever the summary of a folder can end in that no run has written becomes a UsageError that names it."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration, RuntimeError) as problem:
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else " ".join(str(problem).split())
+        raise UsageError(f"{folder}/summary.json is not a run's summary: {why or 'it has no scores'}") from None
 
 
 def save(run: Run, folder: str | Path) -> dict[str, Any]:
@@ -153,11 +184,14 @@ def save(run: Run, folder: str | Path) -> dict[str, Any]:
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished run; raises UsageError if there is none."""
     try:
-        return json.loads((folder / "summary.json").read_text())  # type: ignore[no-any-return]
+        found = json.loads((folder / "summary.json").read_text())
     except FileNotFoundError:
         raise UsageError(f"{folder} is not the folder of a finished run: it has no summary.json") from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise UsageError(f"{folder}/summary.json cannot be read: {problem}") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{folder}/summary.json is not a run's summary: it is no table but {found!r:.80}")
+    return found
 
 
 def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def clusters(folder: Path) -> Tensor:
     """
     noted: dict[int, dict[str, int]] = defaultdict(dict)
     if (folder / "notes.csv").exists():
-        with (folder / "notes.csv").open(newline="") as file:
+        with (folder / "notes.csv").open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 if line["note"] == "cluster":
                     noted[int(line["round"])][line["client"]] = int(float(line["value"]))
@@ -186,7 +186,7 @@ def scores_by_round(folder: Path, model: str, metric: str = "") -> tuple[Array, 
     for one in repeats(folder):
         summary, wanted = runs.read_summary(one), (model, "test", metric)
         try:
-            with (one / "history.csv").open(newline="") as file:
+            with (one / "history.csv").open(newline="", encoding="utf-8") as file:
                 rows = [row for row in csv.DictReader(file) if (row["model"], row["split"], row["metric"]) == wanted]
             rounds = np.unique([int(row["round"]) for row in rows])
             scores = np.array([float(row["value"]) for row in rows]).reshape(len(rounds), -1)  # [T, N]

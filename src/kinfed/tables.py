@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,15 +69,27 @@ def read(
     with fewer than `least` such rows, or known readings, are left out, and a warning names them. Raises UsageError that
     names the file, line and column of what cannot be used.
     """
+    if not isinstance(path, str | Path) or not isinstance(edges, str | Path):
+        raise UsageError(f"path and edges must name files; got {path!r} and {edges!r}")
+    for setting, listed in {"target": target, "features": features, "horizons": horizons}.items():
+        if not isinstance(listed, Iterable):
+            what = "steps ahead" if setting == "horizons" else "columns"
+            raise UsageError(f"{path}: {setting} must be a list of {what}; got {listed!r}")
     targets = [target] if isinstance(target, str) else list(target)
-    if not isinstance(horizons, Iterable):
-        raise UsageError(f"{path}: horizons must be a list of steps ahead; got {horizons!r}")
+    for setting, columns in {"client": [client], "time": [time], "target": targets, "features": features}.items():
+        for column in columns:
+            if not isinstance(column, str):
+                raise UsageError(f"{path}: {setting} must name a column; got {column!r}")
+    for setting, number in {"sigma": sigma, "threshold": threshold}.items():
+        if not isinstance(number, Real | None):
+            raise UsageError(f"{path}: {setting} must be a number; got {number!r}")
     counts = {"past": past, "horizon": horizon, "least": least} | {f"horizons[{i}]": h for i, h in enumerate(horizons)}
     for setting, count in counts.items():
         if not isinstance(count, Integral):  # NumPy's are welcome
             raise UsageError(f"{path}: {setting} must be a whole number; got {count!r}")
-    if not isinstance(drop_missing, bool):
-        raise UsageError(f"{path}: drop_missing must be True or False; got {drop_missing!r}")
+    for setting, choice in {"drop_missing": drop_missing, "directed": directed}.items():
+        if not isinstance(choice, bool):
+            raise UsageError(f"{path}: {setting} must be True or False; got {choice!r}")
     if not targets or least < 0:
         raise UsageError(f"{path}: a table needs a target, and a least of 0 or more; got {targets} and {least}")
     frame = _open(Path(path))

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ ALWAYS = "always"  # the class that a model gives for every example; NaN if it g
 RECALL = "recall@"  # before the number of a class
 
 
+@runtime_checkable
 class Task(Protocol):
     """`loss` is per example; `score` gives numbers for one client and runs under vmap."""
 

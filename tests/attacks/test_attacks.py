@@ -319,3 +319,9 @@ def test_wrong_requests_end_in_one_line(asked, said, capsys):
     assert main(["run", "fedavg", asked]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert said in line
+
+
+def test_labels_of_one_class_cannot_be_flipped():
+    data = Federation.from_arrays(torch.randn(20, 2), torch.zeros(20, dtype=torch.int64), torch.arange(20) % 2)
+    with pytest.raises(UsageError, match="labels of a single class cannot be flipped"):
+        LabelFlip().corrupt(data, torch.tensor([True, False]), 0)

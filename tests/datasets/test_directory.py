@@ -118,3 +118,10 @@ def test_labels_are_integers_of_the_right_number(tmp_path):
 def test_labels_out_of_range_name_the_first_entry(tmp_path, bad):
     with pytest.raises(UsageError, match=rf"y must lie in 0\.\.2; 2 of 4 do not, first entry 1 which is {bad};"):
         labels(tmp_path / "toy.npz", "y", np.array([0, bad, 2, bad]), 4, 3)
+
+
+def test_arrays_of_the_other_order_of_bytes_are_turned(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.arange(3, dtype=">f4"), y=np.arange(3, dtype=">i8"))
+    _, found = read(tmp_path, "a", ("x", "y"))
+    assert {name: array.dtype.isnative for name, array in found.items()} == {"x": True, "y": True}
+    assert found["x"].tolist() == [0, 1, 2]

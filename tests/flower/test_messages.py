@@ -48,6 +48,7 @@ def test_a_tree_comes_back_with_its_classes(tree):
         ["kinfed.flower.site:Site", None],
         ["kinfed.method:Params", None, None],
         ["kinfed.nowhere:Params", None],
+        ["kinfed.__main__:main", None],  # which would run a command
         ["kinfedx:Params", None],
         [7, None],
         "theta",

@@ -110,6 +110,13 @@ def test_bad_answers_in_every_round_leave_the_others_as_if_there_were_no_such_cl
     trial.compare(trial.simulate(absent={("b", 1), ("b", 2), ("b", 3)}))
 
 
+def test_a_run_whose_every_round_passes_has_nothing_to_show(trial):
+    trial = trial("fedavg", rounds=1)
+    trial.grid.faults = {(name, 1): changed(lambda name, t: t * torch.nan) for name in "abcdef"}
+    with pytest.raises(RunError, match="no round of 1 had enough answers that can be used, so there is no model"):
+        trial.serve()
+
+
 def test_scores_that_are_no_scores_do_not_end_a_run(trial):
     trial = trial("fedavg")
     trial.grid.faults["c", 2] = said(scores=[["shared", "test"]])

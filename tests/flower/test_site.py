@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from kinfed import RunError, Split, UsageError, __version__
 from kinfed.federation import Federation
@@ -73,6 +73,11 @@ def order(invitation, round=0, accepted=-1, scale=1.0, evaluate=None, **words):
     return message
 
 
+def nested(depth):
+    """What JSON can hold and no method sends."""
+    return {"a": nested(depth - 1)} if depth else None
+
+
 def theta(site, part="state"):
     return load_file(Path(site._folder) / "e1" / "state.safetensors")[f"{part}/theta"]
 
@@ -133,6 +138,10 @@ def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
         (lambda m: m.words.update(round="1"), "the server's round must be a round; got '1'"),
         (lambda m: m.words.update(accepted=0.0), "the server's accepted must be a round; got 0.0"),
         (lambda m: m.words.update(evaluate=m.words["train"], evaluated="../../e2/state"), "evaluated must be a round"),
+        (lambda m: m.words.update(round=2**70), "the server's round must be a round; got 11805"),
+        (lambda m: m.words.pop("experiment"), "the server's experiment must be str; got None"),
+        (lambda m: m.words.update(selected=[3]), r"the server's selected must be dict; got \[3\]"),
+        (lambda m: m.words.update(train=nested(600)), "the message's train is nested too deeply"),
     ],
 )
 def test_what_cannot_be_checked_is_refused_and_changes_nothing(joined, invitation, spoil, why):
@@ -163,6 +172,16 @@ def test_it_joins_only_what_it_runs_itself(site, invitation):
     assert "theta holds NaN or infinity" in site.answer("join", other).words["refused"]
     other = Message(invitation.words | {"layout": "another"}, invitation.arrays)
     assert "other layers than this site's" in site.answer("join", other).words["refused"]
+    other = Message(invitation.words | {"outputs": 10**15}, invitation.arrays)
+    assert (
+        "d.npz needs 3 outputs, the server's model has 1000000000000000" in site.answer("join", other).words["refused"]
+    )
+    other = Message(invitation.words | {"shape": "six"}, invitation.arrays)
+    assert "the server's shape must be list; got 'six'" in site.answer("join", other).words["refused"]
+    assert (
+        "the server's model is not in its message"
+        in site.answer("join", invitation._replace(arrays={})).words["refused"]
+    )
     assert not list(Path(site._folder).glob("*/*"))
     assert site.answer("round", order(invitation)).words == {"client": "d", "join": True}
 
@@ -186,6 +205,14 @@ def test_damaged_files_are_told_with_what_to_do(joined, invitation):
     said = joined.answer("round", order(invitation)).words["refused"]
     assert "cannot be read" in said
     assert "delete its folder to join anew" in said
+
+
+@pytest.mark.parametrize("words", [{}, {"memory": "7"}, {"memory": "{}"}, {"memory": "[" * 9999}])
+def test_a_state_from_elsewhere_is_told_with_what_to_do(joined, invitation, words):
+    path = Path(joined._folder) / "e1" / "state.safetensors"
+    path.write_bytes(save(load_file(path), words))
+    said = joined.answer("round", order(invitation)).words["refused"]
+    assert re.search(r"state.safetensors is not what this site wrote .* delete its folder to join anew", said)
 
 
 def test_scores_leave_the_site_and_models_do_not(joined, invitation):

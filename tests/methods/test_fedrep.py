@@ -4,6 +4,8 @@ from torch import nn
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
+from kinfed.experiment import fit
+from kinfed.federation import Federation
 from kinfed.methods import FedRep
 from kinfed.optimiser import SGD
 
@@ -88,3 +90,9 @@ def test_sends_the_base_both_ways(examples, noisy, perceptron):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="fedrep"):
         FedRep(**wrong)
+
+
+def test_a_model_that_is_all_head_has_nothing_to_share():
+    data = Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) // 20)
+    with pytest.raises(UsageError, match="fedrep: the model is nothing but its head, so there is no base to share"):
+        fit(FedRep(), data, nn.Linear(3, 2), rounds=1, executor="loop")

@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from kinfed.client import Training
 from kinfed.errors import UsageError
-from kinfed.federation import Graph
+from kinfed.experiment import fit
+from kinfed.federation import Federation, Graph
 from kinfed.hypernetwork import Dense, perceptron
 from kinfed.method import Params
 from kinfed.methods import Panacea, PFedHN
@@ -865,3 +866,10 @@ def test_refuses_graphs_and_features_that_do_not_fit(known, roster):
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="panacea"):
         Panacea(**wrong)
+
+
+@pytest.mark.parametrize("all_pairs", [0, 512])
+def test_a_client_alone_has_no_pairs_to_sample(all_pairs):
+    alone = Federation.from_arrays(torch.randn(20, 2), torch.arange(20) % 2, torch.zeros(20), graph=torch.ones(1, 1))
+    found = fit(Panacea(all_pairs=all_pairs, hidden=3), alone, nn.Linear(2, 2), rounds=1, executor="loop")
+    assert found.theta(0).isfinite().all()

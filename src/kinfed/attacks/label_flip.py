@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attack import Attack, exchange
+from ..errors import UsageError
 from ..federation import Federation
 from ..seeding import generator, tags
 from ..tasks import Classification
@@ -16,6 +17,8 @@ class LabelFlip(Attack):
     """Each training label becomes one of the others, any with the same probability; other targets change places."""
 
     def corrupt(self, federation: Federation, attackers: Tensor, seed: int) -> Federation:
+        if isinstance(federation.task, Classification) and federation.task.classes < 2:
+            raise UsageError("attack: labels of a single class cannot be flipped; choose another attack")
         made, marks = {}, tags(federation.names).tolist()
         for i in attackers.nonzero().squeeze(1).tolist():
             rows, draw = federation.rows["train"][i], generator(seed, "label_flip", marks[i])

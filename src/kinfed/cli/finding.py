@@ -20,7 +20,7 @@ def write(found: Finding, out: Path) -> None:
         {name: f"{value:.7g}" if isinstance(value, float) else value for name, value in row.items()}
         for row in found.rows
     ]
-    with replacing(out / "table.csv") as part, part.open("w", newline="") as file:
+    with replacing(out / "table.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(rows[0]))
         table.writeheader()
         table.writerows(rows)
@@ -35,7 +35,7 @@ def write(found: Finding, out: Path) -> None:
         *(f"- {n}" for n in found.notes),
     ]
     with replacing(out / "table.md") as part:
-        part.write_text("\n".join(page).rstrip() + "\n")
+        part.write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
 
 
 def tell(found: Finding, out: Path, asked: argparse.Namespace, console: Console) -> None:

@@ -159,7 +159,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
         ("table.tex", latex(shown, command)),
     ):
         with replacing(made.out / name) as part:
-            part.write_text(text)
+            part.write_text(text, encoding="utf-8")
     return shown
 
 

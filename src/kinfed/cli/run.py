@@ -46,4 +46,5 @@ def _resume(asked: argparse.Namespace, console: Console) -> None:
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
         summary = runs.resume(asked.folder, machine(asked, bar))
     if summary:
-        show(summary, asked, console)
+        with runs.reading(asked.folder):  # it may have been there before
+            show(summary, asked, console)

@@ -79,4 +79,4 @@ def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):
             raise ValueError(f"array {key} is followed by more bytes than its header says")
-    return array
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # PyTorch takes this machine's order of bytes alone

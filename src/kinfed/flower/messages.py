@@ -1,8 +1,8 @@
 """Messages between server and sites: a few plain words, and trees of tensors as named arrays."""
 
 import hashlib
-import importlib
 import json
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -33,9 +33,10 @@ def take(message: Message, part: str) -> Tree:
     """The tree that `put` added; raises UsageError if it is not there or not whole."""
     if part not in message.words:
         raise UsageError(f"the message has no {part}")
-    like = skeleton(message.words[part])
     try:
-        return wire.unpack(message.arrays, like, f"{part}/")
+        return wire.unpack(message.arrays, skeleton(message.words[part]), f"{part}/")
+    except RecursionError:
+        raise UsageError(f"the message's {part} is nested too deeply") from None
     except KeyError as missing:
         raise UsageError(f"the message's {part} lacks the array {missing}") from None
 
@@ -66,12 +67,8 @@ def skeleton(described: Any) -> Tree:
             return tuple(map(skeleton, parts))
         case [str(name), *parts]:
             module, _, kind = name.partition(":")
-            found = None
-            if module.split(".")[0] == "kinfed":
-                try:
-                    found = getattr(importlib.import_module(module), kind, None)
-                except ImportError:
-                    found = None
+            # Nothing is imported for a message: whatever a method sends is of a module that is here already.
+            found = getattr(sys.modules.get(module), kind, None) if module.split(".")[0] == "kinfed" else None
             fields = getattr(found, "_fields", None)
             if isinstance(found, type) and issubclass(found, tuple) and fields and len(fields) == len(parts):
                 return found(*map(skeleton, parts))

@@ -17,7 +17,7 @@ import torch
 
 from .. import __version__, checkpoint, engine, relations, runs
 from ..checkpoint import Progress
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..experiment import CHECKPOINT
 from ..federation import Origin
 from ..files import make_folder, replacing
@@ -136,6 +136,11 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
                 at = at._replace(server=method.admit(grown, at.server, grown.everyone[len(roster) :]))
                 roster = grown
                 members.lengthen(history, fleet.names)
+    if not history.rounds:
+        raise RunError(
+            f"no round of {at.done} had enough answers that can be used, so there is no model; look after the sites "
+            "and begin anew with another --out"
+        )
     fleet.finish()
     summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, out)
     (out / CHECKPOINT).unlink(missing_ok=True)
@@ -379,7 +384,7 @@ def _summarise(
 
 def _write_bytes(travelled: dict[str, dict[int, list[int]]], counted: dict[str, list[int]], path: Path) -> None:
     """One tidy table: client, round, down, up, and 1 if its upload was used; what travels before round 1 is round 0."""
-    with replacing(path) as part, part.open("w", newline="") as file:
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["client", "round", "down", "up", "counted"])
         for client, rounds in travelled.items():

@@ -7,7 +7,8 @@ that it has done already is not trained twice.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,6 +33,12 @@ from .messages import Message, Words
 
 Tree = Any
 ALONE = torch.tensor([0])
+LAST = 1 << 31  # rounds that a message may name
+KINDS: dict[str, dict[str, type]] = {  # what a message must say
+    "join": {"experiment": str, "table": dict, "task": dict, "shape": list, "outputs": int, "layout": str},
+    "round": {"experiment": str, "layout": str},
+}
+OPTIONAL: dict[str, type] = {"selected": dict, "chosen": str, "judged": int}
 
 
 class Memory(NamedTuple):
@@ -80,6 +87,7 @@ class Site:
             raise UsageError(
                 f"this site runs kinfed {__version__}, the server {order.words.get('kinfed')}; install the same version"
             )
+        _check("join", order.words)
         simulation = self._simulate(order)
         problem = messages.problem_with(order.arrays, messages.forms({"theta": simulation.model.theta}))
         if problem:
@@ -98,6 +106,7 @@ class Site:
         return reply
 
     def _round(self, order: Message) -> Message:
+        _check("round", order.words)
         joined = self._joined(order.words["experiment"])
         memory = None if joined is None else self._recall(joined)
         if joined is None or memory is None:
@@ -176,7 +185,13 @@ class Site:
             raise UsageError(
                 f"{self._data}: an example is {list(federation.x.shape[1:])} here but {words['shape']} at other sites"
             )
+        if federation.outputs != words["outputs"]:
+            raise UsageError(
+                f"{self._data} needs {federation.outputs} outputs, the server's model has {words['outputs']}"
+            )
         model = planned.model(tuple(words["shape"]), words["outputs"])
+        if "theta" not in joined.arrays:
+            raise UsageError("the server's model is not in its message")
         if joined.arrays["theta"].shape != model.theta.shape:
             raise UsageError(
                 f"the server's model has {joined.arrays['theta'].numel():,} numbers, this site's "
@@ -206,25 +221,29 @@ class Site:
         if not path.exists():
             return None
         arrays, text = _load(path)
-        return Message(json.loads(text["words"]), arrays)
+        with _damage(path):
+            found = Message(json.loads(text["words"]), arrays)
+            _check("join", found.words)
+        return found
 
     def _recall(self, joined: Message) -> Memory | None:
         path = self._at(joined) / "state.safetensors"
         if not path.exists():
             return None
         arrays, text = _load(path)
-        said = json.loads(text["memory"])
-        whole = Message(said["structures"], arrays)
         reply = {n.removeprefix("reply/"): t for n, t in arrays.items() if n.startswith("reply/")}
-        return Memory(
-            messages.take(whole, "base"),
-            messages.take(whole, "state"),
-            said["accepted"],
-            said["trained"],
-            said["digest"],
-            Message(said["reply"], reply),
-            said["forms"],
-        )
+        with _damage(path):
+            said = json.loads(text["memory"])
+            whole = Message(said["structures"], arrays)
+            return Memory(
+                messages.take(whole, "base"),
+                messages.take(whole, "state"),
+                _round_of(Message(said, {}), "accepted"),
+                _round_of(Message(said, {}), "trained"),
+                str(said["digest"]),
+                Message(dict(said["reply"]), reply),
+                {part: {n: [str(d), list(s)] for n, (d, s) in held.items()} for part, held in said["forms"].items()},
+            )
 
     def _remember(self, joined: Message, memory: Memory) -> None:
         whole = Message({}, {f"reply/{name}": t for name, t in memory.reply.arrays.items()})
@@ -244,9 +263,27 @@ class Site:
 def _round_of(order: Message, name: str) -> int:
     """A round that an order names, -1 before the first; it becomes a part of file names."""
     value = order.words.get(name)
-    if type(value) is not int or value < -1:
+    if type(value) is not int or not -1 <= value < LAST:
         raise UsageError(f"the server's {name} must be a round; got {value!r:.40}")
     return value
+
+
+def _check(kind: str, words: Words) -> None:
+    """Raise UsageError unless a message says what its kind must, and all that it says is of the right type."""
+    needed = KINDS[kind]
+    for name, form in (needed | {name: form for name, form in OPTIONAL.items() if name in words}).items():
+        if type(words.get(name)) is not form:
+            raise UsageError(f"the server's {name} must be {form.__name__}; got {words.get(name)!r:.80}")
+
+
+@contextmanager
+def _damage(path: Path) -> Iterator[None]:
+    """Whatever reading a file's words can end in becomes a RunError that names it."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError, AttributeError, RecursionError) as problem:
+        why = f"{type(problem).__name__}: {problem}"
+        raise RunError(f"{path} is not what this site wrote ({why:.200}); delete its folder to join anew") from None
 
 
 class Models:
@@ -267,7 +304,7 @@ class Models:
 
     def choose(self, words: Words) -> None:
         """Put the best model in its place, and delete those that can be best no more."""
-        rounds = sorted(int(path.stem) for path in self._kept.glob("*.safetensors"))
+        rounds = sorted(int(path.stem) for path in self._kept.glob("*.safetensors") if path.stem.isdecimal())
         if not rounds:
             return
         selected, chosen = words.get("selected", {}), words.get("chosen", "")
@@ -278,9 +315,11 @@ class Models:
                 (self._kept / f"{round}.safetensors").unlink(missing_ok=True)
 
     def _write(self, round: int, chosen: str) -> None:
-        arrays, text = _load(self._kept / f"{round}.safetensors")
-        names = json.loads(text["names"])
-        name = chosen if chosen in names else names[0]
+        kept = self._kept / f"{round}.safetensors"
+        arrays, text = _load(kept)
+        with _damage(kept):
+            names = [str(name) for name in json.loads(text["names"])]
+            name = chosen if chosen in names else names[0]
         said = {"round": round + 1, "model": name}
         path = self._folder / "model.safetensors"
         # In the file itself, as two files are not replaced at once.
@@ -380,7 +419,8 @@ def _integers(arrays: dict[str, np.ndarray]) -> bool:
 
 def _npz(path: Path, target: str) -> tuple[dict[str, np.ndarray], list[str]]:
     names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
-    return directory.read(path.parent, path.stem, (), names)[1], []
+    arrays = directory.read(path.parent, path.stem, (), names)[1]
+    return {name: np.atleast_1d(array) for name, array in arrays.items()}, []
 
 
 Loader = Callable[[Path, str], tuple[dict[str, np.ndarray], list[str]]]

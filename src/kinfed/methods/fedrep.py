@@ -25,6 +25,11 @@ class FedRep(Averaging):
                 "fedrep: the model has no nn.Linear that could be its head; name the layer that is one: "
                 "fit(..., head='NAME')"
             )
+        if not any(entry.trainable for entry in layout.entries if entry.name in layout.base):
+            raise UsageError(
+                "fedrep: the model is nothing but its head, so there is no base to share; take a model of more layers, "
+                "such as 'mlp', or name another head"
+            )
         return layout.base
 
     def train(self, client, state, received):

@@ -279,7 +279,7 @@ class Panacea(Hypernetwork):
     def _pairs(self, roster, draw):
         """[2, pairs] two different clients each, drawn by name so that order means nothing; None for all."""
         count = len(roster)
-        if count <= self.all_pairs:
+        if count <= max(self.all_pairs, 1):
             return None
         u = torch.randint(count, (self.pairs,), generator=draw)
         v = (u + 1 + torch.randint(count - 1, (self.pairs,), generator=draw)) % count

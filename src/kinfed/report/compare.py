@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import UsageError
 from ..record import over_seeds, preferred, selects_highest
-from ..runs import read_summary
+from ..runs import read_summary, reading
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]  # of a run's clients: [N], by seed
@@ -272,7 +272,7 @@ def _choose(folder: Path, summaries: Iterable[dict[str, Any]]) -> str:
 
 def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]:
     """The row of one run with one seed, and its clients' test scores: [N]."""
-    try:
+    with reading(folder):
         attack = summary.get("attack", {})
         score = attack["scores"][model] if attack else summary["scores"][model]
         relation = summary["relation"] or {}
@@ -307,12 +307,6 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             warnings=tuple(map(str, summary.get("warnings", []))),
         )
         scores = np.array(summary["clients_scores"][model], np.float64)
-    except KeyError as missing:
-        raise UsageError(f"{folder}/summary.json is not a run's summary: it has no {missing}") from None
-    except (AttributeError, StopIteration, TypeError, ValueError) as problem:
-        raise UsageError(
-            f"{folder}/summary.json is not a run's summary: {str(problem) or 'it has no scores'}"
-        ) from None
     if scores.shape != (row.clients,) or not np.isfinite([*scores, row.mean]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {row.clients} clients; "
