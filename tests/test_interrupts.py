@@ -258,6 +258,13 @@ def test_a_run_stopped_while_its_folder_is_written_ends_with_the_same_bytes(stop
     assert sorted(os.listdir(tmp_path / "a")) == sorted(os.listdir(tmp_path / "b"))
 
 
+def test_a_half_written_table_is_swept_up(tmp_path):
+    command = ["sweep", "local", *COMMAND[2:], "--out", str(tmp_path)]
+    (tmp_path / ".table.md.1.part").write_text("half")
+    assert main(command) == 0
+    assert sorted(os.listdir(tmp_path)) == ["runs", "table.csv", "table.md"]
+
+
 EARLY = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -20,7 +20,7 @@ from .datasets import called
 from .errors import DataError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
-from .files import make_folder, replacing
+from .files import make_folder, replacing, sweep_up
 from .interrupts import held
 from .model import Model
 from .record import History, over_seeds, preferred, selects_highest
@@ -280,7 +280,8 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
 
 def _tidy(out: Path) -> None:
     """Remove from a finished run's folder what was there to go on with, and what a kill left half-written."""
-    for path in (out / CHECKPOINT, out / HOW, *out.glob(".*.part")):
+    sweep_up(out)
+    for path in (out / CHECKPOINT, out / HOW):
         path.unlink(missing_ok=True)
 
 

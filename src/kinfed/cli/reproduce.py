@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from .. import protocol
 from ..errors import RunError, explain
 from ..federation import LEAST
-from ..files import make_folder, replacing
+from ..files import make_folder, replacing, sweep_up
 from ..jobs import carry_out
 from ..precision import PRECISIONS
 from ..protocol import LEAST_ROUNDS
@@ -145,6 +145,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     ):
         with replacing(made.out / name) as part:
             part.write_text(text)
+    sweep_up(made.out)
     return shown
 
 
