@@ -6,6 +6,7 @@ Writes docs/results/choosing.md. `--only MLP` prints the cases that begin so and
 """
 
 import argparse
+import math
 import platform
 import time
 from dataclasses import dataclass, replace
@@ -168,7 +169,9 @@ def chosen(only):
         over[name] = seconds[auto.executor] / seconds[best]
         cells = [f"{1000 * seconds[n]:.3g}" if n in seconds else "" for n in NAMES]
         verdict = "" if auto.executor == best else f"{over[name]:.2f} times {best}'s"
-        work = auto.model.layout.parameters * min(case.batch, case.examples)
+        work = auto.model.layout.size * min(case.batch, case.examples)
+        if any(isinstance(m, nn.Conv2d) for m in auto.model.module.modules()):
+            work *= math.prod(case.shape[1:])
         lines.append(f"| {name} | {case.clients} | {work:,} | {' | '.join(cells)} | {auto.executor} | {verdict} |")
         print(lines[-1], flush=True)
     return lines, over
@@ -216,7 +219,7 @@ def main():
         more = [f"No product goes to oneDNN on this processor: {objection()}."]
     else:
         rows, others = products()
-        head = ["| product | multiplications | MKL, us | oneDNN, us | pick | and takes |", f"|{' --- |' * 6}"]
+        head = ["| product | multiplications | MKL, us | oneDNN, us | goes to | and takes |", f"|{' --- |' * 6}"]
         more = [summary(others), "", *head, *rows]
     PAGE.write_text(
         "\n".join(
@@ -229,13 +232,13 @@ def main():
                 "## Executors",
                 "",
                 "The training half of a round, milliseconds, the fastest of many turns; plain SGD in float32 unless",
-                "said. *Work* is the model's parameters times the examples of a step, by which the rule tells a small",
-                "step from a large one (`src/kinfed/choosing.py`). An empty cell is an executor that cannot run the",
-                "case.",
+                "said. *Work* is the model's parameters times the examples of a step, and times the pixels of each",
+                "where these are convolved: by this the rule tells a small step from a large one",
+                "(`src/kinfed/choosing.py`). An empty cell is an executor that cannot run the case.",
                 "",
                 summary(over),
                 "",
-                "| case | clients | work | fused | loop | vmap | `auto` takes | and takes |",
+                f"| case | clients | work | {' | '.join(NAMES)} | `auto` takes | and takes |",
                 f"|{' --- |' * 8}",
                 *lines,
                 "",

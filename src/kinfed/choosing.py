@@ -4,6 +4,7 @@ No clock has a say in it, so equal runs on a machine take the same executor and 
 `benchmarks/choosing.py` sets the rule beside measurements: docs/results/choosing.md.
 """
 
+import math
 import warnings
 
 import torch
@@ -20,7 +21,7 @@ from .optimiser import SGD
 
 NAMES = ("fused", "vmap", "loop")
 FEW = 5  # clients in a round, below which there is little for a CPU to batch
-WORK = 1 << 22  # parameters times examples of a step, above which a CPU is busy with one client
+WORK = 1 << 22  # parameters times examples of a step, and pixels of each if these are convolved: a CPU's for one client
 BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused form
 
 
@@ -55,10 +56,11 @@ def _rule(clients: Clients, model: Model, training: Training, cohort: int, form:
     if model.theta.device.type == "cpu":
         if cohort < FEW:
             return "loop", f"with fewer than {FEW} clients in a round there is little to batch"
+        work, what = model.layout.size * min(training.batch, max(clients.sizes["train"])), "large steps"
         if any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
-            return "loop", "convolutions on a CPU run faster client by client"
-        if model.layout.size * min(training.batch, max(clients.sizes["train"])) > WORK:
-            return "loop", "a step of one client is work enough for a CPU"
+            work, what = work * math.prod(clients.pool.x.shape[2:]), "convolutions"
+        if work > WORK:
+            return "loop", f"{what} on a CPU run faster client by client"
     if problem := _problem_with_vmap(clients, model, slow=True):
         return "loop", f"vmap cannot take this model: {problem}"
     return "vmap", f"many small steps at once; {form}"

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 
 from ..interrupts import CODES, heard
 
@@ -24,5 +23,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _leave(number: int, frame: object) -> None:
     """End at once: no command has begun, and in modules that are just being imported an exception might get lost."""
-    print("kinfed: interrupted", file=sys.stderr, flush=True)
+    os.write(2, b"kinfed: interrupted\n")  # print may be at work just now, and is not to be entered twice
     os._exit(CODES[signal.Signals(number)])
