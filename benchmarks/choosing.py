@@ -227,7 +227,7 @@ def main():
                 "# What `auto` picks, and what would have been fastest",
                 "",
                 f"Written by `python benchmarks/choosing.py`. PyTorch {torch.__version__}, Python",
-                f"{platform.python_version()}, {torch.get_num_threads()} threads of {processor()}.",
+                f"{platform.python_version()}, {torch.get_num_threads()} thread{'s' * (torch.get_num_threads() > 1)} of {processor()}.",
                 "",
                 "## Executors",
                 "",
