@@ -75,7 +75,7 @@ def _rows(train):
 
 def profile(name, data, module, training, rate):
     """A table row: seconds of one worker, and shares of them."""
-    executor = Simulation(data, Model(module), FedAvg(), training, rounds=1000).executor
+    executor = Simulation(data, Model(module), FedAvg(), training).executor
     fleet = Simulation(data, Model(module), FedAvg(), training, executor=executor, workers=1)
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)

@@ -22,7 +22,7 @@ from torch import nn
 from kinfed import Training
 from kinfed.clustering import distances, kmeans
 from kinfed.federation import Graph
-from kinfed.gemm import probe
+from kinfed.gemm import has_amx, objection
 from kinfed.graph import blank, gram, inner_by_layer, mix, weighted_mean
 from kinfed.method import Params, Roster
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
@@ -90,7 +90,7 @@ def rates(clock):
     for dtype in (torch.float32, torch.float64):
         a, out = torch.randn(1024, 1024, dtype=dtype), torch.empty(1024, 1024, dtype=dtype)
         times = [clock.time(lambda a=a, out=out: torch.mm(a, a, out=out))]
-        if setting and dtype == torch.float32 and not probe().amx:
+        if setting and dtype == torch.float32 and not has_amx():
             before, setting.fp32_precision = setting.fp32_precision, "bf16"
             times.append(clock.time(lambda a=a, out=out: torch.mm(a, a, out=out)))
             setting.fp32_precision = before
@@ -246,7 +246,6 @@ def main():
     if given.loaded or given.only:
         return
     threads = torch.get_num_threads()
-    said = [probe(p).reason for p in ((20, 20, 878_922), (100, 100, 593_210), (1000, 1000, 62_006))]
     single, double = (rate[dtype] / 1e9 for dtype in (torch.float32, torch.float64))
     PAGE.write_text(
         "\n".join(
@@ -262,9 +261,8 @@ def main():
                 f"PyTorch {torch.__version__}, Python {platform.python_version()}, {threads} threads,",
                 f"{platform.processor() or platform.machine()}. Square products: {single:.0f} Gflop/s in float32,",
                 f"{double:.0f} in float64. Copies: {min(speeds):.0f} to {max(speeds):.0f} GB/s, read and written, the",
-                "fastest of tables that stay in the cache. What the probe says:",
-                "",
-                *(f"- {reason}." for reason in said),
+                "fastest of tables that stay in the cache. Large products in float32 go to",
+                f"{'MKL: ' + objection() if objection() else 'oneDNN'} (docs/results/choosing.md).",
                 "",
                 "## Products",
                 "",

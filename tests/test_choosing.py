@@ -1,4 +1,4 @@
-"""The choice of an executor: what is measured, how much of it, and what decides where nothing is."""
+"""The choice of an executor: by a rule that no clock has a say in."""
 
 import time
 
@@ -6,133 +6,113 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import SGD, Federation, RunError, Training, UsageError, choosing, fit
-from kinfed.choosing import Candidate, choose
+from kinfed import SGD, Adam, Federation, RunError, Training, UsageError, choosing, fit
 from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg
 from kinfed.model import Model
 
 TRAINING = Training(epochs=2, batch=8, optimiser=SGD(0.1))
+MOMENTUM = Training(epochs=2, batch=8, optimiser=SGD(0.1, momentum=0.9))
 
 
-def federation(clients=6, each=20):
+def federation(clients=6, each=20, shape=(9,)):
     draw = torch.Generator().manual_seed(0)
-    x = torch.randn(clients * each, 9, generator=draw)
-    return Federation.from_arrays(x, (x.mean(1) > 0).long(), torch.arange(clients).repeat_interleave(each))
+    x = torch.randn(clients * each, *shape, generator=draw)
+    return Federation.from_arrays(x, (x.flatten(1).mean(1) > 0).long(), torch.arange(clients).repeat_interleave(each))
 
 
-def dense():
+def dense(width=2):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return nn.Linear(9, 2)
+        return nn.Sequential(nn.Linear(9, width), nn.ReLU(), nn.Linear(width, 2))
 
 
-class Fake:
-    """Takes so many seconds for a step of one client, and counts these."""
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(9, 2)
 
-    def __init__(self, name, seconds):
-        self.name, self.seconds, self.steps, self.calls = name, seconds, 0, []
-
-    def __call__(self, clients, model, training, round, ids, program, *trees):
-        class Asked:
-            def descend(_, theta, steps):
-                self.steps += steps * len(ids)
-                self.calls.append((ids.tolist(), steps))
-                time.sleep(self.seconds * steps * len(ids))
-                return theta
-
-        return program(Asked(), *trees)
+    def forward(self, x):
+        return self.layer(x) if float(x.sum()) > 0 else self.layer(-x)
 
 
-def chosen(*fakes, rounds, cohort=6, **against):
-    fleet = Simulation(federation(), Model(dense()), FedAvg(), TRAINING, executor="loop")
-    known = [Candidate(fake, **against.get(fake.name, {})) for fake in fakes]
-    return choose("auto", known, fleet.clients, fleet.model, TRAINING, cohort, rounds)
+class Last(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(3, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.lstm(x)[0][:, -1])
 
 
-@pytest.mark.parametrize("best", [0, 1, 2])
-def test_a_long_job_is_run_by_what_was_fastest(best):
-    fakes = [Fake(name, 0.0005 if i == best else 0.003) for i, name in enumerate("abc")]
-    run, reason = chosen(*fakes, rounds=1000)
-    assert run is fakes[best]
-    assert reason.startswith("measured, ms for a step of 6 clients: a ")
-    assert all(6 * (1 + 2 * 5) <= fake.steps <= 6 * (1 + 6 * 5) for fake in fakes)
-    assert fakes[0].calls[0][0] == [0, 1, 2, 3, 4, 5]  # real clients
+def convolution(side):
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * (side - 2) ** 2, 2))
 
 
-def test_measuring_takes_at_most_a_twentieth_of_the_work():
-    # Each client has 14 training examples, so 4 local steps a round: 24 for the cohort.
-    for rounds, steps in ((1, 0), (29, 0), (30, 3), (49, 4), (50, 5), (109, 9), (110, 11), (10**6, 31)):
-        fakes = [Fake("a", 0), Fake("b", 0)]
-        run, reason = chosen(*fakes, rounds=rounds)
-        assert [fake.steps for fake in fakes] == [6 * steps] * 2
-        assert sum(fake.steps for fake in fakes) <= 0.05 * 24 * rounds
-        if not steps:
-            assert run is fakes[0]
-            assert reason == f"{24 * rounds} local steps are too few to measure; batching clients is the rule"
-
-
-def test_measuring_stops_within_its_second():
-    fakes = [Fake("a", 0.03), Fake("b", 0.02)]  # 0.3 s for one step of all under both
-    started = time.perf_counter()
-    run, _ = chosen(*fakes, rounds=10**6)
-    assert run is fakes[1]
-    assert [fake.steps for fake in fakes] == [6 * (1 + 3)] * 2
-    assert time.perf_counter() - started < 3
-    fakes = [Fake("a", 0.06), Fake("b", 0.1)]  # one step of all takes 0.96 s: the first look must do
-    assert chosen(*fakes, rounds=10**6)[0] is fakes[0]
-    assert [fake.steps for fake in fakes] == [6, 6]
-
-
-def test_other_work_in_the_first_turns_does_not_decide():
-    fakes = [Fake("a", 0.0005), Fake("b", 0.001)]
-    real, calls = Fake.__call__, []
-
-    def disturbed(*asked):
-        calls.append(1)
-        time.sleep(0.05 if len(calls) <= 4 else 0)
-        return real(*asked)
-
-    fakes[0].__class__ = type("Disturbed", (Fake,), {"__call__": disturbed})
-    assert chosen(*fakes, rounds=10**6)[0] is fakes[0]
-    assert len(calls) == 7
-
-
-def test_what_cannot_win_or_cannot_run_is_not_measured():
-    fakes = [Fake(name, 0) for name in "abc"]
-    run, reason = chosen(*fakes, rounds=10**6, a={"problem": "it branches"}, b={"slow": "b is slow here"})
-    assert run is fakes[2]
-    assert reason == "b is slow here"
-    run, reason = chosen(*fakes[::2], rounds=10**6, a={"problem": "it branches"})
-    assert reason == "a cannot take this model: it branches"
-    assert not any(fake.steps for fake in fakes)
-
-
-def test_a_simulation_measures_real_steps_if_the_work_is_worth_it():
-    fleet = Simulation(federation(), Model(dense()), FedAvg(), TRAINING, rounds=10**5, share=0.5)
-    assert fleet.reason.startswith("measured, ms for a step of 3 clients: fused ")
-    assert fleet.executor in ("fused", "loop", "vmap")
+def chosen(module, training=TRAINING, data=None, **how):
+    fleet = Simulation(data or federation(), Model(module), FedAvg(), training, **how)
     assert fleet.how["executor"] == fleet.executor
-    before = Simulation(federation(), Model(dense()), FedAvg(), TRAINING, executor=fleet.executor)
-    assert torch.equal(fleet.model.theta, before.model.theta)
+    return fleet.executor, fleet.reason
+
+
+@pytest.mark.parametrize("width", [2, 20_000])
+def test_plain_sgd_on_dense_layers_is_fused_and_nothing_is_tried(width, monkeypatch):
+    monkeypatch.setattr(choosing, "_problem_with_vmap", None)
+    assert chosen(dense(width)) == ("fused", "plain SGD on layers that have a fused form")
+    assert chosen(dense(width), data=federation(1))[0] == "fused"
+
+
+def test_small_dense_models_that_cannot_be_fused_are_batched():
+    for training, how in ((MOMENTUM, {}), (Training(batch=8, optimiser=Adam()), {}), (TRAINING, {"precision": "bf16"})):
+        name, reason = chosen(dense(), training, **how)
+        assert name == "vmap"
+        assert reason == "many small steps at once; only plain SGD in full precision has a fused form"
+    assert chosen(nn.Sequential(nn.Linear(9, 4), nn.GELU(), nn.Linear(4, 2)))[0] == "vmap"
+    assert chosen(convolution(6), data=federation(shape=(1, 6, 6)))[0] == "vmap"
+
+
+def test_what_a_cpu_does_best_client_by_client_is_not_tried_in_batches(monkeypatch):
+    monkeypatch.setattr(choosing, "_problem_with_vmap", None)
+    images = federation(shape=(1, 40, 40))  # a model of 5,798 numbers, each used for 1,600 pixels of 8 examples
+    assert chosen(convolution(40), data=images) == ("loop", "convolutions on a CPU run faster client by client")
+    few = ("loop", "with fewer than 5 clients in a round there is little to batch")
+    assert chosen(dense(), MOMENTUM, federation(4)) == few
+    assert chosen(dense(), MOMENTUM, federation(8), share=0.5) == few
+    # 12 numbers for each unit and 2 more, 8 examples in a step, and 2^22 of these: 43,690 units.
+    assert chosen(dense(43_691), MOMENTUM)[0] == "loop"
+    monkeypatch.setattr(choosing, "_problem_with_vmap", lambda *_, **__: "")
+    assert chosen(dense(43_690), MOMENTUM)[0] == "vmap"
+
+
+def test_what_vmap_cannot_take_or_only_client_by_client_runs_in_the_loop():
+    name, reason = chosen(Branching())
+    assert name == "loop"
+    assert reason.startswith("vmap cannot take this model: ")
+    name, reason = chosen(Last(), data=federation(shape=(4, 3)))
+    assert name == "loop"
+    assert "performance drop" in reason
+    assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as asked")
+
+
+def test_no_clock_has_a_say(monkeypatch):
+    monkeypatch.setattr(time, "perf_counter", None)
+    assert [chosen(dense(), training)[0] for training in (TRAINING, MOMENTUM)] == ["fused", "vmap"]
 
 
 def test_requests_are_checked():
-    for asked, message in (
-        ({"executor": "ray"}, "executor must be one of auto, .*loop; got 'ray'"),
-        ({"workers": 0}, "workers counts threads, so it must be at least 1; got 0"),
-        ({"workers": 0.5}, "workers counts threads, so it must be at least 1; got 0.5"),
+    for module, asked, message in (
+        (dense(), {"executor": "ray"}, "executor must be one of auto, fused, vmap, loop; got 'ray'"),
+        (dense(), {"workers": 0}, "workers counts threads, so it must be at least 1; got 0"),
+        (dense(), {"workers": 0.5}, "workers counts threads, so it must be at least 1; got 0.5"),
+        (Branching(), {"executor": "fused"}, r"cannot run under executor 'fused' \(Branching has no fused form\)"),
+        (Branching(), {"executor": "vmap"}, r"cannot run under executor 'vmap' \(.*\); use executor 'loop'"),
     ):
         with pytest.raises(UsageError, match=message):
-            Simulation(federation(), Model(dense()), FedAvg(), TRAINING, **asked)
+            Simulation(federation(), Model(module), FedAvg(), TRAINING, **asked)
 
 
-@pytest.mark.parametrize("asked", [{"executor": "loop", "workers": 2}, {"executor": "vmap", "chunk": 4}])
-def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp_path, monkeypatch):
-    def run(rounds=6, **how):
-        return fit(FedAvg(), federation(), dense(), rounds=rounds, training=TRAINING, **how)
-
-    unbroken = run(**asked)
+def stopped(monkeypatch, **how):
+    """A fit of six rounds that fails in the fourth."""
     real = Simulation.train
 
     def failing(self, round, cohort, sent):
@@ -142,28 +122,43 @@ def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp
 
     monkeypatch.setattr(Simulation, "train", failing)
     with pytest.raises(RunError):
-        run(folder=tmp_path, **asked)
+        fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, **how)
     monkeypatch.undo()
-    monkeypatch.setattr(choosing, "HANDFUL", None)  # nothing is measured or chosen again
-    resumed = run(folder=tmp_path)
+
+
+@pytest.mark.parametrize("asked", [{"executor": "loop", "workers": 2}, {"executor": "vmap", "chunk": 4}])
+def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp_path, monkeypatch):
+    unbroken = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, **asked)
+    stopped(monkeypatch, folder=tmp_path, **asked)
+    monkeypatch.setattr(choosing, "_rule", None)  # nothing is chosen again
+    resumed = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path)
     assert resumed.executor == asked["executor"]
     assert resumed.reason == "as before the interruption"
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
-    other = {"loop": "vmap", "vmap": "loop"}[asked["executor"]]
-    assert run(folder=tmp_path, executor=other).executor == other  # asked for is asked for
 
 
-@pytest.mark.parametrize(("free", "expected"), [(6000, 30), (5000, 25), (100, 20), (10**6, 40)])
-def test_a_chunk_takes_half_of_a_gpus_free_memory(free, expected, monkeypatch):
-    used = iter([700, 700])  # before the step, and when it is over
+def test_other_bits_are_told_and_another_precision_is_refused(tmp_path, monkeypatch, recwarn):
+    def resumed(**how):
+        return fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path, **how)
+
+    stopped(monkeypatch, folder=tmp_path, executor="loop", workers=1)
+    with pytest.raises(UsageError, match=r"began with precision float32, and a part in bf16 would make it neither"):
+        resumed(precision="bf16")
+    resumed(executor="loop", workers=2, precision="float32", device="cpu")  # the same bits for any number of workers
+    assert not [str(w.message) for w in recwarn if "began with" in str(w.message)]
+    with pytest.warns(UserWarning, match="began with executor loop: with another it ends in other bits"):
+        assert resumed(executor="fused").executor == "fused"
+
+
+@pytest.mark.parametrize(("whole", "expected"), [(6700, 30), (5700, 25), (100, 20), (10**6, 40)])
+def test_a_chunk_takes_half_of_a_gpus_memory(whole, expected, monkeypatch):
     for name, answer in {
-        "reset_peak_memory_stats": lambda: None,
-        "memory_allocated": lambda: next(used),
-        "max_memory_allocated": lambda: 800,  # a client takes 100
-        "memory_reserved": lambda: 900,
-        "mem_get_info": lambda: (free - 200, 0),
+        "reset_peak_memory_stats": lambda device: None,
+        "memory_allocated": lambda device: 700,
+        "max_memory_allocated": lambda device: 800,  # a client takes 100
+        "get_device_properties": lambda device: type("Properties", (), {"total_memory": whole}),
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     fleet = Simulation(federation(40, 10), Model(dense()), FedAvg(), TRAINING, executor="vmap")
-    assert choosing.chunk_that_fits(fleet.clients, fleet.model, TRAINING) == expected
+    assert choosing.chunk_that_fits(fleet.clients, fleet.model, TRAINING, None) == expected
     assert fleet.how["chunk"] == 20  # on a CPU

@@ -13,7 +13,8 @@ import pytest
 import kinfed
 from kinfed import config
 from kinfed.analyses import ANALYSES
-from kinfed.cli import _parser, main
+from kinfed.cli import main
+from kinfed.cli.program import _parser
 from kinfed.datasets import DATASETS
 from kinfed.methods import METHODS
 from kinfed.originals import ORIGINALS

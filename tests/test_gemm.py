@@ -1,27 +1,35 @@
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 
 from kinfed import gemm
-from kinfed.gemm import Probe, fast_gemm, probe
+from kinfed.gemm import fast_gemm, objection, suits
 
-SETTING, MEASURED = gemm._setting(), gemm._probe
+SETTING = gemm._setting()
 pytestmark = pytest.mark.skipif(SETTING is None, reason="this PyTorch cannot send products to oneDNN")
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-    MEASURED.cache_clear()
+    objection.cache_clear()
     before = SETTING.fp32_precision
     yield
     assert SETTING.fp32_precision == before
     assert gemm._inside == 0
-    MEASURED.cache_clear()
+    objection.cache_clear()
 
 
-def found(verdict):
-    return Probe(2.0, 1e-7, 1e-7, False, verdict, "as the test says")
+@pytest.fixture
+def zen5(monkeypatch):
+    """A processor that the rule is for."""
+    monkeypatch.setattr(gemm, "has_amx", lambda: False)
+    monkeypatch.setattr(gemm, "_vendor", lambda: "AuthenticAMD")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(gemm, "_compare", lambda: (40.0, 1e-5, 2e-5))
 
 
 def test_the_setting_is_switched_on_and_restored():
@@ -48,16 +56,12 @@ def test_an_exception_restores_it():
         raise KeyError
 
 
-def test_off_and_a_verdict_against_it_change_nothing(monkeypatch):
+def test_off_and_small_products_change_nothing(zen5):
     before = SETTING.fp32_precision
-    monkeypatch.setattr(gemm, "_probe", lambda *product: found(False))
-    for mode in ("off", "auto"):
-        with fast_gemm(mode):
+    for mode, product in (("off", (512, 512, 512)), ("auto", (8, 64, 64))):
+        with fast_gemm(mode, product):
             assert SETTING.fp32_precision == before
-    monkeypatch.setattr(gemm, "_probe", lambda *product: found(True))
-    with fast_gemm("off"):
-        assert SETTING.fp32_precision == before
-    with fast_gemm():
+    with fast_gemm("auto", (512, 512, 512)):
         assert SETTING.fp32_precision == "bf16"
 
 
@@ -88,64 +92,59 @@ def test_float64_and_results_to_rounding():
         torch.testing.assert_close((a @ b).double(), exact, rtol=0, atol=1e-6 * float(exact.abs().max()))
 
 
-def test_probe_measures_and_remembers():
-    first = probe((48, 64, 80))
-    assert probe((48, 64, 80)) is first
-    if first.amx:
-        assert not first.verdict
-    else:
-        assert 0 < first.faster < 1000
-        assert 0 < first.error < 1e-5
-        assert "[48, 64] @ [64, 80]" in first.reason
+def test_large_products_on_amds_avx512_suit(zen5):
+    assert objection() == ""
+    assert suits((16, 256, 256))  # 2^20 multiplications
+    assert not suits((15, 256, 256))
+    assert suits((20, 20, 11_000_000))
 
 
-def test_a_large_product_is_cut_to_one_of_its_kind(monkeypatch):
-    asked = []
-    monkeypatch.setattr(gemm, "_probe", lambda m, k, n, threads: asked.append((m, k, n)) or found(True))
-    probe((20, 20, 11_000_000))
-    probe((300, 200, 100))
-    (m, k, n), small = asked
-    assert (m, k) == (20, 20)
-    assert 25_000 < n < 55_000  # 2^21 numbers, 40 in a column
-    assert small == (300, 200, 100)
-
-
-def test_processors_with_tiles_are_left_alone_unless_asked(monkeypatch):
+@pytest.mark.parametrize(
+    ("where", "name", "says", "reason"),
+    [
+        (gemm, "has_amx", True, "oneDNN would round to bfloat16 \\(AMX\\)"),
+        (gemm, "_vendor", "GenuineIntel", "this one is GenuineIntel with AVX512"),
+        (gemm, "_vendor", "", "this one is unknown with AVX512"),
+        (torch.backends.cpu, "get_cpu_capability", "AVX2", "this one is AuthenticAMD with AVX2"),
+        (torch.backends.mkl, "is_available", False, "default library is not MKL"),
+        (gemm, "_compare", (40.0, 1e-5, 0.1), "oneDNN rounds: its error is 0.1, the default's 1e-05"),
+    ],
+)
+def test_other_processors_are_left_alone_unless_asked(zen5, monkeypatch, where, name, says, reason):
+    monkeypatch.setattr(where, name, lambda: says)
+    assert re.search(reason, objection())
+    assert not suits((512, 512, 512))
     before = SETTING.fp32_precision
-    monkeypatch.setattr(gemm, "has_amx", lambda: True)
-    found = probe((32, 32, 32))
-    assert found.amx
-    assert not found.verdict
-    assert "AMX" in found.reason
-    with fast_gemm("auto", (32, 32, 32)):
+    with fast_gemm("auto", (512, 512, 512)):
         assert SETTING.fp32_precision == before
-    with fast_gemm("on", (32, 32, 32)):
+    with fast_gemm("on"):
         assert SETTING.fp32_precision == "bf16"
 
 
 def test_a_library_that_rounds_is_found_out(monkeypatch):
     real = torch.mm
 
-    def rounding(a, b, out):
-        if SETTING.fp32_precision == "bf16":
-            return out.copy_((a.bfloat16() @ b.bfloat16()).float())
-        return real(a, b, out=out)
+    def rounding(a, b):
+        return (a.bfloat16() @ b.bfloat16()).float() if SETTING.fp32_precision == "bf16" else real(a, b)
 
+    largest, default, other = gemm._compare()
+    assert 30 < largest < 60
+    assert default < 1e-4
+    if not gemm.has_amx():
+        assert other < gemm.WORSE * default
     monkeypatch.setattr(torch, "mm", rounding)
-    monkeypatch.setattr(gemm, "_time", lambda run: run() is None or 1.0 + (SETTING.fp32_precision == "ieee"))
-    found = probe((64, 64, 64))
-    assert found.faster == 2
-    assert found.fast_error > 1e-3
-    assert not found.verdict
-    assert "rounds" in found.reason
+    assert gemm._compare()[2] > 1e-2
 
 
-@pytest.mark.parametrize(("default", "verdict"), [(1.05, False), (1.2, True)])
-def test_only_a_clear_gain_counts(monkeypatch, default, verdict):
-    monkeypatch.setattr(gemm, "has_amx", lambda: False)
-    monkeypatch.setattr(
-        gemm, "_time", lambda run: run() is None or (default if SETTING.fp32_precision == "ieee" else 1.0)
-    )
-    found = probe((32, 32, 32))
-    assert found.verdict == verdict
-    assert found.faster == default
+def test_the_maker_is_read_where_linux_and_windows_say_it(monkeypatch):
+    monkeypatch.setattr(Path, "read_text", lambda path: "processor\t: 0\nvendor_id\t: AuthenticAMD\nvendor_id\t: X\n")
+    assert gemm._vendor() == "AuthenticAMD"
+
+    def absent(path):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    monkeypatch.setattr("platform.processor", lambda: "AMD64 Family 25 Model 33 Stepping 2, AuthenticAMD")
+    assert gemm._vendor() == "AuthenticAMD"
+    monkeypatch.setattr("platform.processor", lambda: "arm")
+    assert gemm._vendor() != "AuthenticAMD"

@@ -60,21 +60,28 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from kinfed import config
+from kinfed.interrupts import heard
 from kinfed.jobs import carry_out
 from kinfed.runs import Machine
 small = sys.argv[2:]
 both = {n: (config.resolve(config.read("local", [*small, f"seed={n}"])), Path(sys.argv[1]) / n) for n in "12"}
 if __name__ == "__main__":
     machine = Machine(executor="vmap", checkpoint_seconds=0)
-    for one in carry_out(both, machine, 2, lambda name: None):
-        print(one.name, one.problem, flush=True)
+    with heard():
+        for one in carry_out(both, machine, 2, lambda name: None):
+            print(one.name, one.problem, flush=True)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+SLOW = [pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGKILL)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, *SLOW])
 def test_when_it_is_interrupted_or_killed_its_processes_end_and_leave_what_can_be_taken_up(tmp_path, number):
     program = tmp_path / "program.py"
-    program.write_text(f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{PROGRAM}")
+    program.write_text(
+        f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{PROGRAM}"
+    )  # not SIG_IGN
     long = [*SMALL, "rounds=1000000", "evaluate_every=100"]
     process = subprocess.Popen([sys.executable, str(program), str(tmp_path), *long], stderr=subprocess.DEVNULL)
     checkpoints = [tmp_path / name / "checkpoint.safetensors" for name in "12"]

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .errors import RunError, UsageError
+from .errors import RunError, UsageError, explain
 from .federation import Federation
 from .fleet import Evaluation, Simulation
 from .method import Roster
@@ -40,6 +40,10 @@ def group() -> Iterator[None]:
         if leads():
             raise
         raise SystemExit(2 if isinstance(problem, UsageError) else 1) from None  # the leader says what it was
+    except KeyboardInterrupt as stop:
+        if leads():
+            raise
+        raise SystemExit(explain(stop)[0]) from None
     finally:
         dist.destroy_process_group()
 
@@ -73,7 +77,13 @@ class Distributed:
             raise UsageError(f"{self._world} processes are too many for {len(federation)} clients")
         self._everyone = torch.arange(len(federation))
         self._mine = self._everyone[self._everyone % self._world == self._rank]
-        self._local: Simulation = self._together(lambda: Simulation(self._share(federation), *arguments, **settings))
+        share = self._share(federation)
+        mine: Simulation = self._together(lambda: Simulation(share, *arguments, **settings))
+        # Its share of the clients may have led another process to another executor.
+        leader = agree(mine.how)
+        alike = settings | {name: leader[name] for name in ("executor", "chunk")}
+        same = all(mine.how[name] == leader[name] for name in ("executor", "chunk"))
+        self._local = self._together(lambda: mine if same else Simulation(share, *arguments, **alike))
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
         self.reason = f"{self._local.reason}; clients are shared by {self._world} processes"
         self.states = _States(self)

@@ -12,6 +12,7 @@ from .errors import RunError, UsageError
 from .executors import index, pick
 from .fleet import Fleet, is_finite
 from .graph import put
+from .interrupts import held
 from .method import Method, Roster
 from .record import History
 from .seeding import fold, key
@@ -103,8 +104,9 @@ def run(
         asked = cohort
         replied, uploads = fleet.train(round, here[asked], sent)
         if not len(replied):  # nobody was there: the round passes without them
-            history.add(round, sent, uploads)
-            after(round, server)
+            with held():
+                history.add(round, sent, uploads)
+                after(round, server)
             continue
         cohort = torch.searchsorted(here, replied)
         server = method.aggregate(roster, server, cohort, uploads)
@@ -117,8 +119,9 @@ def run(
             answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
             notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads)
             notes = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
-        history.add(round, sent, uploads, found, relation, notes)
-        after(round, server)
+        with held():  # an interruption comes before the round or after it
+            history.add(round, sent, uploads, found, relation, notes)
+            after(round, server)
     history.settle()
     return server
 

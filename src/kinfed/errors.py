@@ -2,9 +2,12 @@
 
 import difflib
 import re
+import signal
 from collections.abc import Iterable
 
 import torch
+
+from .interrupts import CODES, Terminated
 
 FEW = 30  # names that an error may list
 OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
@@ -66,7 +69,8 @@ def explain(problem: BaseException) -> tuple[int, str]:
     """Exit code and the one line that a person reads."""
     match problem:
         case KeyboardInterrupt():
-            return 130, str(problem) or "interrupted"
+            number = signal.SIGTERM if isinstance(problem, Terminated) else signal.SIGINT
+            return CODES[number], str(problem) or "interrupted"
         case UsageError():
             return 2, str(problem)
         case OSError() if problem.strerror and problem.filename:

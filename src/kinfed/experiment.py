@@ -2,6 +2,7 @@
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from numbers import Integral, Real
@@ -19,8 +20,10 @@ from .client import Training
 from .distributed import Distributed
 from .errors import RunError, UsageError
 from .federation import Federation, Origin
+from .files import make_folder
 from .fleet import Fleet, Simulation
 from .gemm import has_amx
+from .interrupts import held
 from .method import Method
 from .metrics.classification import count_correct, reweighted_accuracy
 from .metrics.graphs import edge_auroc, group_weights
@@ -42,7 +45,7 @@ class Run:
     history: History
     origin: Origin  # of the relation
     seed: int
-    how: dict[str, Any]  # executor, workers, chunk, onednn, precision: what decides about rounding, see `Simulation`
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: what decides about rounding
     reason: str  # why this executor
     seconds: float
     attack: Attack | None = None
@@ -179,8 +182,9 @@ def fit(
     """Train one personalised model a client and return the Run.
 
     `module` gives architecture and initial numbers; `head` names its classifier (default: the last nn.Linear).
-    With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds`, and goes on from the one it
-    finds, by the same executor and in the same precision unless others are asked for (see `kinfed.fleet.Simulation`).
+    With a `folder` the run keeps a checkpoint there, at most every `checkpoint_seconds` and on KeyboardInterrupt, and
+    goes on from the one it finds, to the same bits: in the same precision, on the same device, by the same executor.
+    Another of the last two may be asked for; a warning says that the bits will be others. Signals are left to you.
     `select_by` is the validation score that selects the round and the kind of model in place of the task's metric, such
     as "auc" or "loss"; its mean is over the clients that have it. `progress(history, rounds)` is called after every
     round. With an `attack` some clients carry it out; they have no say in which round is selected, and the summary has
@@ -209,6 +213,8 @@ def fit(
     if not isinstance(folder, str | Path | None):
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     folder = None if folder is None else Path(folder)
+    if not checkpoint_seconds >= 0:
+        raise UsageError(f"checkpoint_seconds must be zero or more; got {checkpoint_seconds}")
     if select_by:
         federation = replace(federation, task=selected_task(federation.task, select_by))
     started = time.perf_counter()
@@ -219,33 +225,37 @@ def fit(
         federation = attack.corrupt(federation, attackers, seed)
     path = folder / CHECKPOINT if folder else None
     resumed = path is not None and path.exists()
-    asked = {"executor": None if executor == "auto" else executor, "workers": workers, "chunk": chunk}
-    asked |= {"precision": precision}
+    settings = {"executor": executor, "workers": workers, "chunk": chunk, "precision": precision, "device": device}
+    asked: dict[str, Any] = {name: value for name, value in settings.items() if value not in (None, "auto")}
     data = federation.digest() if path else ""
     how = checkpoint.how(path) if path and resumed else {}  # another choice would round differently
     if how.pop("data", data) != data:
         raise RunError(
             f"the data are not those that the run in {folder} began with; bring these back, or begin anew elsewhere"
         )
-    if how.get("onednn") and has_amx():
-        del how["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
+    if how:
+        how = _go_on_with(how, asked, f"the run in {folder} began with")
     model = Model(module, head, federation.x.dtype)
     build = Distributed if distributed.is_on() else Simulation
     _check_fit(model, federation)
+    begun = how.pop("device", "auto")
+    where = pick_device(asked.pop("device", begun), f"where the run in {folder} began" if resumed else "")
     fleet = build(
         federation,
         model,
         method,
         training or Training(),
         seed=seed,
-        device=pick_device(device),
-        rounds=rounds,
+        device=where,
         share=participation.share if isinstance(participation, engine.Participation) else participation,
         folder=folder,
-        **how | {name: value for name, value in asked.items() if value is not None},
+        **how | asked,
     )
-    if how and executor == "auto":
+    if "executor" in how:
         fleet.reason = "as before the interruption"
+    if folder and distributed.leads():
+        make_folder(folder)
+        checkpoint.remember(fleet.how, folder)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, evaluate_every, select_by=select_by)
     whole: Fleet = fleet
@@ -257,13 +267,13 @@ def fit(
         at = checkpoint.load(path, method.start(roster), fleet.states.keep(), history)
         fleet.states.restore(at.state)
         at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
-    saved, took, before = time.perf_counter(), 0.0, at.seconds
+    saved, took, before, kept = time.perf_counter(), 0.0, at.seconds, at.done
 
     def after(round: int, server: Any) -> None:
         nonlocal at, saved, took
         now = time.perf_counter()
+        fleet.states.settle()  # first: who is interrupted between the two goes on from the checkpoint before
         at = Progress(round + 1, server, (), before + now - started, {**fleet.how, "data": data})
-        fleet.states.settle()
         if path and round + 1 < rounds and distributed.agree(now - saved >= max(checkpoint_seconds, PAUSE * took)):
             keep()
             saved = time.perf_counter()
@@ -271,9 +281,11 @@ def fit(
         progress(history, rounds)
 
     def keep() -> None:
-        kept = at._replace(state=fleet.states.keep())
+        nonlocal kept
+        whole = at._replace(state=fleet.states.keep())
         if path and distributed.leads():
-            checkpoint.save(path, kept, history)
+            checkpoint.save(path, whole, history)
+        kept = at.done
 
     try:
         engine.run(
@@ -288,10 +300,13 @@ def fit(
             begin=at.done,
             after=after,
         )
-    except (RunError, KeyboardInterrupt):
-        if path and at.done and history.done == at.done:
-            fleet.states.undo()  # what the broken round has changed
-            keep()
+    except (RunError, KeyboardInterrupt) as problem:
+        # Several processes are interrupted in different rounds, and the last checkpoint stands.
+        apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
+        if path and kept < at.done == history.done and not apart:
+            with held():
+                fleet.states.undo()  # what the broken round has changed
+                keep()
         raise
     return Run(
         method,
@@ -305,6 +320,28 @@ def fit(
         at.seconds,
         attack,
     )
+
+
+def _go_on_with(how: dict[str, Any], asked: dict[str, Any], begun: str) -> dict[str, Any]:
+    """The settings of an interrupted run, but for those that are `asked` for instead.
+
+    Warns where these end the run in other bits; raises UsageError for another precision, which would make it neither.
+    """
+    changed = {name: value for name, value in asked.items() if name in how and how[name] != value}
+    if "precision" in changed:
+        raise UsageError(
+            f"{begun} precision {how['precision']}, and a part in {asked['precision']} would make it neither; "
+            "leave precision out to go on, or begin anew elsewhere"
+        )
+    if changed and (changed.keys() - {"workers"} or how["executor"] != "loop"):  # whose workers are all alike
+        told = (f"{name} {how[name]}" for name in changed)
+        warnings.warn(f"{begun} {', '.join(told)}: with another it ends in other bits, equal to rounding", stacklevel=3)
+    kept = {name: value for name, value in how.items() if name not in changed}
+    if "executor" in changed:
+        kept.pop("chunk", None)  # of the other executor
+    if kept.get("onednn") and has_amx():
+        del kept["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
+    return kept
 
 
 def _check_fit(model: Model, federation: Federation) -> None:
@@ -324,8 +361,11 @@ def _check_fit(model: Model, federation: Federation) -> None:
         raise UsageError(f"the model gives {given} for an example, but its target is {list(federation.y.shape[1:])}")
 
 
-def pick_device(name: str) -> torch.device:
-    """The device named auto, cpu, cuda or cuda:i; raises UsageError if this machine does not have it."""
+def pick_device(name: str, what: str = "") -> torch.device:
+    """The device named auto, cpu, cuda or cuda:i; raises UsageError if this machine does not have it.
+
+    `what` tells in that error what the device is, where it was not just asked for.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -335,7 +375,8 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UsageError(f"device '{name}' is not here: this machine has {torch.cuda.device_count()} CUDA devices")
+        said = f"device '{name}'{what and f', {what},'} is not here"
+        raise UsageError(f"{said}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 

@@ -28,6 +28,12 @@ def replacing(path: Path) -> Iterator[Path]:
             part.unlink(missing_ok=True)
 
 
+def sweep_up(folder: Path) -> None:
+    """Remove what programs that were killed left half-written in a folder, once nobody writes there."""
+    for part in folder.glob(".*.part"):
+        part.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and those around it, unless it is there; raises RunError naming it if it cannot be made."""
     try:

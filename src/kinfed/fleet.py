@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from .choosing import Candidate, candidates, choose, chunk_that_fits, suits_onednn
+from .choosing import choose, suits_onednn
 from .client import Pool, Training
 from .errors import RunError, UsageError
 from .evaluation import Evaluation as Evaluation
 from .evaluation import Evaluator
 from .evaluation import Key as Key
-from .executors import Clients, Loop
+from .executors import Clients
 from .federation import Federation
 from .gemm import fast_gemm
 from .method import Method, Roster
@@ -50,13 +50,13 @@ class Simulation:
     traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
     for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
     (`kinfed.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto` picks
-    one, by measurement if `rounds` with this `share` of the clients are work enough, and says why in `reason`. Without
-    a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its free memory holds. A GPU
-    is driven by a single worker, whatever their number here.
+    one by a rule (`kinfed.choosing`), for rounds with this `share` of the clients, and says why in `reason`. Without a
+    `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its memory holds. A GPU has a
+    single worker, whatever their number here.
 
-    `onednn` says whether that library computes products on a CPU (default: if a probe finds it faster, see
-    `kinfed.gemm`). `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all
-    settings that decide about rounding. Large tables of private states are files in `folder`, see `kinfed.states`.
+    `onednn` says whether that library computes products on a CPU (default: by the rule in `kinfed.gemm`). `precision`
+    is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all settings that decide about
+    rounding. Large tables of private states are files in `folder`, see `kinfed.states`.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class Simulation:
         onednn: bool | None = None,
         precision: str = "float32",
         device: torch.device | str = "cpu",
-        rounds: int = 0,
         share: float = 1.0,
         folder: Path | None = None,
     ) -> None:
@@ -97,20 +96,16 @@ class Simulation:
             federation.task,
             seed,
         )
-        workers = (
-            (workers or torch.get_num_threads()) if self.device.type == "cpu" else 1
-        )  # others share its one stream
-        if chunk is None and self.device.type == "cuda" and executor != "loop":
-            chunk = chunk_that_fits(self.clients, self.model, training)
+        if self.device.type != "cpu":
+            workers = 1  # others share its one stream
+        workers = workers or torch.get_num_threads()
         onednn = suits_onednn(self.model, training) if onednn is None else onednn
-        known = [Candidate(Loop(workers))]  # what needs no trial, which would cost a lone client a second
-        if executor != "loop":
-            known = candidates(self.clients, self.model, training, workers, chunk)
         cohort = max(1, round(share * len(self.clients)))
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
         with self._computing():
-            self._run, self.reason = choose(executor, known, self.clients, self.model, training, cohort, rounds)
+            self._run, self.reason = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
+        self.how["device"] = str(self.device)
         # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
         self._itself = itself = weakref.proxy(self)
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked), folder)

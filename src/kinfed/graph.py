@@ -295,7 +295,7 @@ def _is_everyone(cohort: Tensor, count: int) -> bool:
 def _fast_inner(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
     """Where inner products should be computed: few rows that lie far apart take oneDNN up to twice as long as MKL.
 
-    A probe does not see that, as its rows are short.
+    The rule counts multiplications, and does not see that.
     """
     if min(len(a), len(b)) <= BLOCK:
         return nullcontext()

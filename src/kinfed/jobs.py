@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import connection, get_all_start_methods, get_context, parent_process
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from . import config, runs
 from .config import Experiment, Table
 from .errors import RunError, UsageError
+from .interrupts import heard, held
 from .runs import Machine
 
 
@@ -72,9 +74,11 @@ def _side_by_side(
                 said(name)
                 ours, theirs = context.Pipe(duplex=False)
                 process = context.Process(target=_work, args=(theirs, experiment.table, folder, how, threads))
-                process.start()
+                with held():  # or there would be a process that nobody ends
+                    with _deaf():
+                        process.start()
+                    running[ours] = name, folder, process
                 theirs.close()
-                running[ours] = name, folder, process
                 continue
             for pipe in connection.wait(list(running)):
                 assert isinstance(pipe, connection.Connection)
@@ -100,20 +104,33 @@ def _side_by_side(
 
 def _work(pipe: connection.Connection, table: Table, folder: Path, how: dict[str, Any], threads: int) -> None:
     """In a process of its own: carry out a run, and send its warnings (text) and its end (None or what went wrong)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is heard by the process that asked, which ends this one
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `_deaf`, which there is not on Windows
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = lambda message, *_, **__: pipe.send(str(message))
     torch.set_num_threads(threads)
     try:
-        runs.once(config.resolve(table), folder, Machine(**how))
-        pipe.send(None)
+        with heard():
+            runs.once(config.resolve(table), folder, Machine(**how))
+            pipe.send(None)
     except KeyboardInterrupt:
         pass
     except (UsageError, RunError, OSError, MemoryError) as problem:
         pipe.send(problem)
     except Exception as problem:  # which may not be one that can be sent
         pipe.send(RunError(f"unexpected {type(problem).__name__}: {problem}"))
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes that begin in this block never hear Ctrl-C, which goes to all of a terminal's: who asked ends them."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_with_parent() -> None:

@@ -5,7 +5,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,21 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from . import checkpoint, config, distributed
+from .checkpoint import HOW
 from .config import Experiment, Table
 from .datasets import called
 from .errors import DataError, RunError, UsageError
 from .experiment import CHECKPOINT, Run, client_index, fit
 from .federation import Origin
-from .files import make_folder, replacing
+from .files import make_folder, replacing, sweep_up
+from .interrupts import held
 from .model import Model
 from .record import History, over_seeds, preferred, selects_highest
 from .tasks import Classification
 
 Progress = Callable[[History, int], None]
+
+OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,17 @@ class Machine:
                 f"checkpoint is a time in seconds, so it must be zero or more; got {self.checkpoint_seconds}"
             )
 
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What is not left open of what decides about rounding."""
+        given = {name: getattr(self, name) for name in OPEN}
+        return {name: value for name, value in given.items() if value not in (None, "auto")}
+
+    def as_begun(self, folder: Path) -> "Machine":
+        """The same, and what it leaves open as the run in this folder has had it."""
+        begun = checkpoint.recall(folder)
+        return replace(self, **{name: begun[name] for name in OPEN if name in begun} | self.asked)
+
 
 def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[str, Any]:
     """Run an experiment in a folder of its own and return its summary.
@@ -68,21 +83,28 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
     new = not out.exists()
     if distributed.leads():
         make_folder(out)
-        config.write(table, out / "config.toml")
+        checkpoint.remember(machine.asked, out)
+        config.write(table, out / "config.toml")  # last: with it there is something to go on with
     try:
         return _go_on(experiment, out, machine)
     except (UsageError, DataError):  # such as data that is not there: what was begun with it is not worth going on with
-        if new and distributed.leads() and all(path.name == "config.toml" or path.is_dir() for path in out.rglob("*")):
+        begun = ("config.toml", HOW)
+        if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in out.rglob("*")):
             shutil.rmtree(out)
         raise
 
 
 def resume(folder: Path, machine: Machine) -> dict[str, Any]:
-    """Go on with an interrupted run, or return the summary of a finished one."""
+    """Go on with an interrupted run, or return the summary of a finished one.
+
+    What `machine` leaves open is as it was when the run began.
+    """
     path = folder / "config.toml"
     if not path.exists():
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml")
     if distributed.agree((folder / "summary.json").exists()):
+        if distributed.leads():
+            _tidy(folder)
         return read_summary(folder)
     experiment = config.resolve(config.read(str(path), []))
     try:
@@ -195,10 +217,12 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any]:
-    table = experiment.table
+    table, machine = experiment.table, machine.as_begun(out)
     try:
         if table["seeds"] == 1:
             return _one(experiment, table["seed"], out, machine)
+        if distributed.leads():
+            checkpoint.remember(machine.asked, out)
         found = []
         for seed in range(table["seed"], table["seed"] + table["seeds"]):
             folder = out / f"seed-{seed}"
@@ -207,11 +231,12 @@ def _go_on(experiment: Experiment, out: Path, machine: Machine) -> dict[str, Any
                 continue
             make_folder(folder)
             config.write({**table, "seed": seed, "seeds": 1}, folder / "config.toml")
-            found.append(_one(experiment, seed, folder, machine))
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; go on with: kinfed resume {out}") from None
+            found.append(_one(experiment, seed, folder, machine.as_begun(folder)))
+    except KeyboardInterrupt as stop:
+        raise type(stop)(f"interrupted; go on with: kinfed resume {out}") from None
     summary = _over_seeds(found, out)
     _write_json(summary, out / "summary.json")
+    _tidy(out)
     return summary
 
 
@@ -237,7 +262,10 @@ def _one(experiment: Experiment, seed: int, out: Path, machine: Machine) -> dict
         attack=experiment.attack,
         select_by=table.get("select_by", ""),
     )
-    return _write(run, table, out) if distributed.leads() else {}
+    if not distributed.leads():
+        return {}
+    with held():
+        return _write(run, table, out)
 
 
 def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
@@ -280,8 +308,15 @@ def _write(run: Run, table: Table, out: Path) -> dict[str, Any]:
         "out": str(out),
     }
     _write_json(summary, out / "summary.json")
-    (out / CHECKPOINT).unlink(missing_ok=True)
+    _tidy(out)
     return summary
+
+
+def _tidy(out: Path) -> None:
+    """Remove from a finished run's folder what was there to go on with, and what a kill left half-written."""
+    sweep_up(out)
+    for path in (out / CHECKPOINT, out / HOW):
+        path.unlink(missing_ok=True)
 
 
 def write_history(

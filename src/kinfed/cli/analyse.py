@@ -45,7 +45,7 @@ def _analyse(asked: argparse.Namespace, console: Console) -> None:
         config.warn_of_idle(asked.source, asked.overrides, [study.method])
         try:
             found = look(study)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; the same command with --out {out} goes on") from None
+        except KeyboardInterrupt as stop:
+            raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
     write(found, out)
     tell(found, out, asked, console)

@@ -117,8 +117,8 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 
             try:
                 found = obtain(name, Path(asked.data_dir), asked.folder, show)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt("interrupted; the same command goes on with what is left") from None
+            except KeyboardInterrupt as stop:
+                raise type(stop)("interrupted; the same command goes on with what is left") from None
         console.print(f"{name}: {found.path}, {found.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
         for note in found.notes:
             console.print(f"  {note}", soft_wrap=True)

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..errors import RunError, UsageError, explain
 from ..estimate import Cost, estimate
 from ..runs import Machine
 from .console import literal
-from .reproduce import executor, jobs, read, request
+from .reproduce import jobs, read, request
 from .running import options
 
 
@@ -80,8 +79,7 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
                     federation = None  # so that two are never held
                     federation = experiment.federation(where.data_dir, experiment.table["seed"])
                     loaded = experiment.table["federation"]
-                here = replace(where, executor=executor(asked, experiment))
-                costs[name] = estimate(experiment, federation, here, asked.budget), count
+                costs[name] = estimate(experiment, federation, where, asked.budget), count
             except (UsageError, RunError) as problem:
                 broken[name] = explain(problem)[1]
     for name, why in broken.items():

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..files import replacing
+from ..files import replacing, sweep_up
 from ..study import Finding
 
 
@@ -36,6 +36,7 @@ def write(found: Finding, out: Path) -> None:
     ]
     with replacing(out / "table.md") as part:
         part.write_text("\n".join(page).rstrip() + "\n", encoding="utf-8")
+    sweep_up(out)
 
 
 def tell(found: Finding, out: Path, asked: argparse.Namespace, console: Console) -> None:

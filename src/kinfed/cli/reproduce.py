@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import protocol
-from ..config import Experiment
 from ..errors import RunError, explain
 from ..federation import LEAST
-from ..files import make_folder, replacing
+from ..files import make_folder, replacing, sweep_up
 from ..jobs import carry_out
 from ..precision import PRECISIONS
 from ..protocol import LEAST_ROUNDS
@@ -26,8 +24,6 @@ from ..report.published import Sheet, latex, markdown, sheet, table_csv, termina
 from ..reproduction import Line, Reproduction
 from ..runs import Machine
 from .running import options, told_beside
-
-DENSE = ("linear", "mlp", "rnn", "gru")  # models that have a fused form under plain SGD in float32
 
 
 def request() -> argparse.ArgumentParser:
@@ -92,15 +88,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def executor(asked: argparse.Namespace, experiment: Experiment) -> str:
-    """The executor asked for. Instead of auto one that does not hang on what else the machine does, on a CPU."""
-    if asked.executor != "auto" or (asked.device != "cpu" and torch.cuda.is_available()):
-        return str(asked.executor)
-    optimiser = experiment.table["training"]["optimiser"]
-    plain = optimiser["name"] == "sgd" and not optimiser.get("momentum") and asked.precision in (None, "float32")
-    return "fused" if plain and experiment.table["model"]["name"] in DENSE else "loop"
-
-
 def _reproduce(asked: argparse.Namespace, console: Console) -> None:
     made, side_by_side = read(asked), jobs(asked)
     made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
@@ -121,22 +108,20 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
             bar.update(task, description="; ".join(going))
 
         try:
-            for how in ("loop", "fused", "vmap", "auto"):
-                mine = {name: run for name, run in runs.items() if executor(asked, run[0]) == how}
-                with closing(carry_out(mine, replace(where, executor=how), side_by_side, begin)) as outcomes:
-                    for outcome in outcomes:
-                        going = [name for name in going if name != outcome.name]
-                        bar.update(task, advance=outcome.name in left, description="; ".join(going))
-                        if outcome.problem is not None:
-                            why = explain(outcome.problem)[1].replace("\n", " ")
-                            failed[str(outcome.folder)] = why
-                            console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
-                        elif outcome.name in left:
-                            _write(made, failed)
-                            if not (shown_live or asked.quiet):  # into a log
-                                console.print(f"done: {outcome.name}", soft_wrap=True)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt("interrupted; the same command goes on with what is left") from None
+            with closing(carry_out(runs, where, side_by_side, begin)) as outcomes:
+                for outcome in outcomes:
+                    going = [name for name in going if name != outcome.name]
+                    bar.update(task, advance=outcome.name in left, description="; ".join(going))
+                    if outcome.problem is not None:
+                        why = explain(outcome.problem)[1].replace("\n", " ")
+                        failed[str(outcome.folder)] = why
+                        console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
+                    elif outcome.name in left:
+                        _write(made, failed)
+                        if not (shown_live or asked.quiet):  # into a log
+                            console.print(f"done: {outcome.name}", soft_wrap=True)
+        except KeyboardInterrupt as stop:
+            raise type(stop)("interrupted; the same command goes on with what is left") from None
     shown = _write(made, failed)
     if asked.json:
         print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
@@ -160,6 +145,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     ):
         with replacing(made.out / name) as part:
             part.write_text(text, encoding="utf-8")
+    sweep_up(made.out)
     return shown
 
 

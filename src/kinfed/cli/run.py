@@ -28,7 +28,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.set_defaults(command=_run)
-    again = commands.add_parser("resume", parents=[running, common], help="go on with an interrupted run")
+    again = commands.add_parser(
+        "resume",
+        parents=[running, common],
+        help="go on with an interrupted run",
+        description="Go on with an interrupted run, to the same bytes: executor, precision, workers and device are "
+        "those that it began with, unless others are named here. Another precision is refused.",
+    )
     again.add_argument("folder", type=Path, metavar="DIR")
     again.set_defaults(command=_resume)
 

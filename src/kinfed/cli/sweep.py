@@ -54,8 +54,8 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
         config.warn_of_idle(asked.source, asked.overrides, wanted.methods)
         try:
             failed = _carry_out(wanted, asked, bar, console)
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"interrupted; the same command with --out {out} goes on") from None
+        except KeyboardInterrupt as stop:
+            raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
     count = len(wanted.runs())
     if len(failed) < count:
         found = wanted.finding(failed)
