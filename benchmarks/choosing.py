@@ -18,6 +18,7 @@ from torch import nn
 
 from kinfed import SGD, Adam, Federation, Training, UsageError
 from kinfed.choosing import NAMES
+from kinfed.errors import several
 from kinfed.fleet import Simulation
 from kinfed.gemm import fast_gemm, objection, suits
 from kinfed.methods import FedAvg
