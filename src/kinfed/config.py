@@ -19,7 +19,7 @@ from .attack import Attack
 from .attacks import ATTACKS
 from .client import Training
 from .datasets import DATASETS, OWNED, is_table
-from .engine import Participation
+from .engine import Participation, check_counts
 from .errors import UsageError, nearest
 from .federation import Federation, Graph, Partition, Split, divide
 from .files import replacing
@@ -208,12 +208,7 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "seeds": _value(raw, "seeds", int, 1),
         "evaluate_every": _value(raw, "evaluate_every", int, 1),
     }
-    if not 0 <= top["seed"] < 2**62:
-        raise UsageError(f"seed must be at least 0 and below 2**62; got {top['seed']}")
-    if top["rounds"] < 1 or top["evaluate_every"] < 1:
-        raise UsageError(
-            f"rounds and evaluate_every must be at least 1; got {top['rounds']} and {top['evaluate_every']}"
-        )
+    check_counts(top["rounds"], top["evaluate_every"], top["seed"])
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -45,6 +46,17 @@ class Participation:
                 "participation.late, a share below 1, and participation.joins, the rounds before these clients join, "
                 f"go together; got late={self.late} and joins={self.joins}"
             )
+
+
+def check_counts(rounds: Any, evaluate_every: Any, seed: Any) -> None:
+    """Raise UsageError unless these are whole numbers that a run can have."""
+    for name, count, least, below in (
+        ("rounds", rounds, 1, 31),
+        ("evaluate_every", evaluate_every, 1, 31),
+        ("seed", seed, 0, 62),
+    ):
+        if not isinstance(count, Integral) or not least <= int(count) < 2**below:
+            raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
 
 
 def latecomers(seed: int, tags: Tensor, share: float) -> Tensor:

@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from numbers import Integral, Real
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -199,13 +199,7 @@ def fit(
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
             raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
-    for name, count, least, below in (
-        ("rounds", rounds, 1, 31),
-        ("evaluate_every", evaluate_every, 1, 31),
-        ("seed", seed, 0, 62),
-    ):
-        if not isinstance(count, Integral) or not least <= count < 2**below:
-            raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
+    engine.check_counts(rounds, evaluate_every, seed)
     if training is not None and not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | engine.Participation):

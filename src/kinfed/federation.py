@@ -486,6 +486,8 @@ def check_graph(weights: Tensor, count: int) -> None:
 
 def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
     """The values as an array of text, if that is what they are."""
+    if isinstance(values, Tensor):
+        return None
     try:
         found = np.asarray(values)
     except (TypeError, ValueError):

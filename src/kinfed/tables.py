@@ -128,7 +128,7 @@ def of_one_client(path: Path, target: str) -> tuple[dict[str, Cells], list[str]]
     """
     frame = _open(path)
     frame.need([target])
-    inputs = sorted(set(frame.columns) - {target}, key=_natural)
+    inputs = sorted(set(frame.columns) - {target})
     if not inputs:
         raise UsageError(f"{path}: there is no column left for the inputs beside '{target}'")
     columns = {name: frame.numbers(name) for name in (*inputs, target)}

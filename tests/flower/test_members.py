@@ -1,5 +1,7 @@
 """Clients that fall silent are left out of the sums of the others, and come back with what they had."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -16,13 +18,17 @@ from kinfed.seeding import tags
 from kinfed.tasks import Regression
 
 
-def roster(count, round=0, seed=3):
+def roster(count, round=0, seed=3, module=nn.Linear):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Model(nn.Linear(2, 1))
+        model = Model(module(2, 1))
     graph = Graph(torch.ones(count, count), "given")
     sizes = torch.arange(1, count + 1)
     return Roster(model.theta, model.layout, sizes, Training(), seed, tags(list("abcdefgh"[:count])), graph, (), round)
+
+
+def two_layers(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 2), nn.Linear(2, outputs))
 
 
 def heard(method, missed, decay=0.0):
@@ -89,12 +95,15 @@ def test_with_decay_a_client_is_heard_in_a_share_of_the_rounds_that_halves_with_
 def test_every_table_over_clients_is_found(name):
     """All but the silent client's rows go in, and what comes out fits back."""
     method = METHODS[name](**({"embedding": 2} if name == "pfedhn" else {}))
+    clients = partial(roster, module=two_layers)  # FedRep needs a base
     around = Attentive(method, 0.0, lambda: torch.zeros(4, dtype=torch.int64))
-    first = method.start(roster(4))
-    ids, place, inner = around._reduce(roster(4), Heard(first, torch.zeros(4)), torch.tensor([True, False, True, True]))
+    first = method.start(clients(4))
+    ids, place, inner = around._reduce(
+        clients(4), Heard(first, torch.zeros(4)), torch.tensor([True, False, True, True])
+    )
     assert ids.tolist() == [0, 2, 3]
     assert place.tolist() == [0, -1, 1, 2]
-    wanted = method.start(roster(4).part(ids))
+    wanted = method.start(clients(4).part(ids))
     for got, expected in zip(leaves(inner), leaves(wanted), strict=True):
         assert got.shape == expected.shape
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import Federation, UsageError, fit
+from kinfed import Federation, Split, UsageError, fit
 from kinfed.methods import Local
 from kinfed.metrics.classification import count_correct, reweighted_accuracy
 from kinfed.tasks import Classification
@@ -27,7 +27,7 @@ def test_of_a_run_and_its_pooled_accuracy():
     # The first client only knows class 0, the second both.
     y = torch.cat([torch.zeros(60, dtype=torch.int64), torch.arange(20) % 2])
     x = torch.randn(80, 2, generator=draw) + 3 * y[:, None]
-    run = fit(Local(), Federation.from_arrays(x, y, client), nn.Linear(2, 2), rounds=3)
+    run = fit(Local(), Federation.from_arrays(x, y, client, split=Split(stratify=False)), nn.Linear(2, 2), rounds=3)
     rows = torch.cat(list(run.federation.rows["test"]))
     expected = []
     train = y[run.federation.rows["train"][1]]

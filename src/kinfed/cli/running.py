@@ -169,9 +169,9 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     if others:
         said = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         console.print(f"{summary['chosen']}: {', '.join(said)}")
-    for warning in summary["warnings"]:
+    for warning in summary.get("warnings", ()):
         console.print(f"! {warning}")
-    if summary.get("always") and summary["selected_by"] == summary["metric"]:
+    if summary.get("always") and summary.get("selected_by") == summary["metric"]:
         console.print("  training.class_weights=balanced and select_by=balanced_accuracy may help")
     if summary["leaking"]:
         console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
