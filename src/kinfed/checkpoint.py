@@ -88,13 +88,13 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
 def remember(settings: Mapping[str, Any], folder: Path) -> None:
     """Write what a run in this folder goes on with where there is no checkpoint yet: a fleet's settings, or some."""
     with replacing(folder / HOW) as part:
-        part.write_text(json.dumps(settings, indent=1) + "\n")
+        part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
 def recall(folder: Path) -> dict[str, Any]:
     """What `remember` wrote there last; nothing if that never was."""
     try:
-        return dict(json.loads((folder / HOW).read_text()))
+        return dict(json.loads((folder / HOW).read_text(encoding="utf-8")))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, TypeError) as problem:

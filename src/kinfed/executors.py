@@ -23,7 +23,7 @@ GRAIN = 1 << 24  # operations of a training step that are worth a worker: in les
 FEW = 512  # examples that may be filled up to without regard
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 
-# PyTorch would warn of recurrent layers, which vmap takes apart: whether batching pays all the same is measured.
+# PyTorch would warn of recurrent layers, which vmap takes apart; `auto` looks for that by itself (choosing.py).
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
 
 Tree = Any
