@@ -1,14 +1,16 @@
 """What `kinfed.fit` says to arguments that it cannot take."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 import kinfed
-from kinfed import Federation, UsageError, fit
+from kinfed import Federation, Graph, UsageError, fit
 from kinfed.methods import FedAvg, FedRep
+from kinfed.tasks import Regression
 
 X = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(0))
 OWNER = torch.arange(40) % 4
@@ -47,11 +49,28 @@ class Recurrent(nn.Module):
         ({"folder": 3}, "folder must be a path"),
         ({"training": {"epochs": 1}}, r"training must be like kinfed\.Training\(.*; got \{'epochs': 1\}"),
         ({"participation": "all"}, "participation must be a share"),
+        ({"device": 3.5}, "device must be auto, cpu, cuda or cuda:NUMBER; got 3.5"),
+        ({"select_by": ["auc"]}, r"select_by: there is no score \['auc'\]"),
+        ({"checkpoint_seconds": "often"}, "checkpoint_seconds must be a number, zero or more; got 'often'"),
+        ({"progress": "bar"}, "progress must be a function"),
+        ({"executor": ["loop"]}, r"executor must be one of .*; got '\['loop'\]'"),
+        ({"precision": 16}, "precision must be"),
+        ({"head": 3}, "the model has no layer 3 to serve as head"),
     ],
 )
 def test_arguments_of_a_wrong_kind(wrong, said):
     with pytest.raises(UsageError, match=said):
         fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), NET, **wrong)
+
+
+def test_a_federation_of_single_numbers_has_a_digest():
+    """One number may have any stride and count as contiguous."""
+    x = torch.arange(12.0).view(4, 3)[:, :1]
+    data = Federation.from_arrays(X, LABELS, OWNER)
+    rows = {split: [torch.arange(4)[at : at + 1]] for at, split in enumerate(data.rows)}
+    one = Federation(x, torch.arange(8.0).view(4, 2)[:, :1], rows, Regression())
+    graph = replace(one, graph=Graph(torch.arange(3.0)[::3].view(1, 1), "given"))
+    assert len({one.digest(), graph.digest(), data.digest()}) == 3
 
 
 def test_a_folder_may_be_text(tmp_path):

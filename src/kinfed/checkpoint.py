@@ -132,8 +132,7 @@ def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, s
         file.write(len(words).to_bytes(8, "little") + words)
         for _, array in ordered:
             for piece in _pieces(array):
-                raw: Any = piece.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-                file.write(raw)
+                file.write(wire.raw(piece))
 
 
 def _pieces(array: Tensor | Part) -> Iterator[Tensor]:

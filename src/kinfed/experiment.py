@@ -207,8 +207,10 @@ def fit(
     if not isinstance(folder, str | Path | None):
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     folder = None if folder is None else Path(folder)
-    if not checkpoint_seconds >= 0:
-        raise UsageError(f"checkpoint_seconds must be zero or more; got {checkpoint_seconds}")
+    if not isinstance(checkpoint_seconds, Real) or not checkpoint_seconds >= 0:
+        raise UsageError(f"checkpoint_seconds must be a number, zero or more; got {checkpoint_seconds!r:.80}")
+    if not callable(progress):
+        raise UsageError(f"progress must be a function of a history and the number of rounds; got {progress!r:.80}")
     if select_by:
         federation = replace(federation, task=selected_task(federation.task, select_by))
     started = time.perf_counter()
@@ -364,8 +366,8 @@ def pick_device(name: str, what: str = "") -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'") from None
+    except (RuntimeError, TypeError):
+        raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got {name!r:.80}") from None
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -16,6 +16,7 @@ from torch import Tensor
 from .errors import UsageError, some
 from .seeding import generators, tags
 from .tasks import Classification, Forecasting, Regression, Task
+from .wire import raw
 
 SPLITS = ("train", "validation", "test")
 LEAST = 5000  # examples that a client keeps where it uses a share of them
@@ -292,7 +293,7 @@ class Federation:
         sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
         links = [] if self.graph is None else [self.graph.weights]
         for values in (_stored(self.x), _stored(self.y), sizes, *rows, *links):
-            found.update(values.cpu().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+            found.update(raw(values))
         return found.hexdigest()
 
     def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:

@@ -85,7 +85,7 @@ class Layout:
         inside = {e.name for e in entries if head is not None and e.name.startswith(f"{head}." if head else "")}
         if head is not None and not inside:
             paths = [path for path, _ in module.named_modules() if path]
-            raise UsageError(f"the model has no layer '{head}' to serve as head; {nearest(head, paths)}")
+            raise UsageError(f"the model has no layer {head!r:.80} to serve as head; {nearest(str(head), paths)}")
         return Layout(tuple(entries), tuple(layers), frozenset(inside))
 
     @property

@@ -205,8 +205,8 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
 def check_selection(metric: str) -> None:
     """Raise UsageError unless some task has a score of this name that may select rounds."""
     every = {name for kind in (Classification, Regression, Forecasting) for name in kind.selectable}
-    if metric not in every:
-        raise UsageError(f"select_by: there is no score '{metric}'; {nearest(metric, every)}")
+    if not isinstance(metric, str) or metric not in every:
+        raise UsageError(f"select_by: there is no score {metric!r:.80}; {nearest(str(metric), every)}")
 
 
 def selected_task(task: Task, metric: str) -> Task:

@@ -27,6 +27,13 @@ def size(tree: Tree) -> int:
     return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
 
 
+def raw(t: Tensor) -> memoryview:
+    """The bytes of a tensor, row after row, without a copy where they are so in memory."""
+    t = t.detach().cpu().contiguous()
+    # A single number may have any stride and count as contiguous; a view of bytes needs 1.
+    return memoryview(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy())  # type: ignore[arg-type]
+
+
 def _name(part: Any) -> str:
     for field in ("name", "key", "idx"):
         if hasattr(part, field):
