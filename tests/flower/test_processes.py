@@ -3,6 +3,7 @@
 import http.server
 import json
 import os
+import signal
 import ssl
 import subprocess
 import sys
@@ -16,6 +17,7 @@ pytest.importorskip("cryptography", reason="flwr is not installed: pip install '
 from kinfed import RunError, UsageError
 from kinfed.flower import keys, processes
 from kinfed.flower.processes import Link
+from kinfed.interrupts import Terminated, heard
 
 UNKNOWN = """\\033[91mERROR \\033[0m:     Exit Code: 305
 Failed to initialize the connection to the SuperLink.
@@ -301,3 +303,43 @@ def test_a_run_that_lost_its_watcher_is_followed_and_not_started_twice(tmp_path,
     (out / ".run").write_text("of another SuperLink")
     assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
     assert flower.asked.count("run") == 2
+
+
+def test_a_run_that_is_stopped_is_stopped_at_the_superlink_too(tmp_path, monkeypatch):
+    calls = []
+
+    def flwr(home, *arguments):
+        calls.append(arguments[:2])
+        if arguments[0] == "run":
+            os.kill(os.getpid(), signal.SIGTERM)  # while its number is not known yet
+        return {"run-id": 7}
+
+    monkeypatch.setattr(processes, "_flwr", flwr)
+    hung_up = signal.getsignal(signal.SIGHUP)
+    try:
+        with pytest.raises(Terminated, match="stopped; go on with: kinfed flower run --resume"), heard():
+            processes.run(tmp_path, {}, tmp_path, print)
+    finally:
+        signal.signal(signal.SIGHUP, hung_up)
+    assert [call[0] for call in calls] == ["run", "stop"]
+    assert calls[1][1] == (tmp_path / processes.RUN).read_text() == "7"
+
+
+def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path, monkeypatch):
+    real, started = subprocess.Popen, []
+
+    def popen(command, **how):
+        started.append(real([sys.executable, "-c", "import time; time.sleep(30)", "flower-superlink"], **how))
+        os.kill(os.getpid(), signal.SIGINT)  # before anything is written
+        return started[0]
+
+    monkeypatch.setattr(processes.subprocess, "Popen", popen)
+    try:
+        with pytest.raises(KeyboardInterrupt), heard():
+            processes.up(tmp_path, "127.0.0.1", processes._free_port(), None, print)
+        monkeypatch.undo()
+        processes.down(tmp_path, print)
+        assert started[0].poll() is not None
+    finally:
+        started[0].kill()
+        started[0].wait()

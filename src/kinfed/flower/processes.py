@@ -27,6 +27,7 @@ import tomli_w
 
 from ..errors import RunError, UsageError, nearest
 from ..files import make_folder, replacing
+from ..interrupts import Terminated, held
 from . import gate, registry
 from . import keys as certificates
 from .courier import NAME
@@ -219,8 +220,7 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
         say(line)
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
     finished = (out / "summary.json").exists()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # stopped from elsewhere it stops the run as well
-        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)  # a closed terminal stops the run as well
     while True:
         id = ""
         try:
@@ -228,15 +228,16 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
             if id:
                 say("the run goes on; following it")
             else:
-                id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
-                with replacing(out / RUN) as part:
-                    part.write_text(id)
+                with held():  # or a run that has started could not be stopped
+                    id = str(_flwr(home, "run", str(app), "kinfed", "--format", "json")["run-id"])
+                    with replacing(out / RUN) as part:
+                        part.write_text(id)
             said = _follow(home, id, say)
             status = _status(home, id)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as stop:
             if id:
                 _flwr(home, "stop", id, "kinfed", "--format", "json")
-            raise KeyboardInterrupt(f"stopped; {resume}") from None
+            raise type(stop)(f"stopped; {resume}") from None
         except RunError as problem:
             raise RunError(f"{problem}; {resume}") from None
         last = said[-1] if said else ""
@@ -266,7 +267,7 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     command += ["--disable-runtime-dependency-installation"]
     if keys is None:
         command += ["--insecure"]
-        say(f"INSECURE: whoever can reach {link.address} can read and change everything; for trials on one machine")
+        say(f"INSECURE: anybody on this machine can take part at {link.address} under any name; for trials only")
     else:
         command += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
         command += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
@@ -278,18 +279,18 @@ def _start(home: Path, host: str, port: int, keys: Path | None, say: Say) -> Lin
     with replacing(home / "flwr" / "config.toml") as part:
         part.write_text(tomli_w.dumps({"superlink": {"default": "kinfed", "kinfed": reach}}))
     log = home / "superlink.log"
-    with log.open("ab") as file:
-        begin = file.tell()
-        process = subprocess.Popen(
-            command,
-            env=_environment(home / "flwr", _secret(home)),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    # At once, so that `down` finds it whatever becomes of this program.
-    with replacing(home / LINK) as part:
-        part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
+    with held():  # so that `down` finds it whatever becomes of this program
+        with log.open("ab") as file:
+            begin = file.tell()
+            process = subprocess.Popen(
+                command,
+                env=_environment(home / "flwr", _secret(home)),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        with replacing(home / LINK) as part:
+            part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
     try:
         problem = _await(link, lambda: process.poll() is None)
     except KeyboardInterrupt:
@@ -426,7 +427,7 @@ def _die_with_parent() -> None:
 
 
 def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def _follow(home: Path, id: str, say: Say) -> list[str]:
