@@ -197,9 +197,11 @@ def app_of_a_stranger(them):
     time.sleep(20)
     ran = [path.name for path in marks.iterdir() if path.name != "app"]
     them.note(
-        "A Flower app of one's own, submitted by `flwr run`",
+        "The stranger's own Flower app, submitted by `flwr run`",
         "stranger with port and ca.crt",
-        f"exit code {code}, “{said}”; it ran at {len(ran)} places, looked for during 20 s",
+        f"exit code {code}, “{said}”; it ran nowhere within 20 s"
+        if not ran
+        else f"exit code {code}; it ran in {len(ran)} places",
         not ran and code != 0 and said == "404 Not Found",
     )
 
@@ -213,7 +215,7 @@ def commands_of_a_stranger(them, run, node):
         "Stop the run under way": ("stop", run, "x"),
         "Read the run's log": ("log", run, "x", "--show"),
         "List nodes": ("supernode", "list", "x"),
-        "Register a node of one's own": ("supernode", "register", str(public), "x", "--name", "mallory"),
+        "Register a new node": ("supernode", "register", str(public), "x", "--name", "mallory"),
         "Unregister a site's node": ("supernode", "unregister", node, "x"),
     }.items():
         code, said = them.flwr(*arguments)
@@ -232,14 +234,14 @@ def every_path(them, paths):
         found = [them.call(method, path, source=source)[0] for path in closed for method in ("POST", "GET")]
         shut = set(found) == {404}
         them.note(
-            f"Each of the {len(closed)} paths that Flower serves beside those of sites, POST and GET",
+            f"Each of the {len(closed)} paths that Flower serves other than the sites' calls, POST and GET",
             where,
             tally(found),
             shut,
         )
     found = [them.call("POST", path)[0] for path in TRICKS]
     them.note(
-        "Paths written to pass for others (`//`, `..`, `%2f`, `;`, a whole URL)",
+        "Disguised paths (`//`, `..`, `%2f`, `;`, a whole URL)",
         "another host",
         tally(found),
         set(found) <= {400, 404},
@@ -248,7 +250,7 @@ def every_path(them, paths):
     near = [{"x-forwarded-for": "127.0.0.1"}, {"host": "127.0.0.1"}, *guesses]
     found = [them.call("POST", "/v1/control/list-runs", headers=headers)[0] for headers in near]
     them.note(
-        "Claiming to be near: X-Forwarded-For, Host, guessed secrets",
+        "Pretending to be on the server: X-Forwarded-For, Host, guessed secrets",
         "another host",
         tally(found),
         set(found) <= {400, 404},
@@ -258,14 +260,16 @@ def every_path(them, paths):
 def calls_of_sites(them):
     paths = [path.decode() for path in sorted(gate.SITES)]
     found = [them.call("POST", path)[0] for path in paths]
-    them.note("Each call of sites, unsigned", "another host", tally(found), set(found) == {401})
+    them.note("Each of the sites' calls, unsigned", "another host", tally(found), set(found) == {401})
     found = [them.call("POST", path, headers=sign(them.own))[0] for path in paths if path != gate.ACTIVATE.decode()]
-    them.note("Each call of sites, signed by a key of one's own", "another host", tally(found), set(found) == {401})
+    them.note(
+        "Each of the sites' calls, signed by an unregistered key", "another host", tally(found), set(found) == {401}
+    )
     public = base64.b64decode(sign(them.own)["flwr-public-key"])
     asked = ActivateNodeRequest(public_key=public, heartbeat_interval=30).SerializeToString()
     status, said = them.call("POST", gate.ACTIVATE.decode(), asked, sign(them.own))
     them.note(
-        "To be let in as a node with a key of one's own",
+        "Joining as a node with an unregistered key",
         "another host",
         f"{status}, “{said.decode()[:90]}”",
         400 <= status < 500,
@@ -282,15 +286,15 @@ def huge_bodies(them, key, pid):
     for who, headers, path in (
         ("another host, unsigned", dict, "/v1/fleet/push-object"),
         ("another host, unsigned", dict, "/v1/control/start-run"),
-        ("another host, signed by a key of its own", functools.partial(sign, them.own), gate.ACTIVATE.decode()),
-        ("a site, signed by its key", functools.partial(sign, key), "/v1/fleet/push-object"),
+        ("another host, signed by an unregistered key", functools.partial(sign, them.own), gate.ACTIVATE.decode()),
+        ("a site, signed by its own key", functools.partial(sign, key), "/v1/fleet/push-object"),
     ):
         Path(f"/proc/{pid}/clear_refs").write_text("5")
         before, begin = memory(pid, now=True), time.monotonic()
         found = [them.pour(path, headers(), chunked) for chunked in (False, True) for _ in range(10)]
         seconds, most = (time.monotonic() - begin) / len(found), memory(pid)
         them.note(
-            f"Bodies of {HUGE >> 20} MiB to `{path}`, 10 with their length and 10 in chunks",
+            f"Bodies of {HUGE >> 20} MiB to `{path}`, 10 with a Content-Length and 10 chunked",
             who,
             f"{tally(found)}; {seconds:.2f} s each; SuperLink at {before} MiB before, {most} at most",
             not {200} & set(found) and most - before < 50,
@@ -299,9 +303,9 @@ def huge_bodies(them, key, pid):
 
 def half_sent(them):
     heads = {
-        "Connections without a word": b"",
-        "Half-sent heads": b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\nx-",
-        "Half-sent heads after a good call": b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
+        "Idle connections": b"",
+        "Half-sent headers": b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\nx-",
+        "Half-sent headers after a valid call": b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nGET /hea",
         "Half-sent bodies": b"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\nabc",
     }
     for door, text in heads.items():
@@ -343,8 +347,9 @@ def replays(them, key, node):
         them.call("POST", path, beat, twin)[0],
     ]
     them.note(
-        "A site's signed head, overheard and sent again: the same call, another, and with the signature's twin",
-        "who ends TLS on the way",
+        "A site's signed headers, captured and sent again: the same call, another call, and with the equivalent signature "
+        "(r, -s)",
+        "a proxy that terminates TLS",
         f"the site's own call: {first}; then {tally(again)}",
         first == 200 and set(again) == {409},
     )
@@ -388,7 +393,7 @@ def near_a_site(them, paths, folder):
     headers = {"flwr-runtime-token": token, "flwr-task-token": token, "authorization": f"Bearer {token}"}
     status, _ = them.call("POST", "/v1/runtime/pull-task-input", b"", headers, "127.0.0.1", False, (host, int(port)))
     them.note(
-        "Taking a site's task with its token, read from the list of processes",
+        "Fetching a site's task with its token, read from the list of processes",
         "another user of the site's machine",
         str(status),
         status == 404,
@@ -426,15 +431,15 @@ print(len(read), *read[:3])
     )
     told = [words for words in programs(folder).values() if any(secret in word for word in words)]
     them.note(
-        f"The {made} files that kinfed made at server and sites, and the environments of its processes",
+        f"The {made} files that kinfed created at server and sites, and the environments of its processes",
         "another user of these machines",
-        f"{count} could be read {' '.join(which)}",
+        f"{count} could be read{' ' * bool(which)}{' '.join(which)}",
         count == "0",
     )
     them.note(
         "The server's secret in the list of processes",
         "another user of these machines",
-        f"{len(told)} command lines have it",
+        f"on {len(told)} command lines",
         not told,
     )
     return None
@@ -447,9 +452,9 @@ def evil_operator(them, secret):
         ("kinfed/flower/client.py", SHADOW),
     )
     cases = {
-        "An app of its own": ((), {"serverapp": "evil:server", "clientapp": "evil:client"}),
-        "kinfed's app, with modules that come before kinfed's": (shadow, {"serverapp": "evil:server"}),
-        "An app that names a program that sites have anyway": (
+        "The operator's own app": ((), {"serverapp": "evil:server", "clientapp": "evil:client"}),
+        "kinfed's app, with modules that shadow kinfed's": (shadow, {"serverapp": "evil:server"}),
+        "An app that names a program already installed at sites": (
             (),
             {"serverapp": "evil:server", "clientapp": "subprocess:run"},
         ),
@@ -466,15 +471,15 @@ def evil_operator(them, secret):
         them.note(
             f"{door}, sent to {SITES} sites",
             "operator of the server, with its secret",
-            f"ran at {len(ran)} sites; the operator is told by {refused}: “{told[0][:120]}”",
+            f"ran at {len(ran)} sites; {refused} reported: “{told[0][:120]}”",
             not code and not ran and refused == SITES,
         )
     heard = [(them.federation.folder / name / "said.log").read_text() for name in them.federation.names]
     count = sum("refused a program that the server sent" in text for text in heard)
     them.note(
-        "Whether a site is told",
+        "The same at the sites' own screens",
         "operator of the server, with its secret",
-        f"{count} of {SITES} nodes said so",
+        f"{count} of {SITES} nodes reported a refusal",
         count == SITES,
     )
 
@@ -517,7 +522,7 @@ def main():
             reader.join()
             rounds = [line for line in said if re.match(rf"round \d+ of {ROUNDS}: {SITES} clients", line)]
             them.note(
-                "The run that was under way all the while",
+                "The run in progress throughout",
                 "-",
                 f"exit code {code}; {len(rounds)} of {ROUNDS} rounds with all {SITES} sites",
                 not code and len(rounds) == ROUNDS,
@@ -537,14 +542,14 @@ def write(rows, refused, size):
         for (door, who, happened), row in zip(clean, rows, strict=True)
     )
     PAGE.write_text(
-        "# The doors of a federation\n\n"
-        "Written by `python benchmarks/flower_security.py`, run as root so that it can be another user.\n\n"
+        "# Attacks on a federation's servers\n\n"
+        "Written by `python benchmarks/flower_security.py`, run as root so that it can act as another user.\n\n"
         f"Flower {gate.TESTED[-1]}; {environment()} SuperLink and {SITES} nodes on this one machine, over TLS, started "
-        "by `kinfed flower` without nginx; *another host* is 127.0.0.2. A run was under way when they began. A "
-        "call that answers 404 has reached nothing but the gate. *Shut* means that whoever tried got nothing, and that "
-        "nothing was the worse for it.\n\n"
-        f"| door | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"
-        f"Of all this the server's log has {refused} lines, one a minute at most; it is {size / 1000:.0f} kB long.\n"
+        "by `kinfed flower` without nginx; *another host* is 127.0.0.2. A run was in progress from the start. A call "
+        "that is answered 404 got no further than kinfed's own check. *Shut* means that the attacker gained nothing "
+        "and that nothing was damaged.\n\n"
+        f"| attack | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"
+        f"All this put {refused} lines into the server's log, at most one a minute; it is {size / 1000:.0f} kB long.\n"
     )
 
 
