@@ -347,8 +347,8 @@ def replays(them, key, node):
         them.call("POST", path, beat, twin)[0],
     ]
     them.note(
-        "A site's signed headers, captured and sent again: the same call, another call, and with the equivalent signature "
-        "(r, -s)",
+        "A site's signed headers, captured and sent again: the same call, another call, and with the equivalent "
+        "signature (r, -s)",
         "a proxy that terminates TLS",
         f"the site's own call: {first}; then {tally(again)}",
         first == 200 and set(again) == {409},
