@@ -549,7 +549,10 @@ def write(rows, refused, size):
         "that is answered 404 got no further than kinfed's own check. *Shut* means that the attacker gained nothing "
         "and that nothing was damaged.\n\n"
         f"| attack | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"
-        f"All this put {refused} lines into the server's log, at most one a minute; it is {size / 1000:.0f} kB long.\n"
+        f"All this put {refused} lines into the server's log, at most one a minute; it is {size / 1000:.0f} kB long.\n\n"
+        "Revoked sites, nodes registered without a key in `keys/sites`, and sites that claim too many classes or "
+        "examples are covered by tests instead: `tests/flower/test_registry.py`, `test_courier.py` and "
+        "`test_server.py` there.\n"
     )
 
 
