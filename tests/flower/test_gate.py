@@ -467,7 +467,7 @@ def test_nothing_starts_with_a_flower_that_is_not_known(version, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gate.py", "flower-superlink", "--insecure"])
     with pytest.raises(SystemExit) as end:
         gate.main()
-    assert f"here is {version}: pip install 'flwr==1.41.0'" in str(end.value)
+    assert f"found {version}: pip install 'flwr==1.41.0'" in str(end.value)
 
 
 def test_what_flower_makes_is_its_owners_alone(tmp_path):

@@ -63,8 +63,8 @@ def untested() -> str:
     if found in TESTED:
         return ""
     return (
-        f"kinfed flower is tested with Flower {' and '.join(TESTED)} alone, and closes doors that other versions may "
-        f"have elsewhere; here is {found}: pip install 'flwr=={TESTED[-1]}'"
+        f"kinfed flower starts only with Flower {' or '.join(TESTED)}, whose open interfaces it is tested to close; "
+        f"found {found}: pip install 'flwr=={TESTED[-1]}'"
     )
 
 
@@ -110,7 +110,7 @@ class Doorman:
         if not near and not ((path in self._paths and method == "POST") or (path == b"/health" and method == "GET")):
             return Verdict(404, "not for strangers")
         if any(name == b"transfer-encoding" for name, _ in headers):
-            return Verdict(411, "the length of the body must be told")
+            return Verdict(411, "the call needs a Content-Length")
         length = _length(headers)
         if length is None or length > (LARGEST if near or path != b"/health" else 0):
             return Verdict(413, "too long")
@@ -202,7 +202,7 @@ class Gate:
         self._refused += 1
         if time.monotonic() - self._told >= 60:
             who, call = (scope["client"] or ("nobody",))[0], f"{scope['method']} {path!r:.80}"
-            print(f"kinfed: refused {self._refused} calls, at last {call} from {who}: {why}", flush=True)
+            print(f"kinfed: refused calls: {self._refused}; the last was {call} from {who}: {why}", flush=True)
             self._refused, self._told = 0, time.monotonic()
 
 
