@@ -261,7 +261,11 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
     even = Federation.from_arrays(torch.randn(90, 5).double(), torch.arange(90) % 3, torch.arange(90) // 30)
     assert not even.task.by_class
     assert ("own", "test", "auc") not in fit(Local(), even, module(), rounds=1).history.scores[0]
-    assert ("own", "test", "auc") in fit(Local(), even, module(), rounds=1, select_by="auc").history.scores[0]
+    run = fit(Local(), even, module(), rounds=1, select_by="auc")
+    assert ("own", "test", "auc") in run.history.scores[0]
+    told = run.summary()  # `kinfed compare` ranks by it
+    known = [score for score in told["clients_selected"]["own"] if score is not None]
+    assert sum(known) / len(known) == pytest.approx(told["scores"]["own"]["auc"])
 
 
 def test_scores_that_cannot_select_are_refused_in_one_line():
