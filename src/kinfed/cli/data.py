@@ -129,6 +129,11 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 
 def _inspect(asked: argparse.Namespace, console: Console) -> None:
     folder = Path(asked.data_dir) if asked.data_dir else None
+    if (path := Path(asked.subject)).suffix in (".csv", ".parquet"):
+        raise UsageError(
+            f"'{path}' is a table: kinfed data inspect {path.suffix[1:]} path={path} client=COLUMN target=COLUMN, "
+            "or a config that names it"
+        )
     if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
         # Who trains what is no matter here, so a config of the data alone will do.
         learning = {"method": "local", "model": "linear"}
