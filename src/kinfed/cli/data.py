@@ -129,9 +129,9 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 
 def _inspect(asked: argparse.Namespace, console: Console) -> None:
     folder = Path(asked.data_dir) if asked.data_dir else None
-    if (path := Path(asked.subject)).suffix in (".csv", ".parquet"):
+    if (table := Path(asked.subject)).suffix in (".csv", ".parquet"):
         raise UsageError(
-            f"'{path}' is a table: kinfed data inspect {path.suffix[1:]} path={path} client=COLUMN target=COLUMN, "
+            f"'{table}' is a table: kinfed data inspect {table.suffix[1:]} path={table} client=COLUMN target=COLUMN, "
             "or a config that names it"
         )
     if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
