@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed import config
+from kinfed.cli import main
 from kinfed.client import Training
 from kinfed.config import EMBEDDED, call, make, override, read, resolve, settings, write
 from kinfed.datasets import DATASETS, OWNED
@@ -387,3 +388,10 @@ def test_sfl_from_a_config():
 def test_rounds_are_counted_from_one(name):
     with pytest.raises(UsageError, match=f"{name} must be a whole number, at least 1 .*; got 0"):
         resolve(read("local", [f"{name}=0"]))
+
+
+def test_a_table_in_place_of_a_config_is_told_how_it_is_named(capsys):
+    with pytest.raises(UsageError, match=r"is a table, not a config: .* federation.dataset.path=shops.csv "):
+        config.read("shops.csv", [])
+    assert main(["data", "inspect", "shops.parquet"]) == 2
+    assert "kinfed data inspect parquet path=shops.parquet client=COLUMN" in " ".join(capsys.readouterr().err.split())

@@ -1,9 +1,11 @@
 """Imbalanced labels: class weights, splits by label, selection by other scores, models that always say one thing."""
 
 import json
+import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -133,8 +135,8 @@ def test_whoever_can_be_split_is_and_who_has_enough_of_a_class_has_it_everywhere
     labels = torch.repeat_interleave(torch.arange(len(held)), torch.tensor(held))
     labels = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
     rows = torch.arange(len(labels))
-    found = split.by_label(rows, labels, torch.Generator().manual_seed(seed))
-    again = split.by_label(rows, labels, torch.Generator().manual_seed(seed))
+    [found] = split([rows], [torch.Generator().manual_seed(seed)], labels)
+    [again] = split([rows], [torch.Generator().manual_seed(seed)], labels)
     assert found.keys() == again.keys()
     assert all(torch.equal(found[name], again[name]) for name in found)
     if len(labels) < 3:
@@ -144,6 +146,47 @@ def test_whoever_can_be_split_is_and_who_has_enough_of_a_class_has_it_everywhere
     for part in found.values():
         assert len(part)
         assert {c for c, n in enumerate(held) if n >= 3} <= set(labels[part].tolist())
+
+
+def alone(split, rows, labels, draw):
+    """What one client gets of a split, by lists: each class in random order, first for the test, then validation."""
+    rows = rows[torch.randperm(len(rows), generator=draw)][: split.examples or None].tolist()
+    parts = 2 + (split.validation > 0)
+    held = {c: [row for row in rows if labels[row] == c] for c in sorted({int(labels[row]) for row in rows})}
+    few = [row for row in rows if len(held[int(labels[row])]) < parts]
+    held = [mine for mine in held.values() if len(mine) >= parts] + ([few] if len(few) >= parts else [])
+
+    def share(of, most):
+        wanted = [of * len(mine) for mine in held]
+        found = [min(max(1, int(w)), m) for w, m in zip(wanted, most, strict=True)]
+        while sum(found) < round(of * len(rows)) and any(f < m for f, m in zip(found, most, strict=True)):
+            lacking = [w - f if f < m else -math.inf for w, f, m in zip(wanted, found, most, strict=True)]
+            found[lacking.index(max(lacking))] += 1
+        return found
+
+    test = share(split.test, [len(mine) - parts + 1 for mine in held])
+    validation = share(split.validation, [len(m) - 1 - t for m, t in zip(held, test, strict=True)])
+    validation = validation if split.validation else [0] * len(held)
+    tested = {row for mine, t in zip(held, test, strict=True) for row in mine[:t]}
+    validated = {row for mine, t, v in zip(held, test, validation, strict=True) for row in mine[t : t + v]}
+    found = {"test": [], "validation": [], "train": []}
+    for row in rows:
+        found["test" if row in tested else "validation" if row in validated else "train"].append(row)
+    return found
+
+
+@pytest.mark.parametrize("split", [Split(), Split(0.3, 0.0), Split(0.55, 0.3), Split(0.2, 0.2, examples=9)])
+@pytest.mark.parametrize("by_class", [True, False])
+def test_many_clients_are_split_at_once_as_each_alone(split, by_class):
+    draw = np.random.default_rng(len(repr(split)))
+    owner = draw.permutation(np.repeat(np.arange(12), draw.integers(3, 40, 12)))
+    labels = torch.from_numpy(draw.choice(5, len(owner), p=[0.5, 0.3, 0.1, 0.06, 0.04]))
+    owned = [torch.from_numpy(np.flatnonzero(owner == i)) for i in range(12)]
+    draws = [torch.Generator().manual_seed(i) for i in range(12)]
+    together = split(owned, draws, labels if by_class else None)
+    for i, found in enumerate(together):
+        mine = alone(split, owned[i], labels if by_class else torch.zeros(len(owner)), draws[i].manual_seed(i))
+        assert {name: rows.tolist() for name, rows in found.items()} == mine
 
 
 def test_only_your_own_labels_are_split_by_class_unless_that_is_asked_for(tmp_path):
@@ -218,7 +261,11 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
     even = Federation.from_arrays(torch.randn(90, 5).double(), torch.arange(90) % 3, torch.arange(90) // 30)
     assert not even.task.by_class
     assert ("own", "test", "auc") not in fit(Local(), even, module(), rounds=1).history.scores[0]
-    assert ("own", "test", "auc") in fit(Local(), even, module(), rounds=1, select_by="auc").history.scores[0]
+    run = fit(Local(), even, module(), rounds=1, select_by="auc")
+    assert ("own", "test", "auc") in run.history.scores[0]
+    told = run.summary()  # `kinfed compare` ranks by it
+    known = [score for score in told["clients_selected"]["own"] if score is not None]
+    assert sum(known) / len(known) == pytest.approx(told["scores"]["own"]["auc"])
 
 
 def test_scores_that_cannot_select_are_refused_in_one_line():

@@ -78,7 +78,7 @@ class Centralised:
             "selected_by": task.metric,
             "scores": self.history.summary(),
             "chosen": JOINT,
-            "clients_scores": {JOINT: self.history.test(JOINT).tolist()},
+            **self.history.clients_scores(),
             "relation": None,
             "warnings": [],
             "seconds": round(self.seconds, 3),

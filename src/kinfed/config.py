@@ -102,6 +102,10 @@ def read(source: str, overrides: list[str]) -> Table:
         if source not in published:
             raise UsageError(f"there is no '{source}'; {nearest(source, published)} (kinfed list papers names all)")
         return override(protocol.experiment(*published[source]), overrides)
+    elif path.suffix in (".csv", ".parquet"):
+        settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
+        told = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
+        raise UsageError(f"'{source}' is a table, not a config: name it in one, or run a method with {told}")
     elif path.suffix != ".toml" and not path.exists():
         raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
     try:

@@ -126,7 +126,7 @@ class Run:
             "selected_by": history.selects,
             "scores": {name: score | self._pooled(name) for name, score in history.summary().items()},
             "chosen": history.chosen,
-            "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
+            **history.clients_scores(),
             "relation": None,
             "warnings": [],
             **self._by_class(),

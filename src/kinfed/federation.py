@@ -106,17 +106,42 @@ class Split:
         if self.examples < 0:
             raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
 
-    def __call__(self, rows: Tensor, draw: torch.Generator) -> Rows:
-        """Rows of one client, shuffled and cut; a share above zero gets at least one row, and so does training."""
-        rows = self._some(rows, draw)
-        count = rows.numel()  # len() of a tensor takes ten times as long, and clients may be a million
-        left = count - 1 - (self.validation > 0)  # most that the test may have
-        if left < 1:
-            return {}
-        test = min(max(1, round(self.test * count)), left)
-        validation = min(max(1, round(self.validation * count)), count - 1 - test) if self.validation else 0
-        parts = rows.split_with_sizes([test, validation, count - test - validation])
-        return {"test": parts[0], "validation": parts[1], "train": parts[2]}
+    def __call__(
+        self, owned: Sequence[Tensor], draws: Iterable[torch.Generator], labels: Tensor | None = None
+    ) -> list[Rows]:
+        """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
+
+        With labels: [n], of the whole pool, each class on its own. Every part is as large as without, but for the one
+        example at least that each class gives to it. A client with fewer rows than parts gets nothing. All clients at
+        once, as they may be a million.
+        """
+        orders = [self._order(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
+        used = torch.tensor([order.numel() for order in orders])  # [N]
+        held = torch.tensor([rows.numel() for rows in owned])
+        whose = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
+        rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[whose]]
+        parts = 2 + (self.validation > 0)
+        label = torch.zeros_like(whose) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
+        none = int(label.max()) + 1 if len(label) else 1
+        kinds, kind, count = (whose * (none + 1) + label).unique(return_inverse=True, return_counts=True)
+        # A client's classes that are too small to be cut are one.
+        kinds = torch.where(count < parts, kinds // (none + 1) * (none + 1) + none, kinds)
+        kinds, kind, count = kinds[kind].unique(return_inverse=True, return_counts=True)  # [K], [n], [K]
+        owner = kinds // (none + 1)  # [K]
+        test = _apportion(count, self.test, count - parts + 1, owner)
+        validation = torch.zeros_like(test)
+        if self.validation:
+            validation = _apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test), owner)
+        order, begin = kind.argsort(stable=True), count.cumsum(0) - count
+        place = torch.empty_like(order)  # of each row among those of its kind
+        place[order] = torch.arange(len(rows)) - begin[kind[order]]
+        part = 3 * whose + (place >= test[kind]).long() + (place >= (test + validation)[kind])
+        sizes = torch.bincount(part, minlength=3 * len(owned)).tolist()
+        cut = rows[part.argsort(stable=True)].split_with_sizes(sizes)
+        return [
+            {"test": cut[3 * i], "validation": cut[3 * i + 1], "train": cut[3 * i + 2]} if enough else {}
+            for i, enough in enumerate((used >= parts).tolist())
+        ]
 
     def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
         """Rows of one client, cut by the lots: [n] of all examples; nothing if a share above zero gets no row."""
@@ -126,37 +151,16 @@ class Split:
         enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
         return parts if enough else {}
 
-    def by_label(self, rows: Tensor, labels: Tensor, draw: torch.Generator) -> Rows:
-        """As `__call__`, class by class; labels: [n] are those of the whole pool.
-
-        Every part is as large as without, but for the one example at least that each class gives to it.
-        """
-        rows = self._some(rows, draw)
-        parts = 2 + (self.validation > 0)
-        if len(rows) < parts:
-            return {}
-        _, kind, count = labels[rows].cpu().unique(return_inverse=True, return_counts=True)
-        few = count < parts
-        kind = torch.where(few[kind], len(count), kind)  # classes too small to be cut are one
-        count = torch.bincount(kind, minlength=len(count) + 1)  # [C + 1], 0 for those
-        test = _apportion(count, self.test, count - parts + 1)
-        validation = torch.zeros_like(test)
-        if self.validation:
-            validation = _apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test))
-        order, begin = kind.argsort(stable=True), count.cumsum(0) - count
-        place = torch.empty_like(order)  # of each row among those of its class
-        place[order] = torch.arange(len(rows)) - begin[kind[order]]
-        tested = place < test[kind]
-        validated = ~tested & (place < (test + validation)[kind])
-        return {"test": rows[tested], "validation": rows[validated], "train": rows[~tested & ~validated]}
-
     def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
         """The rows that a client uses, in random order."""
-        count = rows.numel()
-        used = max(LEAST, math.ceil(self.share * count)) if self.share < 1 else count
-        used = min(used, self.examples or used)
+        return rows[self._order(rows.numel(), draw)]
+
+    def _order(self, count: int, draw: torch.Generator) -> Tensor:
+        """The places of those rows among its `count`."""
         order = torch.randperm(count, generator=draw)
-        return rows[order if used == count else order[:used]]
+        if self.share < 1:
+            order = order[: max(LEAST, math.ceil(self.share * count))]
+        return order[: self.examples] if self.examples else order
 
     def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Iterable[torch.Generator]) -> list[Rows]:
         """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.
@@ -440,10 +444,9 @@ def divide(
         parts = split.by_time(dataset, owned, draws)
     elif lots is not None:
         parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
-    elif labelled and (dataset.stratify if split.stratify is None else split.stratify):
-        parts = [split.by_label(mine, dataset.y, draw) for mine, draw in zip(owned, draws, strict=True)]
     else:
-        parts = list(map(split, owned, draws))
+        stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
+        parts = split(owned, draws, dataset.y if stratified else None)
     short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
     if short:
         raise UsageError(
@@ -461,19 +464,25 @@ def divide(
     )
 
 
-def _apportion(count: Tensor, share: float, most: Tensor) -> Tensor:
-    """[G] how many of each group of examples, count: [G], a part gets: one at least, at most `most`, its share in all.
+def _apportion(count: Tensor, share: float, most: Tensor, owner: Tensor) -> Tensor:
+    """[K] how many of each kind of examples, count: [K], a part gets: one at least, at most `most`, its share in all.
 
-    What whole numbers leave over goes where most is missing.
+    `owner: [K]`, ascending, are the clients whose kinds these are; each has its share on its own. What whole numbers
+    leave over goes where most is missing.
     """
     wanted = share * count.double()
     found = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
-    for _ in range(round(share * int(count.sum())) - int(found.sum())):
-        missing = torch.where(found < most, wanted - found, -torch.inf)
-        if missing.max() == -torch.inf:
-            break
-        found[missing.argmax()] += 1
-    return found
+    held, dealt = (torch.bincount(owner, number).long() for number in (count, found))  # [N]
+    lacking = (share * held.double()).round().long() - dealt
+    while True:
+        missing = torch.where((found < most) & (lacking > 0)[owner], wanted - found, -torch.inf)
+        largest = torch.full(lacking.shape, -torch.inf).double().scatter_reduce(0, owner, missing, "amax")
+        best = ((missing == largest[owner]) & (missing > -torch.inf)).nonzero().flatten()
+        if not len(best):
+            return found
+        best = best[owner[best].diff(prepend=owner.new_tensor([-1])) > 0]  # a client's first
+        found[best] += 1
+        lacking[owner[best]] -= 1
 
 
 def check_graph(weights: Tensor, count: int) -> None:

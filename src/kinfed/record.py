@@ -164,10 +164,22 @@ class History:
         better = mean if self._higher else -mean
         return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 
-    def test(self, model: str) -> Tensor:
-        """[N] the task's metric on test examples, at the round that validation selects."""
+    def test(self, model: str, metric: str = "") -> Tensor:
+        """[N] the task's metric, or this one, on test examples, at the round that validation selects."""
         at = self.rounds.index(self.select(model))
-        return self.scores[at][model, "test", self.task.metric]
+        return self.scores[at][model, "test", metric or self.task.metric]
+
+    def clients_scores(self) -> dict[str, dict[str, list[float | None]]]:
+        """Every client's test scores by named model: `clients_scores`, of the task's metric.
+
+        Where another score selects, also `clients_selected`, of that one; None for a client that does not have it.
+        """
+        found: dict[str, dict[str, list[float | None]]] = {}
+        found["clients_scores"] = {name: self.test(name).tolist() for name in self.named_models}
+        if self.selects != self.task.metric:
+            told = {name: self.test(name, self.selects).tolist() for name in self.named_models}
+            found["clients_selected"] = {n: [None if math.isnan(v) else v for v in told[n]] for n in told}
+        return found
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Per named model: the test metric over clients (see `spread`), the means of the task's other test metrics,

@@ -354,3 +354,27 @@ def test_means_over_some_of_the_clients_say_so(tmp_path):
     some = "balanced, AUC: 1 of 2 clients, the others are tested on one class"
     assert some in drawn(compare([tmp_path / "fedavg", tmp_path / "local"]))
     assert not any("tested on one class" in line for line in drawn(compare([tmp_path / "local"])))
+
+
+def selected(folder, method, values, by, own):
+    """A run that was selected by another score, of which its clients have these test scores."""
+    return write(folder, method, values, selected_by=by, clients_selected={"own": own, "mixed": own})
+
+
+@pytest.mark.parametrize(("by", "sign", "said"), [("balanced_accuracy", 1, "balanced accuracy"), ("loss", -1, "loss")])
+def test_runs_are_ranked_and_clients_counted_by_the_score_that_selected_them_all(tmp_path, by, sign, said):
+    always = selected(tmp_path / "a", "local", [0.9, 0.9, 0.9], by, [sign * 0.5, sign * 0.5, None])
+    finds = selected(tmp_path / "b", "fedavg", [0.8, 0.7, 0.6], by, [sign * 0.9, sign * 0.4, None])
+    found = compare([always, finds])
+    ((first, second),) = found.sets
+    assert (first.method, first.ranked_by, first.selected) == ("fedavg", by, pytest.approx(sign * 0.65))
+    assert (first.helped, first.hurt, second.helped) == (1, 1, None)
+    text = drawn(found)
+    assert text[0] == f"Test scores: mnist, 3 clients, accuracy in % (ranked by {said})"
+    assert ("-0.65" in text[3].split()) == (by == "loss")  # balanced accuracy has a column of its own
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["runs"][0]["ranked_by"] == by
+    # Beside a run that was selected by accuracy, and one that does not tell the score, accuracy ranks all.
+    for other in (write(tmp_path / "c", "fedamp", [0.1] * 3), write(tmp_path / "d", "cfl", [0.1] * 3, selected_by=by)):
+        (rows,) = compare([always, finds, other]).sets
+        assert [row.method for row in rows[:2]] == ["local", "fedavg"]
+        assert (rows[1].ranked_by, rows[1].helped, rows[1].hurt) == ("accuracy", 0, 3)

@@ -129,6 +129,11 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
 
 def _inspect(asked: argparse.Namespace, console: Console) -> None:
     folder = Path(asked.data_dir) if asked.data_dir else None
+    if (table := Path(asked.subject)).suffix in (".csv", ".parquet"):
+        raise UsageError(
+            f"'{table}' is a table: kinfed data inspect {table.suffix[1:]} path={table} client=COLUMN target=COLUMN, "
+            "or a config that names it"
+        )
     if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
         # Who trains what is no matter here, so a config of the data alone will do.
         learning = {"method": "local", "model": "linear"}

@@ -155,7 +155,7 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
     console.print(shown)
     if len(summary["scores"]) > 1:
-        by = f"chosen by validation {summary['selected_by'].replace('_', ' ')}"
+        by = f"chosen by validation {summary['selected_by'].replace('_', ' ').replace('auc', 'AUC')}"
         why = by if selected else "the first named, for want of validation data"
         console.print(f"* {why}: the models that are saved")
         legend = [f"{name}: {MODELS[name]}" for name in summary["scores"] if name in MODELS]

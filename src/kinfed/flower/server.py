@@ -354,7 +354,7 @@ def _summarise(
         "selected_by": history.selects,
         "scores": history.summary(),
         "chosen": history.chosen,
-        "clients_scores": {name: history.test(name).tolist() for name in history.named_models},
+        **history.clients_scores(),
         "relation": {"origin": origin} if relation is not None else None,
         "warnings": [],
         **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),

@@ -398,7 +398,7 @@ def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: boo
     if split.validation:
         two = Split(split.validation, 0.0)
         by_label = labelled and split.stratify is not False
-        parts = two.by_label(rows, y["y_train"], draw) if by_label else two(rows, draw)
+        [parts] = two([rows], [draw], y["y_train"] if by_label else None)
     if not parts:
         raise UsageError("one training example leaves none for validation; set federation.split.validation=0")
     for table, key in ((x, "x"), (y, "y")):

@@ -15,9 +15,10 @@ from rich.text import Text
 from ..errors import UsageError
 from ..record import over_seeds, preferred, selects_highest
 from ..runs import read_summary, reading
+from ..tasks import BY_CLASS
 
 Array = NDArray[np.float64]
-Scores = dict[int, Array]  # of a run's clients: [N], by seed
+Scores = dict[int, Array]  # of a run's clients: [2, N], the metric and the score that selected, by seed
 ORIGINS = ("learned", "given", "oracle")  # of relations
 
 
@@ -36,13 +37,16 @@ class Row:
     clients: int
     metric: str
     higher_is_better: bool
+    selected_by: str  # the validation score that selected its rounds and model
+    selected: float | None  # mean of that score on test examples; None where the run does not tell it
+    ranked_by: str  # what its set is sorted by and clients are counted by: that score if all have it, or the metric
     seeds: tuple[int, ...]
     mean: float  # over clients, of the test score at the selected round
     over_clients: float  # standard deviation
     worst5: float
     best5: float
     over_seeds: float | None  # standard deviation of `mean`, of a repeated run
-    helped: float | None  # clients with a better test score than under Local
+    helped: float | None  # clients with a better test score, that of `ranked_by`, than under Local
     hurt: float | None  # and with a worse one
     balanced_accuracy: float | None  # mean over the clients tested on several classes, where labels are uneven
     auc: float | None  # likewise
@@ -74,9 +78,11 @@ class Comparison:
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
 
-    Clients helped and hurt are counted against the best Local run of the same data set, client count and metric that
-    has all seeds of the run, client by client and seed by seed. Runs that are not finished are left out, and a warning
-    names them. Raises UsageError naming the folder that is no run, or whose summary is broken, and if none is finished.
+    Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
+    Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
+    that has all seeds of the run, client by client and seed by seed. Runs that are not finished are left out, and a
+    warning names them. Raises UsageError naming the folder that is no run, or whose summary is broken, and if none is
+    finished.
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
@@ -93,7 +99,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
         warnings.append(f"runs that differ in {_differing([alike[0][0] for alike in ordered])} are not comparable")
     compared = []
     for alike in ordered:
-        alike.sort(key=lambda one: -one[0].mean if one[0].higher_is_better else one[0].mean)
+        alike = _ranked(alike)
         local = [scores for row, scores in alike if row.method == "local"]
         rows = []
         for row, scores in alike:
@@ -104,6 +110,25 @@ def compare(folders: Sequence[Path]) -> Comparison:
             rows.append(row if row.method == "local" or reference is None else _against(row, scores, reference))
         compared.append(tuple(rows))
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)))
+
+
+def _ranked(alike: list[tuple[Row, Scores]]) -> list[tuple[Row, Scores]]:
+    """Runs that are comparable, best first."""
+    shared = {row.selected_by for row, _ in alike if row.selected is not None}
+    if len(shared) > 1 or any(row.selected is None for row, _ in alike):
+        shared = {alike[0][0].metric}
+    (by,) = shared
+    rows = [(replace(row, ranked_by=by), scores) for row, scores in alike]
+    return sorted(rows, key=lambda one: -_sign(one[0]) * _ranking(one[0]))
+
+
+def _sign(row: Row) -> int:
+    """Of a difference in the score that ranks, so that more is better."""
+    return 1 if row.higher_is_better and row.ranked_by != "loss" else -1
+
+
+def _ranking(row: Row) -> float:
+    return row.mean if row.ranked_by == row.metric or row.selected is None else row.selected
 
 
 def _is_unfinished(folder: Path) -> bool:
@@ -160,6 +185,8 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
         notes.append(
             f"balanced, AUC: {least.several:.0f} of {least.clients} clients, the others are tested on one class"
         )
+    if any(row.ranked_by != row.metric and row.helped is not None for rows in comparison.sets for row in rows):
+        notes.append("helped, hurt: by the score that ranks, which selected the runs")
     if any(row.leaking for rows in comparison.sets for row in rows):
         notes.append("* leaking: what it was tested on is not new to it, so its scores are no fair estimate")
     if any(row.attack for rows in comparison.sets for row in rows):
@@ -207,6 +234,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
         "model": row.model,
         **{heading: "" if value is None else f"{percent * value:.{decimals}f}" for heading, value in score.items()},
         "AUC": "" if row.auc is None else f"{row.auc:.3f}",
+        "ranked\nby": "" if row.ranked_by in (row.metric, *BY_CLASS) else f"{_ranking(row):.4g}",
         "helped\n/hurt": "" if row.helped is None else f"{row.helped:.0f}/{row.hurt:.0f}",
         "edge\nAUROC": "" if row.auroc is None else f"{row.auroc:.3f}",
         "time\n(s)": f"{row.seconds:.0f}",
@@ -251,6 +279,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
         else first.warnings,
         leaking=any(row.leaking for row in rows),
         mean=average("mean"),
+        selected=shared("selected"),
         over_clients=average("over_clients"),
         worst5=average("worst5"),
         best5=average("best5"),
@@ -290,6 +319,9 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             clients=int(summary["clients"]),
             metric=str(summary["metric"]),
             higher_is_better=bool(summary["higher_is_better"]),
+            selected_by=str(summary.get("selected_by", summary["metric"])),
+            selected=None,
+            ranked_by=str(summary["metric"]),
             seeds=(int(summary["seed"]),),
             mean=float(score["mean"]),
             over_clients=float(score["std"]),
@@ -307,19 +339,28 @@ def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]
             warnings=tuple(map(str, summary.get("warnings", []))),
         )
         scores = np.array(summary["clients_scores"][model], np.float64)
+        selecting = scores
+        if row.selected_by != row.metric:
+            told = summary.get("clients_selected", {model: [math.nan] * row.clients})
+            selecting = np.array(told[model], np.float64)
     if scores.shape != (row.clients,) or not np.isfinite([*scores, row.mean]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {row.clients} clients; "
             f"got {int(np.isfinite(scores).sum())}"
         )
-    # Attackers are neither helped nor hurt.
-    return row, np.where(np.isin(summary["names"], attack["attackers"]), np.nan, scores) if attack else scores
+    if selecting.shape != scores.shape:
+        raise UsageError(f"{folder}/summary.json must hold a number or NaN in clients_selected for each client")
+    both = np.stack([scores, selecting])
+    if attack:  # attackers are neither helped nor hurt
+        both[:, np.isin(summary["names"], attack["attackers"])] = np.nan
+    known = both[1][np.isfinite(both[1])]
+    return replace(row, selected=float(known.mean()) if len(known) else None), both
 
 
 def _against(row: Row, scores: Scores, local: Scores) -> Row:
     """The row with the clients counted that do better, and worse, than under Local: means over seeds."""
-    sign = 1 if row.higher_is_better else -1
-    gain = sign * np.stack([scores[seed] - local[seed] for seed in row.seeds])  # [seeds, N]
+    which = int(row.ranked_by != row.metric)
+    gain = _sign(row) * np.stack([scores[seed][which] - local[seed][which] for seed in row.seeds])  # [seeds, N]
     return replace(row, helped=float((gain > 0).sum(1).mean()), hurt=float((gain < 0).sum(1).mean()))
 
 
@@ -330,7 +371,10 @@ def _is_share(row: Row) -> bool:
 def _setting(row: Row) -> str:
     unit = " in %" if _is_share(row) else ""
     better = "higher" if row.higher_is_better else "lower"
-    return f"{row.dataset}, {row.clients} clients, {row.metric}{unit} ({better} is better)"
+    ranks = f"{better} is better"
+    if row.ranked_by != row.metric:
+        ranks = f"ranked by {'AUC' if row.ranked_by == 'auc' else row.ranked_by.replace('_', ' ')}"
+    return f"{row.dataset}, {row.clients} clients, {row.metric}{unit} ({ranks})"
 
 
 def _letter(i: int) -> str:
