@@ -496,8 +496,8 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     assert summary["names"] == list("abdef")
     assert summary["classes"] == 3
     assert (
-        "left client c out: its labels show 1,000,000,000 classes, more than 1,000 and than 10 times the median of the "
-        "others' (3); if that is right, set flower.classes"
+        "left client c out: its labels show 1,000,000,000 classes, more than 100,000; if that is right, set "
+        "flower.classes"
     ) in trial.said
 
 
@@ -506,6 +506,7 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     [
         ({"a": 2, "b": 4, "c": 100}, ""),  # few labels at a site, as in splits by class
         ({"a": 1, "b": 1, "c": 1000}, ""),
+        ({"a": 3, "b": 10**9, "c": 10**9}, "bc"),  # most lie
         ({"a": 8000, "b": 900, "c": 8142}, ""),
         ({"a": 10, "b": 10, "c": 1001}, "c"),
         ({"a": 10, "b": 10**9}, "b"),

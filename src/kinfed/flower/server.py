@@ -37,6 +37,7 @@ from .rehearsal import Rehearsal
 Tree = Any
 FACTS = "federation.json"  # what the sites agreed upon before round 1
 CLASSES, TIMES = 1000, 10  # a site's classes are believed up to so many, or so many times the median of the others'
+MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
 WAIT = 180  # seconds for the process before to notice that its SuperLink has gone
 
 
@@ -208,7 +209,8 @@ def _agree(planned: Plan, courier: Courier) -> Words:
 def _overclaimed(found: dict[str, Words]) -> dict[str, str]:
     """Sites that say they have so many classes that the model for these could be too large, and why they are left out.
 
-    More than CLASSES are believed if others of the same kind have nearly as many, whose median a few liars cannot move.
+    More than CLASSES are believed if others of the same kind have nearly as many, whose median a few liars cannot move;
+    where liars are most, as two of three sites, up to MOST.
     """
     left_out = {}
     for client, words in found.items():
@@ -216,7 +218,11 @@ def _overclaimed(found: dict[str, Words]) -> dict[str, str]:
         if classes <= CLASSES:
             continue
         others = [w["task"].get("classes", 0) for c, w in found.items() if c != client and _kind(w) == _kind(words)]
-        if not others or classes > TIMES * median(others):
+        if classes > MOST:
+            left_out[client] = (
+                f"its labels show {classes:,} classes, more than {MOST:,}; if that is right, set flower.classes"
+            )
+        elif not others or classes > TIMES * median(others):
             left_out[client] = (
                 f"its labels show {classes:,} classes, more than {CLASSES:,} and than {TIMES} times the median of the "
                 f"others' ({median(others) if others else 'there are none'}); if that is right, set flower.classes"
