@@ -69,7 +69,7 @@ elif what and "flwr-clientapp" in program:
     from kinfed import checkpoint
     from kinfed.flower import client, grid, messages, site
     from kinfed.flower.messages import Message
-    real, save, pack, digest = site.Site.answer, checkpoint.save_file, grid.pack, messages.layout_digest
+    real, save, pack, digest = site.Site.answer, checkpoint.write, grid.pack, messages.layout_digest
     spoiled = False
 
     def answer(self, kind, order):
@@ -102,7 +102,7 @@ elif what and "flwr-clientapp" in program:
     def other(layout):
         return "other" if what == "layout" and spoiled else digest(layout)
 
-    site.Site.answer, checkpoint.save_file, grid.pack, messages.layout_digest = answer, full, garbled, other
+    site.Site.answer, checkpoint.write, grid.pack, messages.layout_digest = answer, full, garbled, other
 """
 
 
