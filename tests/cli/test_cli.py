@@ -226,7 +226,7 @@ def test_options_that_nobody_knows_end_in_one_line_too(words, capsys):
     assert left.value.code == 2
     told = capsys.readouterr()
     assert told.out == ""
-    assert re.fullmatch(r"kinfed: .*; kinfed.* --help tells what there is\n", told.err)
+    assert re.fullmatch(r"kinfed: .*; kinfed.* --help lists the options\n", told.err)
 
 
 def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(capsys, tmp_path):

@@ -518,7 +518,7 @@ def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_pa
         "".join(f"{name}_temp_path {tmp_path}/{name};" for name in folders)
         + f"access_log off; error_log {tmp_path}/log;"
     )
-    changes = {"127.0.0.1:8001": f"127.0.0.1:{behind.server_port}", "/home/kinfed": str(tmp_path)}
+    changes = {"127.0.0.1:8001": f"127.0.0.1:{behind.server_port}", "/etc/kinfed": str(tmp_path)}
     changes |= {"listen 8000": f"listen 127.0.0.1:{port}", "http {": f"http {{ {own}"}
     for old, new in changes.items():
         assert old in text

@@ -21,7 +21,7 @@ class _Parser(argparse.ArgumentParser):
     """One line for what it cannot take, as for all other errors."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"kinfed: {short(message)}; {self.prog} --help tells what there is\n")
+        self.exit(2, f"kinfed: {short(message)}; {self.prog} --help lists the options\n")
 
 
 def execute(arguments: list[str] | None) -> int:

@@ -156,7 +156,7 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
     console.print(shown)
     if len(summary["scores"]) > 1:
         by = f"chosen by validation {summary['selected_by'].replace('_', ' ').replace('auc', 'AUC')}"
-        why = by if selected else "the first named, for want of validation data"
+        why = by if selected else "the first named, as there are no validation data"
         console.print(f"* {why}: the models that are saved")
         legend = [f"{name}: {MODELS[name]}" for name in summary["scores"] if name in MODELS]
         console.print("; ".join(legend))

@@ -34,7 +34,7 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
-    shelf = commands.add_parser("list", parents=[common], help="what there is to choose from")
+    shelf = commands.add_parser("list", parents=[common], help="available methods, data sets, models and other parts")
     shelf.add_argument("shelf", choices=[*SHELVES, "papers", "tables"])
     shelf.set_defaults(command=_list)
 
