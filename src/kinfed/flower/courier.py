@@ -189,7 +189,7 @@ class Courier:
                 time.sleep(self.poll)
         for client in orders:
             mine = [id for id, flight in self._flights.items() if flight.client == client]
-            # Orders that were given up are remembered: they must not pile up. The one that this order waited for is lost.
+            # Orders given up are remembered: they must not pile up. The one that the present order waited for is lost.
             sent = any(self._flights[id].order == self._order for id in mine)
             for id in mine if client not in waiting else mine[: not sent]:
                 del self._flights[id]
