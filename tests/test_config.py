@@ -262,6 +262,10 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"model": {"name": "mlp", "hidden": [5, "6"]}}, r"model.hidden\[1\] must be a whole number; got '6'"),
         ({"model": {"name": "mlp", "width": 5}}, "unknown key 'model.width'; known: hidden"),
         ({"model": 5}, "model needs a name"),
+        (
+            {"method": {"name": "fedprox", "mu": 1e39}},
+            r"method.mu must be at most 1e\+30, what single precision can hold; got 1e\+39",
+        ),
         ({"training": {"steps": 10**20}}, r"steps must be a whole number, at least 1 and below 2\*\*31; got 10000"),
         ({"method": {"name": "sfl", "step": 2}}, "unknown key 'method.step'; did you mean 'steps'"),
         ({"method": {"name": "sfl", "steps": 2.0}}, r"method.steps must be a whole number; got 2\.0"),

@@ -89,6 +89,11 @@ def test_labels_that_do_not_count_from_0():
         fit(FedAvg(), Federation.from_arrays(X, LABELS + 1, OWNER), NET, rounds=1)
 
 
+def test_owners_of_unlike_lengths():
+    with pytest.raises(UsageError, match="client must name the owner of every example"):
+        Federation.from_arrays(X, LABELS, [[1, 2], [3]])
+
+
 def test_labels_may_be_text():
     named = Federation.from_arrays(X, ["yes" if label else "no" for label in LABELS], OWNER)
     assert named.classes == ("no", "yes")

@@ -1,6 +1,7 @@
 """Config: TOML tables and overrides become constructor arguments; no part ever reads a config."""
 
 import inspect
+import math
 import tomllib
 import types
 import typing
@@ -36,6 +37,7 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
+LARGEST = 1e30  # a setting that is a number; of larger ones single precision cannot hold even small multiples
 NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
 BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
 
@@ -357,6 +359,8 @@ def _check(value: Any, kind: Any, where: str) -> Any:
             inner = typing.get_args(option)[0]
             return tuple(_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if LARGEST < abs(value) < math.inf:
+                raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
             return float(value)
         if option is bool and isinstance(value, bool):
             return value

@@ -357,7 +357,10 @@ class Federation:
             target = target.to(torch.int64)
         if target.is_floating_point():
             target = target.to(pool.dtype)  # what a model makes of x
-        owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
+        try:
+            owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
+        except ValueError:
+            raise UsageError("client must name the owner of every example, each by a number or each by text") from None
         if (named := _texts(owner)) is not None:
             owner = named
         if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
