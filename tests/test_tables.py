@@ -185,6 +185,16 @@ def test_parquet_without_polars_says_what_to_install(tmp_path, monkeypatch):
         read(tmp_path / "t.parquet", client="who", target="y")
 
 
+def test_a_damaged_parquet_file_that_its_reader_panics_at(tmp_path, monkeypatch):
+    def panic(path):
+        raise polars.exceptions.PanicException("assertion failed")  # no Exception
+
+    monkeypatch.setattr(polars, "read_parquet", panic)
+    (tmp_path / "t.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UsageError, match=r"t\.parquet is a damaged Parquet file \(assertion failed\)"):
+        read(tmp_path / "t.parquet", client="who", target="y")
+
+
 def test_parquet_is_read_with_its_types(tmp_path):
     frame = polars.DataFrame(
         {

@@ -495,7 +495,10 @@ def _parquet(path: Path) -> _Frame:
         raise UsageError(
             f"{path}: reading Parquet needs polars; install it with: pip install 'kinfed[parquet]'"
         ) from None
-    held = polars.read_parquet(path)
+    try:
+        held = polars.read_parquet(path)
+    except polars.exceptions.PanicException as problem:  # no Exception, so that few catch it
+        raise UsageError(f"{path} is a damaged Parquet file ({problem!s:.200})") from None
     cells: dict[str, Cells] = {}
     strange = {}
     for name, column in zip(held.columns, held.iter_columns(), strict=True):
