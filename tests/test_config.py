@@ -264,7 +264,7 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"model": 5}, "model needs a name"),
         (
             {"method": {"name": "fedprox", "mu": 1e39}},
-            r"method.mu must be at most 1e\+30, what single precision can hold; got 1e\+39",
+            r"method.mu must be at most 3.4e\+38, what single precision can hold; got 1e\+39",
         ),
         ({"training": {"steps": 10**20}}, r"steps must be a whole number, at least 1 and below 2\*\*31; got 10000"),
         ({"method": {"name": "sfl", "step": 2}}, "unknown key 'method.step'; did you mean 'steps'"),

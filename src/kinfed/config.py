@@ -37,7 +37,7 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent / "experiments"
 DEFAULT = EMBEDDED / "rotated-digits.toml"
-LARGEST = 1e30  # a setting that is a number; of larger ones single precision cannot hold even small multiples
+LARGEST = 3.4e38  # a setting that is a number: what single precision can hold
 NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
 BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
 

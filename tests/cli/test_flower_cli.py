@@ -46,7 +46,7 @@ def test_a_flower_that_was_not_tested_is_refused(refused, monkeypatch):
     for version in ("1.40.0", "1.41.1", "1.42.0"):
         monkeypatch.setattr(importlib.metadata, "version", lambda name, v=version: v if name == "flwr" else real(name))
         for action in (["down"], ["up", "--insecure"], ["node", "a", "--data", "x.npz"], ["run", "f.toml"]):
-            assert refused(*action).endswith(f"here is {version}: pip install 'flwr==1.41.0'")
+            assert refused(*action).endswith(f"found {version}: pip install 'flwr==1.41.0'")
 
 
 def test_the_tested_version_is_that_of_the_package():

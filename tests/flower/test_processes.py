@@ -330,12 +330,12 @@ def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path
 
     def popen(command, **how):
         started.append(real([sys.executable, "-c", "import time; time.sleep(30)", "flower-superlink"], **how))
-        os.kill(os.getpid(), signal.SIGINT)  # before anything is written
+        os.kill(os.getpid(), signal.SIGTERM)  # before anything is written
         return started[0]
 
     monkeypatch.setattr(processes.subprocess, "Popen", popen)
     try:
-        with pytest.raises(KeyboardInterrupt), heard():
+        with pytest.raises(Terminated), heard():
             processes.up(tmp_path, "127.0.0.1", processes._free_port(), None, print)
         monkeypatch.undo()
         processes.down(tmp_path, print)
