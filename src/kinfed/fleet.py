@@ -164,9 +164,8 @@ class Simulation:
         """Local training of the cohort: [K]; private states are kept here."""
         before = self.states.take(cohort)
         after, uploads = self._each(round, cohort, self.method.train, before, sent)
-        raise_if_diverged(
-            self.names, round, cohort, (after, uploads), self.method.remedy
-        )  # states are not replaced yet
+        # Before the states are replaced.
+        raise_if_diverged(self.names, round, cohort, (after, uploads), self.method.remedy)
         self.states.put(cohort, after, before)
         return cohort, uploads
 
