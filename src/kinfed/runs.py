@@ -112,11 +112,11 @@ def resume(folder: Path, machine: Machine) -> dict[str, Any]:
     except (UsageError, RunError, OSError, MemoryError):
         raise
     except Exception as problem:  # whatever a checkpoint from elsewhere can end in
-        kept, why = next(folder.rglob(CHECKPOINT), None), " ".join(str(problem).split())
+        kept = next(folder.rglob(CHECKPOINT), None)
         if kept is None:
             raise
         raise RunError(
-            f"{kept} is not what this kinfed writes ({why:.300}; --debug shows where); delete it to start over"
+            f"{kept} is not what this kinfed writes ({problem!s:.300}; --debug shows where); delete it to start over"
         ) from problem
 
 
@@ -173,8 +173,8 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
         kind = next(tensors[e.name] for e in layout.entries if e.trainable).dtype
         module.to(kind).load_state_dict(tensors, strict=False)
     except (SafetensorError, OSError, RuntimeError, TypeError) as problem:
-        why = " ".join(str(problem).split())
-        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why:.300})") from None
+        why = f"{problem!s:.300}"
+        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})") from None
     return module.eval()
 
 
