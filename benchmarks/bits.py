@@ -22,11 +22,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from kinfed import SGD, Federation, Method, Training, config, protocol
+from kinfed import SGD, Federation, Method, Training
 from kinfed.errors import RunError, UsageError
-from kinfed.experiment import fit
+from kinfed.experiments import config
+from kinfed.experiments.fit import fit
+from kinfed.experiments.reproduction import Reproduction
 from kinfed.files import replacing
-from kinfed.reproduction import Reproduction
+from kinfed.papers import published_table
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
 
@@ -47,8 +49,8 @@ def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
             )
 
     folder, seen = Path(os.environ["KINFED_DATA"]), set[str]()
-    for name in protocol.tables():
-        table = Reproduction(protocol.load(name), Path("unused"), folder)
+    for name in published_table.tables():
+        table = Reproduction(published_table.load(name), Path("unused"), folder)
         for cell in table.cells():
             if cell.experiment is None:
                 continue

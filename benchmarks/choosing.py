@@ -17,14 +17,14 @@ from engine import mlp, processor, wide_cnn
 from torch import nn
 
 from kinfed import SGD, Adam, Federation, Training, UsageError
-from kinfed.choosing import NAMES
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
 from kinfed.errors import several
-from kinfed.fleet import Simulation
-from kinfed.gemm import fast_gemm, objection, suits
 from kinfed.methods import FedAvg
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.tasks import Classification, Regression
+from kinfed.ops.gemm import fast_gemm, objection, suits
+from kinfed.simulation.auto import NAMES
+from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "choosing.md"
 SECONDS, LEAST = 4.0, 3  # for a case, and turns that it has in any case

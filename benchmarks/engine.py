@@ -24,16 +24,17 @@ import torch.nn.functional as F
 from exact import error
 from torch import nn
 
-from kinfed import SGD, Federation, Training, UsageError, engine
-from kinfed.choosing import NAMES
-from kinfed.fleet import Simulation
+from kinfed import SGD, Federation, Training, UsageError
+from kinfed.core import engine
+from kinfed.core.history import History
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification
 from kinfed.fused import Fused
-from kinfed.gemm import fast_gemm
 from kinfed.methods import FedAvg
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.record import History
-from kinfed.tasks import Classification
+from kinfed.ops.gemm import fast_gemm
+from kinfed.simulation.auto import NAMES
+from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "engine.md"
 ROUNDS, MOST = 7, 25  # undisturbed rounds wanted of each program, and rounds tried at most

@@ -5,9 +5,9 @@ import copy
 import torch
 
 from kinfed import Federation
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
 from kinfed.methods import FedAvg
-from kinfed.model import Model
+from kinfed.simulation.simulation import Simulation
 
 
 def error(module, data, training, share=1.0, **how):

@@ -18,8 +18,8 @@ import numpy as np
 from flower_federation import Federation, deal, environment
 from page import put
 
-from kinfed import wire
-from kinfed.flower import courier, plan, server
+from kinfed.core import trees
+from kinfed.flower import broker, plan, server
 from kinfed.flower.site import Site
 from kinfed.methods import METHODS
 
@@ -44,7 +44,7 @@ class InProcess:
         for way, said in (("down", message), ("up", answer)):
             for name, array in said.arrays.items():
                 key = (way, f"{kind}/{name}" if kind != "round" else name)
-                self.counted[key] = self.counted.get(key, 0) + wire.size(array)
+                self.counted[key] = self.counted.get(key, 0) + trees.size(array)
         return id
 
     def pull(self, ids):
@@ -53,7 +53,7 @@ class InProcess:
 
 def count_bytes():
     """A line a method: bytes of a client and round, beside one model down and one up."""
-    courier.LOOK = 0.0
+    broker.LOOK = 0.0
     lines = []
     for name in METHODS:
         with tempfile.TemporaryDirectory() as folder:

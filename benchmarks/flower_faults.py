@@ -30,11 +30,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 
 from kinfed import Federation as Clients
-from kinfed import wire
-from kinfed.engine import run
-from kinfed.fleet import Simulation
+from kinfed.core import trees
+from kinfed.core.engine import run
+from kinfed.core.history import History
 from kinfed.flower import plan
-from kinfed.record import History
+from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower-faults.md"
 SITES = 3
@@ -258,7 +258,7 @@ def simulate(federation, absent, rounds):
         def train(self, round, cohort, sent):
             here = torch.tensor([(clients.names[i], round + 1) not in absent for i in cohort.tolist()])
             return super().train(
-                round, cohort[here], wire.unpack({name: t[here] for name, t in wire.pack(sent).items()}, sent)
+                round, cohort[here], trees.unpack({name: t[here] for name, t in trees.pack(sent).items()}, sent)
             )
 
     learning = planned.learning

@@ -22,12 +22,12 @@ from exact import error
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kinfed import Federation
-from kinfed.executors import threads
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAvg
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.tasks import Classification, Regression
+from kinfed.simulation.simulation import Simulation
+from kinfed.simulation.workers import threads
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "fused.md"
 

@@ -37,7 +37,7 @@ from page import put
 from safetensors import safe_open
 
 from kinfed import RunError, UsageError, files
-from kinfed.report import charts, heatmaps
+from kinfed.plots import charts, heatmaps
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "fuzz.md"

@@ -33,20 +33,22 @@ from safetensors.torch import save
 from torch import nn
 
 import kinfed
-from kinfed import SGD, Adam, Federation, Participation, Split, Training, UsageError, config, relations
+from kinfed import SGD, Adam, Federation, Participation, Split, Training, UsageError, from_csv
 from kinfed.attacks import ATTACKS
 from kinfed.cli import main as command
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data import graph_files
 from kinfed.datasets.images import FORMS
-from kinfed.flower import courier, grid, plan
-from kinfed.flower.courier import Failure, Node
+from kinfed.experiments import config
+from kinfed.flower import grid, plan
+from kinfed.flower.broker import Failure, Node
 from kinfed.flower.messages import Message
 from kinfed.flower.server import serve
 from kinfed.flower.site import Site
+from kinfed.graphs.known import GRAPHS
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
-from kinfed.relations import GRAPHS
-from kinfed.tasks import Classification, Regression
 
 MARK = "EXECUTED"  # the file that a pickle writes if anybody loads it
 ENDLESS = ("rounds", "seeds")  # large numbers of these are asked for
@@ -444,8 +446,8 @@ def tables(draw):
             draw.broken or config.resolve(json.loads(json.dumps(table))).federation(Path(), 0)
             break
     if draw.random() < 0.3 and {"path", "client", "target"} <= settings.keys():
-        known = inspect.signature(kinfed.tables.read).parameters
-        federation = Federation.from_csv(**{key: value for key, value in settings.items() if key in known})
+        known = inspect.signature(kinfed.data.tables.read).parameters
+        federation = from_csv(**{key: value for key, value in settings.items() if key in known})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
         return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, executor="loop"), net)
     Path("c.toml").write_text(tomli_w.dumps(table))
@@ -484,7 +486,7 @@ def edges(draw):
     if draw.broken:
         settings |= {"sigma": draw.choice([0.0, -1.0, math.nan]), "threshold": draw.choice([0.1, 0, 1, 2, math.nan])}
     file = links(draw, [*names, *(["stranger"] if draw.breaks(0.2) else [])])
-    weights = relations.read(file, names, strangers=draw.random() < 0.5, **settings).weights
+    weights = graph_files.read(file, names, strangers=draw.random() < 0.5, **settings).weights
     x, client = torch.randn(9 * len(names), 2), torch.arange(9 * len(names)) % len(names)
     federation = Federation.from_arrays(x, x[:, 0] > 0, client, graph=weights)
     method = draw.choice(["sfl", "panacea", "fedavg"])
@@ -621,7 +623,7 @@ class Post:
             named = [
                 "kinfed.__main__:main",
                 "os:system",
-                "kinfed.method:Params",
+                "kinfed.core.method:Params",
                 "kinfed.cli:main",
                 "tuple",
                 "kinfed:x",
@@ -665,7 +667,7 @@ def sites(draw):
     table["federation"] = {"split": {"validation": draw.choice([0.1, 0.0])}}
     way = draw.choice(["order", "answer", "answer", "files"]) if draw.broken else ""
     planned = plan.resolve(mutate(draw, table, 0.9))
-    with mock.patch.multiple(courier, LOOK=0.0, AGAIN=0.05, LATER=0.05):
+    with mock.patch.multiple("kinfed.flower.broker", LOOK=0.0, AGAIN=0.05, LATER=0.05):
         serve(planned, Post(draw, made, way), Path("out"), lambda text: None, 0.001)
         if way == "files":  # a site's folder from elsewhere: the next run's experiment has that name
             for path in sorted(p for p in Path("state").rglob("*") if p.is_file() and draw.random() < 0.5):
@@ -787,6 +789,6 @@ def prepare(base):
     for name, more in (("finished", []), ("stopped", []), ("seeds", ["seeds=2"])):
         with contextlib.ExitStack() as stack:
             if name == "stopped":
-                stack.enter_context(mock.patch("kinfed.runs._write", side_effect=KeyboardInterrupt))
+                stack.enter_context(mock.patch("kinfed.experiments.run_folder._write", side_effect=KeyboardInterrupt))
                 stack.enter_context(contextlib.suppress(UsageError))
             cli("run", "fedaghn", *small, *more, "--checkpoint", "0", "--out", base / name)

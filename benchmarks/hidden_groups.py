@@ -18,8 +18,9 @@ from pathlib import Path
 
 import torch
 
-from kinfed import METHODS, GraphMethod, Params, config, fit
-from kinfed.graph import put
+from kinfed import METHODS, GraphMethod, Params, fit
+from kinfed.core.tables import put
+from kinfed.experiments import config
 
 SEEDS = (0, 1, 2)
 PAGES = Path(__file__).parents[1] / "docs" / "results"

@@ -35,7 +35,7 @@ SETTINGS = [
 ]
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}
-IMPORTED = ("sklearn.datasets", "torch._dynamo", "kinfed.cli.program", "kinfed.report.charts", "kinfed.report.heatmaps")
+IMPORTED = ("sklearn.datasets", "torch._dynamo", "kinfed.cli.program", "kinfed.plots.charts", "kinfed.plots.heatmaps")
 MOMENTS = ("first second", "any time", "half a file", "before a file's name")
 MARK = "KINFED_KILLS"  # in the environment of all processes of a trial
 PAPER = """source = "Made up"
@@ -66,7 +66,7 @@ from kinfed import cli
 if __name__ == "__main__":
     if "reproduce" in sys.argv:
         from kinfed import protocol
-        protocol.PAPERS = Path(os.environ["KINFED_KILLS_PAPERS"])
+        published_table.PAPERS = Path(os.environ["KINFED_KILLS_PAPERS"])
     Path("on").touch()
     sys.exit(cli.main())
 """
@@ -104,8 +104,9 @@ class Program:
 
     def _become(self, arguments, environment, pause):
         """In the forked process: the command, and nothing after it."""
-        from kinfed import cli, protocol
-        from kinfed.report import charts, heatmaps
+        from kinfed import cli
+        from kinfed.papers import published_table
+        from kinfed.plots import charts, heatmaps
 
         code = 1
         try:
@@ -115,7 +116,7 @@ class Program:
             out = os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(out, 1)
             os.dup2(out, 2)
-            protocol.PAPERS = Path(environment["KINFED_KILLS_PAPERS"])
+            published_table.PAPERS = Path(environment["KINFED_KILLS_PAPERS"])
             for drawing in ("classes_by_client", "accuracy_by_round", "accuracy_by_client"):
                 setattr(charts, drawing, lambda *_, **__: None)
             heatmaps.relation_heatmap = lambda *_, **__: None
@@ -129,7 +130,7 @@ class Program:
 
     def _pause(self, where, number):
         """Wait in the `number`-th writing of a file until somebody says go."""
-        from kinfed import checkpoint
+        from kinfed.core import checkpoint
 
         left = number
         rename, pieces = Path.replace, checkpoint._pieces

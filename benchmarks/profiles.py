@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from kinfed import SGD, Federation, Training
-from kinfed.executors import threads
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAvg
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.tasks import Classification, Regression
+from kinfed.simulation.simulation import Simulation
+from kinfed.simulation.workers import threads
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))

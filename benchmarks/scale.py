@@ -21,14 +21,15 @@ from pathlib import Path
 import torch
 from page import put
 
-from kinfed import SGD, Federation, Training, fit, runs
-from kinfed.engine import sample
-from kinfed.federation import Graph
-from kinfed.fleet import Simulation
+from kinfed import SGD, Federation, Training, fit
+from kinfed.core.engine import sample
+from kinfed.core.graph import Graph
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification
+from kinfed.experiments import run_folder
 from kinfed.methods import METHODS
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.tasks import Classification
+from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
 CLIENTS = (1_000, 10_000, 100_000)
@@ -95,7 +96,7 @@ def whole(name, clients):
     run = fit(METHODS[name](), federation(clients), MODELS["cnn"]((3, 32, 32), 10), training=TRAINING, **how)
     trained = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        runs.save(run, folder)
+        run_folder.save(run, folder)
         files = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e6
     return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
 

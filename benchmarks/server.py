@@ -20,16 +20,18 @@ import torch
 from torch import nn
 
 from kinfed import Training
-from kinfed.clustering import distances, kmeans
-from kinfed.federation import Graph
-from kinfed.gemm import has_amx, objection
-from kinfed.graph import blank, gram, inner_by_layer, mix, weighted_mean
-from kinfed.method import Params, Roster
+from kinfed.core.graph import Graph
+from kinfed.core.method import Params, Roster
+from kinfed.core.model import Model
+from kinfed.core.seeding import key, tags
+from kinfed.core.tables import blank
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.seeding import key, tags
-from kinfed.sketch import nearest, sketch_models
+from kinfed.ops.clustering import distances, kmeans
+from kinfed.ops.gemm import has_amx, objection
+from kinfed.ops.mixing import mix, weighted_mean
+from kinfed.ops.similarity import gram, inner_by_layer
+from kinfed.ops.sketch import nearest, sketch_models
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "server.md"
 QUIET = 1.2  # times the best time of the fixed product

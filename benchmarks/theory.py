@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 from matplotlib.figure import Figure
 
-from kinfed.report.drawing import COLOURS, FAINT, INK, SMALL
-from kinfed.seeding import generator
-from kinfed.theory import mean_aggregation, risk_with_graph, risk_without_graph, simulate, unexplained
+from kinfed.core.seeding import generator
+from kinfed.papers.panacea.theory import mean_aggregation, risk_with_graph, risk_without_graph, simulate, unexplained
+from kinfed.plots.drawing import COLOURS, FAINT, INK, SMALL
 
 PAGE = Path(__file__).parents[1] / "docs" / "theory.md"
 N, D, K, DRAWS = 12, 20, 4, 4000
@@ -89,7 +89,8 @@ def draw(path):
 
 TEXT = r"""# What a graph is worth when clients are lost
 
-Written by `python benchmarks/theory.py`; the formulas are in `kinfed.theory`, their tests in `tests/test_theory.py`.
+Written by `python benchmarks/theory.py`; the formulas are in `kinfed.papers.panacea.theory`, their
+tests in `tests/test_theory.py`.
 
 ## The setting
 

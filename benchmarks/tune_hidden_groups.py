@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
-from kinfed import RunError, config
-from kinfed.experiment import fit
+from kinfed import RunError
+from kinfed.experiments import config
+from kinfed.experiments.fit import fit
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

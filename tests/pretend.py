@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from kinfed import experiment
+from kinfed.experiments import fit as experiment
 
 _setup_privateuseone_for_python_backend("pretend")
 # Gradients on the thread that asks for them: the engine's own thread for such a device may abort the process.

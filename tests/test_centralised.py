@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 from kinfed import Federation, RunError, Split, UsageError
-from kinfed.centralised import JOINT, _Series, train
+from kinfed.baselines import REFERENCES, GraphWaveNet
+from kinfed.baselines.centralised import JOINT, _Series, train
 from kinfed.cli import main
-from kinfed.federation import divide
+from kinfed.data.federation import divide
+from kinfed.data.graph_files import adjacency
+from kinfed.data.windows import Windows
 from kinfed.partitions import Natural
-from kinfed.references import REFERENCES, GraphWaveNet
-from kinfed.relations import adjacency
-from kinfed.windows import Windows
 
 
 def relay(length=260, count=4, holes=0.0, **how):

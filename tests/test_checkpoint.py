@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kinfed import SGD, Federation, RunError, Training, checkpoint, evaluation, experiment, fit, states
-from kinfed.checkpoint import Progress
-from kinfed.fleet import Simulation
-from kinfed.method import Params
+from kinfed import SGD, Federation, RunError, Training, fit
+from kinfed.core import checkpoint
+from kinfed.core.checkpoint import Progress
+from kinfed.core.history import History
+from kinfed.core.method import Params
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification
+from kinfed.experiments import fit as experiment
 from kinfed.methods import FedAvg, Local
-from kinfed.model import Model
-from kinfed.record import History
-from kinfed.tasks import Classification
+from kinfed.simulation import evaluation
+from kinfed.simulation.simulation import Simulation
 
 TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
 arrays = st.dictionaries(
@@ -44,7 +47,7 @@ def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes,
     draw = torch.Generator().manual_seed(0)
     wanted = {name: torch.randn(shape, generator=draw).to(kind) for name, (kind, shape) in shapes.items()}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(states, "PIECE", piece)
+        patch.setattr("kinfed.core.pieces.PIECE", piece)
         checkpoint.write(wanted, path, {"said": "ä"})
     found = load_file(path)
     assert found.keys() == wanted.keys()
@@ -98,8 +101,8 @@ def test_a_checkpoint_that_no_run_wrote_is_told_in_one_line(tmp_path, words, cha
 
 @pytest.mark.parametrize("piece", [1, 100, 1 << 26])
 def test_states_in_files_are_written_and_read_in_pieces(piece, tmp_path, monkeypatch):
-    monkeypatch.setattr(states, "LARGE", 0)
-    monkeypatch.setattr(states, "PIECE", piece)
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
+    monkeypatch.setattr("kinfed.core.pieces.PIECE", piece)
 
     def fleet():
         found = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)

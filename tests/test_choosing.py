@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import SGD, Adam, Federation, RunError, Training, UsageError, choosing, fit
-from kinfed.fleet import Simulation
+from kinfed import SGD, Adam, Federation, RunError, Training, UsageError, fit
+from kinfed.core.model import Model
 from kinfed.methods import FedAvg
-from kinfed.model import Model
+from kinfed.simulation import auto
+from kinfed.simulation.simulation import Simulation
 
 TRAINING = Training(epochs=2, batch=8, optimiser=SGD(0.1))
 MOMENTUM = Training(epochs=2, batch=8, optimiser=SGD(0.1, momentum=0.9))
@@ -57,7 +58,7 @@ def chosen(module, training=TRAINING, data=None, **how):
 
 @pytest.mark.parametrize("width", [2, 20_000])
 def test_plain_sgd_on_dense_layers_is_fused_and_nothing_is_tried(width, monkeypatch):
-    monkeypatch.setattr(choosing, "_problem_with_vmap", None)
+    monkeypatch.setattr(auto, "_problem_with_vmap", None)
     assert chosen(dense(width)) == ("fused", "plain SGD on layers that have a fused form")
     assert chosen(dense(width), data=federation(1))[0] == "fused"
 
@@ -72,7 +73,7 @@ def test_small_dense_models_that_cannot_be_fused_are_batched():
 
 
 def test_what_a_cpu_does_best_client_by_client_is_not_tried_in_batches(monkeypatch):
-    monkeypatch.setattr(choosing, "_problem_with_vmap", None)
+    monkeypatch.setattr(auto, "_problem_with_vmap", None)
     images = federation(shape=(1, 40, 40))  # a model of 5,798 numbers, each used for 1,600 pixels of 8 examples
     assert chosen(convolution(40), data=images) == ("loop", "convolutions on a CPU run faster client by client")
     few = ("loop", "with fewer than 5 clients in a round there is little to batch")
@@ -80,7 +81,7 @@ def test_what_a_cpu_does_best_client_by_client_is_not_tried_in_batches(monkeypat
     assert chosen(dense(), MOMENTUM, federation(8), share=0.5) == few
     # 12 numbers for each unit and 2 more, 8 examples in a step, and 2^22 of these: 43,690 units.
     assert chosen(dense(43_691), MOMENTUM)[0] == "loop"
-    monkeypatch.setattr(choosing, "_problem_with_vmap", lambda *_, **__: "")
+    monkeypatch.setattr(auto, "_problem_with_vmap", lambda *_, **__: "")
     assert chosen(dense(43_690), MOMENTUM)[0] == "vmap"
 
 
@@ -130,7 +131,7 @@ def stopped(monkeypatch, **how):
 def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp_path, monkeypatch):
     unbroken = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, **asked)
     stopped(monkeypatch, folder=tmp_path, **asked)
-    monkeypatch.setattr(choosing, "_rule", None)  # nothing is chosen again
+    monkeypatch.setattr(auto, "_rule", None)  # nothing is chosen again
     resumed = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path)
     assert resumed.executor == asked["executor"]
     assert resumed.reason == "as before the interruption"
@@ -160,5 +161,5 @@ def test_a_chunk_takes_half_of_a_gpus_memory(whole, expected, monkeypatch):
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
     fleet = Simulation(federation(40, 10), Model(dense()), FedAvg(), TRAINING, executor="vmap")
-    assert choosing.chunk_that_fits(fleet.clients, fleet.model, TRAINING, None) == expected
+    assert auto.chunk_that_fits(fleet.clients, fleet.model, TRAINING, None) == expected
     assert fleet.how["chunk"] == 20  # on a CPU

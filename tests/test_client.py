@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from kinfed import SGD, Adam, Federation, Training, UsageError, towards
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification
 from kinfed.methods import Local
-from kinfed.model import Model
-from kinfed.tasks import Classification
+from kinfed.simulation.simulation import Simulation
 
 DRAW = torch.Generator().manual_seed(1)
 

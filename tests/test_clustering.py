@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from sklearn.cluster import KMeans
 
-from kinfed import clustering
-from kinfed.clustering import _lloyd, _seeds, count_distinct, distances, follow, kmeans
-from kinfed.graph import gram
+from kinfed.ops import clustering
+from kinfed.ops.clustering import _lloyd, _seeds, count_distinct, distances, follow, kmeans
+from kinfed.ops.similarity import gram
 
 float64 = torch.float64
 

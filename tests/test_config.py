@@ -10,19 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed import config
 from kinfed.cli import main
-from kinfed.client import Training
-from kinfed.config import EMBEDDED, call, make, override, read, resolve, settings, write
+from kinfed.core.client import Training
+from kinfed.core.engine import Participation
+from kinfed.core.optimiser import SGD, Adam
+from kinfed.data.split import Split
 from kinfed.datasets import DATASETS, OWNED
-from kinfed.engine import Participation
 from kinfed.errors import UsageError
-from kinfed.federation import Split
+from kinfed.experiments import config
+from kinfed.experiments.config import EMBEDDED, call, make, override, read, resolve, settings, write
+from kinfed.graphs.known import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.models import MODELS
-from kinfed.optimiser import SGD, Adam
 from kinfed.partitions import PARTITIONS
-from kinfed.relations import GRAPHS
 
 LEAST = {
     "federation": {"dataset": "digits", "partition": "iid", "clients": 3},

@@ -93,10 +93,11 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
 SHARED = """
 import sys, torch
 from torch import nn
-from kinfed import SGD, Federation, METHODS, RunError, Training, distributed, evaluation, fit, states
-from kinfed.distributed import Distributed
+from kinfed import SGD, Federation, METHODS, RunError, Training, fit
+from kinfed.simulation import distributed, evaluation, state_store as states
+from kinfed.simulation.distributed import Distributed
 from kinfed.methods import Local
-from kinfed.model import Model
+from kinfed.core.model import Model
 
 def trained(method):
     large = method == "local"  # to be kept in memory

@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 import kinfed
-from kinfed import config
 from kinfed.analyses import ANALYSES
 from kinfed.cli import main
 from kinfed.cli.program import _parser
 from kinfed.datasets import DATASETS
+from kinfed.datasets.sources import ORIGINALS
+from kinfed.experiments import config
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.study import Study
+from kinfed.experiments.sweep import sweep
 from kinfed.methods import METHODS
-from kinfed.originals import ORIGINALS
-from kinfed.protocol import load, tables
-from kinfed.runs import Machine
-from kinfed.study import Study
-from kinfed.sweep import sweep
+from kinfed.papers.published_table import load, tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -67,7 +67,11 @@ def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):
     """The file goes beside the other methods, its line into the table; then the command line knows it."""
     package = tmp_path / "recipe"
     package.mkdir()
-    code = python_block("CONTRIBUTING.md").replace("from ..", "from kinfed.")
+    code = (
+        python_block("CONTRIBUTING.md")
+        .replace("from ..", "from kinfed.")
+        .replace("from .bases", "from kinfed.methods.bases")
+    )
     (package / "stay_home.py").write_text(code)
     monkeypatch.syspath_prepend(str(package))
     monkeypatch.setitem(METHODS, "stay-home", importlib.import_module("stay_home").StayHome)

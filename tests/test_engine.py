@@ -5,15 +5,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed import SGD, Training, UsageError, config, fit
-from kinfed.engine import Participation, latecomers, run, sample
-from kinfed.federation import Federation
-from kinfed.fleet import Simulation
-from kinfed.method import Roster
+from kinfed import SGD, Training, UsageError, fit
+from kinfed.core.engine import Participation, latecomers, run, sample
+from kinfed.core.history import History
+from kinfed.core.method import Roster
+from kinfed.core.model import Model
+from kinfed.core.seeding import tags
+from kinfed.data.federation import Federation
+from kinfed.experiments import config
 from kinfed.methods import FedAvg
-from kinfed.model import Model
-from kinfed.record import History
-from kinfed.seeding import tags
+from kinfed.simulation.simulation import Simulation
 
 
 def roster(names, round=0):

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from kinfed import config
-from kinfed import estimate as module
-from kinfed.estimate import Trial, estimate
-from kinfed.runs import Machine
+from kinfed.experiments import config
+from kinfed.experiments import estimate as module
+from kinfed.experiments.estimate import Trial, estimate
+from kinfed.experiments.launch import Machine
 
 SMALL = ["federation.clients=6", "federation.partition.groups=2", "model=linear", "training.batch=8"]
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import SGD, Federation, Training, UsageError, config, evaluation, fit
-from kinfed.fleet import Simulation
-from kinfed.method import Params
+from kinfed import SGD, Federation, Training, UsageError, fit
+from kinfed.core.method import Params
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
+from kinfed.experiments import config
 from kinfed.methods import FedAMP, FedAvg, FedAvgFT, Local
-from kinfed.model import Model
-from kinfed.tasks import Classification, Regression
+from kinfed.simulation import evaluation
+from kinfed.simulation.simulation import Simulation
 
 SIZES = (4, 30, 7, 19, 11, 3, 25, 8)
 TRAINING = Training(epochs=1, batch=8, optimiser=SGD(0.1))

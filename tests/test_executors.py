@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import SGD, Federation, RunError, Training, UsageError, executors
+from kinfed import SGD, Federation, RunError, Training, UsageError
+from kinfed.core.model import Model
 from kinfed.errors import explain
-from kinfed.executors import Batched
-from kinfed.fleet import Simulation
 from kinfed.methods import FedAvg, Local
-from kinfed.model import Model
+from kinfed.simulation.workers import FEW, alike
+from kinfed.simulation.executors import Batched
+from kinfed.simulation.simulation import Simulation
 
 SIZES = (5, 30, 12, 21, 8, 17, 26)
 
@@ -242,10 +243,10 @@ def test_fused_workers_are_pairs_of_threads_and_a_lone_one_has_all(threads, clie
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 20))
 def test_clients_of_a_group_have_about_as_many_examples(sizes, most):
-    groups = list(executors.alike(sizes, most))
+    groups = list(alike(sizes, most))
     assert sorted(place for group in groups for place in group) == list(range(len(sizes)))
     for group in groups:
         own = [sizes[place] for place in group]
         assert len(group) <= most
-        assert len(group) * max(own) <= max(executors.FEW, 2 * sum(own))
+        assert len(group) * max(own) <= max(FEW, 2 * sum(own))
     assert [max(sizes[p] for p in g) for g in groups] == sorted(max(sizes[p] for p in g) for g in groups)

@@ -9,8 +9,8 @@ from torch import nn
 
 import kinfed
 from kinfed import Federation, Graph, UsageError, fit
+from kinfed.core.tasks import Regression
 from kinfed.methods import FedAvg, FedRep
-from kinfed.tasks import Regression
 
 X = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(0))
 OWNER = torch.arange(40) % 4

@@ -6,12 +6,12 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import kinfed.federation
+import kinfed.data.split
 from kinfed import Federation, Graph, Split, Training, UsageError
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import Local
-from kinfed.model import Model
-from kinfed.tasks import Classification, Regression
+from kinfed.simulation.simulation import Simulation
 
 X, Y = torch.randn(40, 3), torch.arange(40) % 2
 CLIENT = np.repeat(["west", "east"], 20)
@@ -139,7 +139,7 @@ def test_a_client_uses_at_most_so_many_examples_and_they_are_a_draw_of_its_own()
 
 
 def test_a_client_uses_a_share_of_its_examples_but_never_too_few(monkeypatch):
-    monkeypatch.setattr(kinfed.federation, "LEAST", 12)
+    monkeypatch.setattr(kinfed.data.split, "LEAST", 12)
     x = torch.arange(61.0)[:, None]
     client = [0] * 51 + [1] * 10
     found = Federation.from_arrays(x, x[:, 0], client, split=Split(0.2, 0.1, share=0.25), seed=3)

@@ -5,10 +5,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed import feedback
-from kinfed.feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint, draw_signs
-from kinfed.seeding import key, tags
-from kinfed.sketch import count_sketch
+from kinfed.core.seeding import key, tags
+from kinfed.methods.parts import feedback
+from kinfed.methods.parts.feedback import (
+    Delta,
+    Directional,
+    Exact,
+    Mixtures,
+    OnePoint,
+    Replies,
+    Sketch,
+    TwoPoint,
+    draw_signs,
+)
+from kinfed.ops.sketch import count_sketch
 
 float64 = torch.float64
 NAMES = tags([str(i) for i in range(64)])

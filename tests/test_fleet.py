@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from kinfed import SGD, Federation, RunError, Training, UsageError, fit
-from kinfed.fleet import Simulation, is_finite
+from kinfed.core.fleet import is_finite
+from kinfed.core.model import Model
 from kinfed.methods import FedAGHN, FedAvg, FedAvgFT, Local
-from kinfed.model import Model
+from kinfed.simulation.simulation import Simulation
 
 
 def federation(clients=5, each=20):

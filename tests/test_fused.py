@@ -8,16 +8,17 @@ from torch import nn
 from torch.func import functional_call
 
 import kinfed.fused
-from kinfed import SGD, Federation, Training, executors, towards
-from kinfed.client import Quadratic
-from kinfed.fleet import Simulation
+from kinfed import SGD, Federation, Training, towards
+from kinfed.core.client import Quadratic
+from kinfed.core.layout import Layout
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Forecasting, Regression
 from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused
 from kinfed.fused.dense import Span
-from kinfed.layout import Layout
 from kinfed.methods import Local
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.tasks import Classification, Forecasting, Regression
+from kinfed.simulation import executors
+from kinfed.simulation.simulation import Simulation
 
 SIZES = (17, 3, 9, 8)  # the batch is 8: short batches, full ones, a client smaller than a batch; in no order
 N = sum(SIZES)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kinfed import gemm
-from kinfed.gemm import fast_gemm, objection, suits
+from kinfed.ops import gemm
+from kinfed.ops.gemm import fast_gemm, objection, suits
 
 SETTING = gemm._setting()
 pytestmark = pytest.mark.skipif(SETTING is None, reason="this PyTorch cannot send products to oneDNN")

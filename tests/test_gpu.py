@@ -13,12 +13,12 @@ import torch.distributed as dist
 from test_distributed import kinfed
 from torch import nn
 
-from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Training, fit, states
+from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Training, fit
 from kinfed.attacks import ATTACKS
-from kinfed.fleet import Simulation
-from kinfed.model import Model
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification
 from kinfed.models import MODELS
-from kinfed.tasks import Classification
+from kinfed.simulation.simulation import Simulation
 
 if PRETEND := "KINFED_PRETEND" in os.environ:
     import pretend
@@ -154,8 +154,8 @@ def test_attacks(name):
 @pytest.mark.parametrize("method", ["scaffold", pytest.param("fedaghn", marks=pytest.mark.slow)])
 def test_a_run_goes_on_where_it_stopped(method, large, tmp_path, monkeypatch):
     if large:
-        monkeypatch.setattr(states, "LARGE", 0)
-        monkeypatch.setattr("kinfed.evaluation.KEPT", 0)
+        monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
+        monkeypatch.setattr("kinfed.simulation.evaluation.KEPT", 0)
     real = Simulation.train
 
     def failing(self, round, cohort, sent):
@@ -190,7 +190,7 @@ def test_processes_that_share_the_clients(method, tmp_path):
 
 SHARED = """
 import sys
-from kinfed import distributed
+from kinfed.simulation import distributed
 from test_gpu import DEVICE, agree, torch, train
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.granularity import GRANULARITIES, Groups
-from kinfed.layout import Layout
+from kinfed.core.layout import Layout
+from kinfed.methods.parts.granularity import GRANULARITIES, Groups
 
 
 @pytest.fixture(scope="module")

@@ -7,22 +7,12 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.func import vjp
 
-from kinfed import graph
-from kinfed.graph import (
-    blank,
-    cosine,
-    gram,
-    inner,
-    inner_by_layer,
-    largest,
-    mix,
-    project_simplex,
-    prune,
-    put,
-    take,
-    weighted_mean,
-)
-from kinfed.layout import Layout
+from kinfed.core.layout import Layout
+from kinfed.core.tables import blank, put, take
+from kinfed.ops import similarity
+from kinfed.ops.mixing import mix, weighted_mean
+from kinfed.ops.similarity import cosine, gram, inner, inner_by_layer
+from kinfed.ops.sparsify import largest, project_simplex, prune
 
 float64 = torch.float64
 rows_of_numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
@@ -149,7 +139,7 @@ def test_mixtures_can_be_differentiated(layout, shape):
     close(pull_back(toward)[0], expected)
 
 
-@pytest.mark.parametrize("count", [1, 5, graph.BLOCK, graph.BLOCK + 1, 3 * graph.BLOCK, 200])
+@pytest.mark.parametrize("count", [1, 5, similarity.BLOCK, similarity.BLOCK + 1, 3 * similarity.BLOCK, 200])
 def test_inner_products_of_a_table_with_itself(count):
     table = random(count, 7)
     close(inner(table, table), inner(table, table.clone()))
@@ -196,7 +186,7 @@ def test_gram_against_products_and_cdist(count, size, seed):
 
 @pytest.mark.parametrize("count", [3, 150])
 def test_gram_part_by_part(monkeypatch, count):
-    monkeypatch.setattr(graph, "PANEL", 1)  # panels of 4096 numbers a client
+    monkeypatch.setattr(similarity, "PANEL", 1)  # panels of 4096 numbers a client
     theta = random(count, 9000)
     whole = gram(theta)
     close(whole.inner, theta @ theta.T, atol=1e-9)

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import SGD, Federation, Split, Training, UsageError, config, fit
+from kinfed import SGD, Federation, Split, Training, UsageError, fit, from_csv
 from kinfed.cli import main
-from kinfed.evaluation import Evaluation
+from kinfed.core.fleet import Evaluation
+from kinfed.core.history import History
+from kinfed.core.tasks import Classification
+from kinfed.experiments import config
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
-from kinfed.record import History
-from kinfed.tasks import Classification
 
 SIZES = (24, 13, 20, 17)
 
@@ -203,7 +204,7 @@ def test_only_your_own_labels_are_split_by_class_unless_that_is_asked_for(tmp_pa
     path.write_text(
         "who,x,y\n" + "".join(f"{o},{i},{label}\n" for i, (o, label) in enumerate(zip(owner, y, strict=True)))
     )
-    table = Federation.from_csv(path, client="who", target="y")
+    table = from_csv(path, client="who", target="y")
     assert [counts(table, "test", i) for i in range(2)] == [[5, 1], [5, 1]]
     without = Federation.from_arrays(x, y, owner, split=Split(stratify=False))
     assert sorted(len(rows) for rows in without.rows["test"]) == [6, 6]

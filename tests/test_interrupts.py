@@ -12,13 +12,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from kinfed import SGD, Federation, Training, UsageError, checkpoint, fit
+from kinfed import SGD, Federation, Training, UsageError, fit
 from kinfed.cli import main
-from kinfed.fleet import Simulation
+from kinfed.core import checkpoint
+from kinfed.core.history import History
 from kinfed.interrupts import Terminated, heard, held
 from kinfed.methods import FedAGHN, Local
-from kinfed.record import History
-from kinfed.states import States
+from kinfed.simulation.simulation import Simulation
+from kinfed.simulation.state_store import States
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 COMMAND = ["run", "fedaghn", "rounds=4", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -39,8 +40,8 @@ def no_pictures():
     """Which take most of a small run's time."""
     with pytest.MonkeyPatch.context() as patch:
         for drawn in ("classes_by_client", "accuracy_by_round", "accuracy_by_client"):
-            patch.setattr(f"kinfed.report.charts.{drawn}", Mock())
-        patch.setattr("kinfed.report.heatmaps.relation_heatmap", Mock())
+            patch.setattr(f"kinfed.plots.charts.{drawn}", Mock())
+        patch.setattr("kinfed.plots.heatmaps.relation_heatmap", Mock())
         yield
 
 
@@ -144,7 +145,7 @@ def test_an_interruption_does_not_write_the_same_checkpoint_twice(tmp_path, monk
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr("kinfed.experiment.PAUSE", 0)
+    monkeypatch.setattr("kinfed.experiments.fit.PAUSE", 0)
     with pytest.raises(Terminated), heard():
         run(tmp_path, checkpoint_seconds=0)
     assert saved == [1, 2]

@@ -9,10 +9,11 @@ from multiprocessing import active_children
 
 import pytest
 
-from kinfed import config
 from kinfed.errors import RunError, UsageError
-from kinfed.jobs import carry_out
-from kinfed.runs import Machine, read_summary
+from kinfed.experiments import config
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.process_pool import carry_out
+from kinfed.experiments.run_folder import read_summary
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 MACHINE = Machine(executor="vmap", checkpoint_seconds=0)
@@ -59,10 +60,10 @@ def _wait_for(path, seconds=60):
 PROGRAM = """
 import sys
 from pathlib import Path
-from kinfed import config
+from kinfed.experiments import config
 from kinfed.interrupts import heard
-from kinfed.jobs import carry_out
-from kinfed.runs import Machine
+from kinfed.experiments.process_pool import carry_out
+from kinfed.experiments.launch import Machine
 small = sys.argv[2:]
 both = {n: (config.resolve(config.read("local", [*small, f"seed={n}"])), Path(sys.argv[1]) / n) for n in "12"}
 if __name__ == "__main__":

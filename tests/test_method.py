@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from kinfed.client import Training
-from kinfed.federation import Graph
-from kinfed.method import Averaging, Params, Roster
-from kinfed.model import Model
-from kinfed.seeding import tags
+from kinfed.core.client import Training
+from kinfed.core.graph import Graph
+from kinfed.core.method import Params, Roster
+from kinfed.core.model import Model
+from kinfed.core.seeding import tags
+from kinfed.methods.bases import Averaging
 
 NAMES = "abcdef"
 JOINED = torch.tensor([1, 4])

@@ -8,9 +8,9 @@ from torch import nn
 from torch.func import grad, vmap
 
 from kinfed import UsageError
-from kinfed.layout import CPU, Layout
-from kinfed.model import Model
-from kinfed.seeding import key
+from kinfed.core.layout import CPU, Layout
+from kinfed.core.model import Model
+from kinfed.core.seeding import key
 
 KEY = key(0, "test")
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch.func import vmap
 
+from kinfed.core.optimiser import SGD, Adam
 from kinfed.errors import UsageError
-from kinfed.optimiser import SGD, Adam
 
 float64 = torch.float64
 

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from kinfed import SGD, Federation, RunError, Training, UsageError, fit
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
 from kinfed.methods import FedAvg
-from kinfed.model import Model
-from kinfed.precision import _settings, check, tf32
+from kinfed.simulation.precision import _settings, check, tf32
+from kinfed.simulation.simulation import Simulation
 
 TRAINING = Training(epochs=2, batch=8, optimiser=SGD(0.1))
 

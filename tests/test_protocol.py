@@ -6,12 +6,14 @@ import json
 import pytest
 import torch
 
-from kinfed import UsageError, config, protocol
+from kinfed import UsageError
 from kinfed.cli import main
-from kinfed.engine import sample
-from kinfed.method import Roster
-from kinfed.reproduction import MEASURES
-from kinfed.seeding import tags
+from kinfed.core.engine import sample
+from kinfed.core.method import Roster
+from kinfed.core.seeding import tags
+from kinfed.experiments import config
+from kinfed.experiments.reproduction import MEASURES
+from kinfed.papers import published_table
 
 PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
 # As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
@@ -63,19 +65,19 @@ def test_settings_are_those_that_are_printed(name):
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_every_printed_number_has_a_cell_or_a_reason(paper):
-    known = {name: protocol.load(name) for name in protocol.tables() if name.startswith(f"{paper}.")}
+    known = {name: published_table.load(name) for name in published_table.tables() if name.startswith(f"{paper}.")}
     placed = {
         (number, row.printed, column.dataset, column.setting)
         for name, table in known.items()
-        for number in [protocol.printed_as(name)]
+        for number in [published_table.printed_as(name)]
         for row in table.rows.values()
         for column in table.columns.values()
     }
-    with (protocol.PAPERS / paper / "printed.csv").open(newline="") as file:
+    with (published_table.PAPERS / paper / "printed.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
-    without = protocol.elsewhere(paper)
+    without = published_table.elsewhere(paper)
     assert all(len(reason) > 20 for reason in without.values())
-    assert not set(without) & {protocol.printed_as(name) for name in known}
+    assert not set(without) & {published_table.printed_as(name) for name in known}
     for line in lines:
         float(line["mean"])
         assert line["std"] == "" or float(line["std"]) >= 0
@@ -84,9 +86,9 @@ def test_every_printed_number_has_a_cell_or_a_reason(paper):
     assert sum(len(table.numbers) for table in known.values()) == sum(line["table"] not in without for line in lines)
 
 
-@pytest.mark.parametrize("name", protocol.tables())
+@pytest.mark.parametrize("name", published_table.tables())
 def test_every_cell_resolves_whole_and_scaled(name):
-    table = protocol.load(name)
+    table = published_table.load(name)
     assert table.seeds >= 1
     assert table.spread in ("seeds", "clients")
     for column in table.columns.values():
@@ -100,7 +102,7 @@ def test_every_cell_resolves_whole_and_scaled(name):
             found = config.resolve(raw)
             assert found.table["rounds"] % found.table["evaluate_every"] == 0
             assert column.novel == (found.participation.joins == found.table["rounds"])
-            part = config.resolve(protocol.scaled(raw, 0.1))
+            part = config.resolve(published_table.scaled(raw, 0.1))
             assert part.table["rounds"] == max(5, found.table["rounds"] // 10)
             assert column.novel == (part.participation.joins == part.table["rounds"])
             if name.startswith("panacea"):
@@ -115,51 +117,51 @@ def _cohort(share, count):
 
 
 def test_scaling_shortens_what_counts_rounds_and_nothing_else():
-    table = protocol.load("fedaghn.table1")
+    table = published_table.load("fedaghn.table1")
     raw = table.raw(table.rows["cfl"], table.columns["cifar10/dirichlet"])
-    whole, part = (config.resolve(r).table for r in (raw, protocol.scaled(raw, 0.25)))
+    whole, part = (config.resolve(r).table for r in (raw, published_table.scaled(raw, 0.25)))
     assert (whole["rounds"], part["rounds"]) == (200, 50)
     assert (whole["method"]["begin"], part["method"]["begin"]) == (20, 5)
     assert (whole["evaluate_every"], part["evaluate_every"]) == (5, 5)
     assert part["federation"]["split"] == {**whole["federation"]["split"], "share": 0.25}
     for key in ("training", "model", "participation", "seed"):
         assert whole[key] == part[key]
-    few = config.resolve(protocol.scaled(raw, 0.001)).table
+    few = config.resolve(published_table.scaled(raw, 0.001)).table
     assert (few["rounds"], few["evaluate_every"], few["method"]["begin"]) == (5, 1, 1)
-    last = protocol.load("fedcedar.table1")
+    last = published_table.load("fedcedar.table1")
     raw = last.raw(last.rows["fedcedar"], last.columns["mnist/iid"])
-    found = config.resolve(protocol.scaled(raw, 0.5)).table
+    found = config.resolve(published_table.scaled(raw, 0.5)).table
     assert (found["rounds"], found["evaluate_every"]) == (50, 50)  # scored after the last round, as before
-    nodes = protocol.load("fedcedar.figure3")
+    nodes = published_table.load("fedcedar.figure3")
     raw = nodes.raw(nodes.rows["fedcedar"], nodes.columns["mnist/path3"])
-    found = config.resolve(protocol.scaled(raw, 0.1)).table
+    found = config.resolve(published_table.scaled(raw, 0.1)).table
     assert (found["rounds"], found["evaluate_every"], found["participation"]["by_group"]) == (20, 5, 5)  # in step
 
 
 def test_tables_laid_over_each_other():
     under = {"a": 1, "part": {"name": "x", "k": 1}, "deep": {"b": {"c": 1, "d": 2}}}
-    assert protocol.merged(under, {"part": {"k": 2}, "deep": {"b": {"c": 3}}}) == {
+    assert published_table.merged(under, {"part": {"k": 2}, "deep": {"b": {"c": 3}}}) == {
         "a": 1,
         "part": {"name": "x", "k": 2},
         "deep": {"b": {"c": 3, "d": 2}},
     }
-    assert protocol.merged(under, {"part": {"name": "y"}})["part"] == {"name": "y"}
-    assert protocol.merged(under, {"part": "y"})["part"] == "y"
+    assert published_table.merged(under, {"part": {"name": "y"}})["part"] == {"name": "y"}
+    assert published_table.merged(under, {"part": "y"})["part"] == "y"
     assert under["deep"]["b"]["c"] == 1
 
 
 def test_a_subset_stands_beside_the_data_it_stands_for():
-    table = protocol.load("panacea.table2")
+    table = published_table.load("panacea.table2")
     whole, part = table.columns["metr_la"], table.columns["metr_la_subset"]
     assert (whole.subset, part.subset) == (False, True)
     assert (part.dataset, part.setting) == (whole.dataset, whole.setting)
     assert part.changes["federation"]["dataset"] == {"name": "metr_la_subset", "error": "squared"}
     assert whole.changes["federation"]["dataset"] == {"name": "metr_la", "error": "squared"}
-    assert "cifar100_subset/iid" in protocol.load("pfedgat.table1").columns
+    assert "cifar100_subset/iid" in published_table.load("pfedgat.table1").columns
 
 
 def test_a_row_with_settings_of_its_own_is_another_method():
-    table = protocol.load("pfedgat.table1")
+    table = published_table.load("pfedgat.table1")
     column = table.columns["cifar10/iid"]
     methods = {name: config.resolve(table.raw(table.rows[name], column)).method for name in ("pfedgat", "pfedgat-fair")}
     assert (methods["pfedgat"].feedback, methods["pfedgat-fair"].feedback) == ("test", "val")
@@ -185,11 +187,11 @@ def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
     assert entries["papers/fedaghn/table3/cifar10/groups"]["what"].startswith("CIFAR-10 (4-layer CNN+BN), case study")
     assert main(["list", "tables", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
-    assert set(entries) == set(protocol.tables())
+    assert set(entries) == set(published_table.tables())
     assert entries["pfedgat.table3"]["what"].startswith("Accuracy of 10, 25 and 50 clients")
     with pytest.raises(UsageError, match="there is no 'papers/sfl/table1/metr'; did you mean"):
         config.read("papers/sfl/table1/metr", [])
     with pytest.raises(UsageError, match=r"'papers/nope'; did you mean '[^']+'\? \(kinfed list papers names all\)$"):
         config.read("papers/nope", [])
     with pytest.raises(UsageError, match="there is no table"):
-        protocol.load("sfl.tabel1")
+        published_table.load("sfl.tabel1")

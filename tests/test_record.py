@@ -9,12 +9,13 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from kinfed import Federation, Training, engine, fit, record
+from kinfed import Federation, Training, fit
 from kinfed.cli import main
+from kinfed.core import engine
+from kinfed.core.history import History, preferred, read_relations
+from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
-from kinfed.record import History, preferred
 from kinfed.report.compare import compare
-from kinfed.tasks import Classification
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "method.heads=2", "method.width=2"]
 
@@ -80,10 +81,10 @@ def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkey
     path = tmp_path / "relations.npz"
     exact = torch.stack(history.relations).numpy()
     history.write_relations(path, "learned", [])
-    assert (record.read_relations(path, 2)[1] == exact).all()
-    monkeypatch.setattr(record, "EXACT", 100)
+    assert (read_relations(path, 2)[1] == exact).all()
+    monkeypatch.setattr("kinfed.core.history.EXACT", 100)
     history.write_relations(path, "learned", [])
-    rounds, weights, layers, origin = record.read_relations(path, 2)
+    rounds, weights, layers, origin = read_relations(path, 2)
     assert (rounds.tolist(), layers, origin) == ([1, 2, 3], [], "learned")
     assert (weights[1] == exact[1]).all()
     np.testing.assert_allclose(weights, exact, rtol=2**-11)
@@ -91,7 +92,7 @@ def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkey
     assert np.load(path)["relation"].dtype == np.float16
     history.relations[0][0, 0] = 1e6  # more than float16 holds
     history.write_relations(path, "learned", [])
-    assert record.read_relations(path, 2)[1][0, 0, 0] == 1e6
+    assert read_relations(path, 2)[1][0, 0, 0] == 1e6
 
 
 def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
@@ -105,7 +106,7 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     history = run().history
     assert [relation.stride(0) for relation in history.relations] == [0] * 3  # one row, seen by everybody
     history.write_relations(tmp_path / "all.npz", "given", [])
-    monkeypatch.setattr(record, "WRITTEN", 3 * 4 * 36 - 1)
+    monkeypatch.setattr("kinfed.core.history.WRITTEN", 3 * 4 * 36 - 1)
     history.write_relations(tmp_path / "one.npz", "given", [])
     whole, part = (np.load(tmp_path / f"{name}.npz") for name in ("all", "one"))
     assert whole["relation"].shape == (3, 6, 6)

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.cli import main
+from kinfed.core.graph import Graph
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data.federation import Federation
+from kinfed.data.graph_files import adjacency, distance, read
 from kinfed.errors import UsageError
-from kinfed.federation import Federation, Graph
-from kinfed.relations import GRAPHS, adjacency, distance, label_overlap, read
-from kinfed.tasks import Classification, Regression
+from kinfed.graphs.known import GRAPHS, label_overlap
 
 INF = math.inf
 

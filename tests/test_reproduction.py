@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from kinfed import jobs
 from kinfed.analyses.late import held_back
-from kinfed.protocol import Column, Number, Protocol, Row
-from kinfed.reproduction import Reproduction
-from kinfed.runs import Machine, read_summary
+from kinfed.experiments import process_pool
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.reproduction import Reproduction
+from kinfed.experiments.run_folder import read_summary
+from kinfed.papers.published_table import Column, Number, Protocol, Row
 
 SHARED = {
     "rounds": 6,
@@ -24,7 +25,7 @@ def lines(tmp_path, row, column, *metrics):
     numbers = {(column.dataset, column.setting, row.printed, metric): Number(0.5, None, "") for metric in metrics}
     table = Protocol("made.table", "", "", 1, "seeds", {row.name: row}, {column.name: column}, [], SHARED, numbers)
     made = Reproduction(table, tmp_path, None)
-    for outcome in jobs.carry_out(made.runs(), Machine(executor="loop"), 1, print):
+    for outcome in process_pool.carry_out(made.runs(), Machine(executor="loop"), 1, print):
         assert outcome.problem is None
     found = made.lines()
     assert [line.metric for line in found] == list(metrics)
@@ -94,9 +95,9 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
         for column in ("iid", "shards"):
             if (seed, column) != (9, "iid"):
                 one = {name: run for name, run in made.runs().items() if name == f"local on {column}, seed {seed}"}
-                assert [outcome.problem for outcome in jobs.carry_out(one, Machine(executor="loop"), 1, print)] == [
-                    None
-                ]
+                assert [
+                    outcome.problem for outcome in process_pool.carry_out(one, Machine(executor="loop"), 1, print)
+                ] == [None]
     iid, dealt, mean = (line.by_seed for name in columns for line in made.lines() if line.column.name == name)
     assert (list(iid), list(dealt), list(mean)) == ([2, 10], [2, 9, 10], [2, 10])
     assert mean == {seed: pytest.approx((iid[seed] + dealt[seed]) / 2) for seed in (2, 10)}

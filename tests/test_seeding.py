@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest
 
-from kinfed.seeding import fold, fold_numbers, generator, key, normal, number, tags, uniform
+from kinfed.core.seeding import fold, fold_numbers, generator, key, normal, number, tags, uniform
 
 MASK = 2**64 - 1
 int64 = st.integers(-(2**63), 2**63 - 1)

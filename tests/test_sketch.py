@@ -4,11 +4,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import graph, sketch
-from kinfed.graph import distances_listed, inner_by_layer, inner_listed, mix, spread_lists
-from kinfed.layout import Layout
-from kinfed.seeding import key
-from kinfed.sketch import candidates, count_sketch, nearest, sketch_models
+from kinfed.core.layout import Layout
+from kinfed.core.seeding import key
+from kinfed.ops import similarity, sketch
+from kinfed.ops.mixing import mix, spread_lists
+from kinfed.ops.similarity import distances_listed, inner_by_layer, inner_listed
+from kinfed.ops.sketch import candidates, count_sketch, nearest, sketch_models
 
 float64 = torch.float64
 
@@ -35,7 +36,7 @@ def layout():
 @pytest.mark.parametrize("panel", [1, 40, 1 << 19])  # one list and 256 columns at a time, some, all
 @pytest.mark.parametrize("layers", [0, 3])
 def test_listed_mixtures_are_those_of_the_spread_relation(layout, monkeypatch, panel, layers):
-    monkeypatch.setattr(graph, "PANEL", panel)
+    monkeypatch.setattr(similarity, "PANEL", panel)
     near, theta = lists(4, 7, 3), random(7, layout.size)
     weights = random(*([layers] if layers else []), 4, 3, seed=1)
     dense = spread_lists(weights, near, 7)
@@ -45,7 +46,7 @@ def test_listed_mixtures_are_those_of_the_spread_relation(layout, monkeypatch, p
 
 @pytest.mark.parametrize("panel", [1, 40, 1 << 19])
 def test_listed_products_and_distances_are_the_dense_ones(layout, monkeypatch, panel):
-    monkeypatch.setattr(graph, "PANEL", panel)
+    monkeypatch.setattr(similarity, "PANEL", panel)
     near, a, b = lists(4, 7, 3), random(4, layout.size, seed=1), random(7, layout.size)
     before = b.clone()
     inner, square = inner_listed(a, b, near, layout)
@@ -58,7 +59,7 @@ def test_listed_products_and_distances_are_the_dense_ones(layout, monkeypatch, p
 
 
 def test_columns_of_a_long_model_are_taken_in_turn(monkeypatch):
-    monkeypatch.setattr(graph, "PANEL", 300)
+    monkeypatch.setattr(similarity, "PANEL", 300)
     layout = Layout.of(nn.Linear(999, 1))
     near, a, b = lists(2, 4, 2), random(2, 1000, seed=1), random(4, 1000)
     close(mix(random(2, 2), b, layout, near), mix(spread_lists(random(2, 2), near, 4), b, layout))

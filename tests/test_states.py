@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from kinfed import SGD, Federation, RunError, Training, fit, states
-from kinfed.fleet import Simulation
-from kinfed.method import Params
+from kinfed import SGD, Federation, RunError, Training, fit
+from kinfed.core.method import Params
+from kinfed.core.model import Model
 from kinfed.methods import FedAvg, FedRep, Local, Scaffold
-from kinfed.model import Model
-from kinfed.states import States
+from kinfed.simulation.simulation import Simulation
+from kinfed.simulation.state_store import States
 
 CPU = torch.device("cpu")
 TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
@@ -38,7 +38,7 @@ def table(asked, count=6):
 
 @pytest.mark.parametrize("large", [0, 1 << 30])
 def test_rows_are_taken_put_and_put_back(large, monkeypatch):
-    monkeypatch.setattr(states, "LARGE", large)
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", large)
     asked = []
     kept = table(asked)
     assert asked == ([0] if not large else [0, 0, 1, 2, 3, 4, 5])
@@ -78,7 +78,7 @@ def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, mo
         return fit(method, federation(), module(), rounds=5, training=TRAINING, participation=0.2, **how)
 
     whole = run()
-    monkeypatch.setattr(states, "LARGE", 0)
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     filed = run(folder=tmp_path / "a")
@@ -128,7 +128,7 @@ def test_states_are_nobody_elses_memory(clients, executor):
 
 
 def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_path):
-    monkeypatch.setattr(states, "LARGE", 0)
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
     fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)
     fleet.train(0, torch.tensor([2, 7]), ())
     ids, kept = fleet.states.keep()
@@ -139,7 +139,7 @@ def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_pa
 
 
 def test_a_file_that_cannot_be_made_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(states, "LARGE", 0)
+    monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
     fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path / "none")
     with pytest.raises(
         RunError, match=r"cannot make a file of 0\.0 GB for clients' states or models in .*none: No such file"

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from kinfed import config, runs, study
 from kinfed.analyses.curves import curves
 from kinfed.errors import UsageError
-from kinfed.runs import Machine, read_summary
-from kinfed.study import Study
+from kinfed.experiments import config, study
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.study import Study
 
 SMALL = ["rounds=3", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 
@@ -89,7 +90,9 @@ def test_federations_are_those_of_the_seeds(ask):
 
 def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr(runs, "once", lambda experiment, folder, machine: begun.append(folder))
+    monkeypatch.setattr(
+        "kinfed.experiments.process_pool.once", lambda experiment, folder, machine: begun.append(folder)
+    )
     asked, said = ask("local")
     with pytest.raises(UsageError, match="unknown key 'roundz'"):
         asked.runs({"a": [], "b": ["roundz=3"]})

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from kinfed import config
 from kinfed.errors import UsageError
-from kinfed.runs import Machine
-from kinfed.study import Study
-from kinfed.sweep import parse, sweep
+from kinfed.experiments import config
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.study import Study
+from kinfed.experiments.sweep import parse, sweep
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 
 import kinfed
-from kinfed import SGD, Federation, Split, Training, UsageError, fit
+from kinfed import SGD, Split, Training, UsageError, fit, from_csv, from_parquet
 from kinfed.cli import main
-from kinfed.federation import divide
+from kinfed.core.tasks import Classification, Forecasting, Regression
+from kinfed.data.federation import divide
+from kinfed.data.tables import read
 from kinfed.methods import SFL, FedAvg, Local
 from kinfed.partitions import IID, Dirichlet, LabelPermutations
-from kinfed.tables import read
-from kinfed.tasks import Classification, Forecasting, Regression
 
 HOUSES = "town,rooms,age,price\n" + "".join(
     f"{town},{r},{a},{1000 * r - 10 * a + shift}\n"
@@ -34,7 +34,7 @@ def write(folder, text, name="t.csv"):
 
 
 def test_rows_become_examples_of_their_client_scaled_on_training_rows(tmp_path):
-    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price", split=Split(0.2, 0.1))
+    federation = from_csv(write(tmp_path, HOUSES), client="town", target="price", split=Split(0.2, 0.1))
     assert federation.names == ("Bonn", "Ulm")
     assert federation.x.shape == (36, 2)
     assert isinstance(federation.task, Forecasting)
@@ -66,7 +66,7 @@ def test_a_saved_model_reads_new_rows_by_the_scale_in_the_summary(tmp_path, monk
 
 
 def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
-    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price")
+    federation = from_csv(write(tmp_path, HOUSES), client="town", target="price")
     run = fit(Local(), federation, nn.Linear(2, 1), rounds=25, training=Training(2, 4, SGD(0.1)))
     assert run.summary()["metric"] == "mae"
     assert run.summary()["scores"]["own"]["mean"] < 30  # prices differ by 1700
@@ -107,7 +107,7 @@ def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_
 def test_rows_with_a_time_are_split_in_its_order(tmp_path):
     rows = "".join(f"{who},2024-01-{day:02d},{day},{day % 2}\n" for day in range(10, 0, -1) for who in "ab")
     path = write(tmp_path, "who,day,x,y\n" + rows)
-    federation = Federation.from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
+    federation = from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
     days = read(path, client="who", target="y", time="day", features=["x"]).x[:, 0]
     for split, told in (("train", range(1, 7)), ("validation", (7, 8)), ("test", (9, 10))):
         for rows in federation.rows[split]:
@@ -118,7 +118,7 @@ def test_rows_of_one_client_may_have_one_time(tmp_path):
     """Only a series has one reading at a time; a shop sells many things a day."""
     rows = "".join(f"{who},{day},{day + 0.5 * i},{i}\n" for day in range(10) for who in "ab" for i in range(2))
     path = write(tmp_path, "who,day,x,y\n" + rows)
-    federation = Federation.from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
+    federation = from_csv(path, client="who", target="y", time="day", features=["x"], split=Split(0.2, 0.2))
     days = read(path, client="who", target="y", time="day", features=["x"]).x[:, 0].floor()
     assert sorted(days[federation.rows["test"][0]].tolist()) == [8, 8, 9, 9]
 
@@ -224,7 +224,7 @@ def test_parquet_is_read_with_its_types(tmp_path):
     times.write_parquet(tmp_path / "s.parquet")
     data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)
     torch.testing.assert_close(data.x[0, :, 1] * 24, torch.tensor([0.0, 1]))
-    assert Federation.from_parquet(
+    assert from_parquet(
         tmp_path / "t.parquet", client="who", target="y", features=["flag"], split=Split(0.4, 0.0), drop_missing=True
     ).names == ("7", "8")
 
@@ -395,16 +395,16 @@ def test_whole_numbers_that_only_look_like_dates_are_numbers(tmp_path):
 def test_numbers_far_from_zero_stay_apart(tmp_path):
     rows = "".join(f"{'ab'[i % 2]},{1.7e12 + 60 * i},{i % 7}.5,{5e8 + i},{i}.5\n" for i in range(60))
     path = write(tmp_path, "who,stamp,x,far,near\n" + rows)
-    found = Federation.from_csv(path, client="who", target="near")
+    found = from_csv(path, client="who", target="near")
     assert found.x.dtype == found.y.dtype == torch.float32
     assert [len(column.unique()) for column in found.x.T] == [60, 7, 60]
-    assert len(Federation.from_csv(path, client="who", target=["far", "near"]).y.unique(dim=0)) == 60
+    assert len(from_csv(path, client="who", target=["far", "near"]).y.unique(dim=0)) == 60
     with pytest.raises(
         UsageError, match=r"a mean of 5e\+08 and .* float32 can hardly tell them apart; take a constant"
     ):
-        Federation.from_csv(path, client="who", target="far")
+        from_csv(path, client="who", target="far")
     with pytest.raises(UsageError, match="can hardly tell them apart"):
-        Federation.from_csv(path, client="who", target="far", time="stamp", past=3)
+        from_csv(path, client="who", target="far", time="stamp", past=3)
 
 
 def test_rows_without_a_client_or_a_time_are_left_out_when_asked(tmp_path):
@@ -444,9 +444,9 @@ def test_files_that_are_not_tables(tmp_path):
 def test_a_client_left_without_a_part_is_named(tmp_path):
     path = write(tmp_path, HOUSES + "Trier,3,4,3000\n")
     with pytest.raises(UsageError, match=r"1 of 3 clients has too few examples for .*: Trier \(1\)"):
-        Federation.from_csv(path, client="town", target="price")
+        from_csv(path, client="town", target="price")
     with pytest.warns(UserWarning, match=r"1 of 3 clients has fewer than 3 rows and was left out: Trier \(1\)"):
-        federation = Federation.from_csv(path, client="town", target="price", least=3)
+        federation = from_csv(path, client="town", target="price", least=3)
     assert federation.names == ("Bonn", "Ulm")
 
 
@@ -505,6 +505,6 @@ def test_a_table_of_rows_with_one_number_as_target_can_be_looked_at(tmp_path, ca
 @pytest.mark.parametrize("method", [Local(), FedAvg(), SFL()])
 def test_methods_train_on_a_table_with_edges(tmp_path, method):
     edges = write(tmp_path, "from,to\nUlm,Bonn\n", "e.csv")
-    federation = Federation.from_csv(write(tmp_path, HOUSES), client="town", target="price", edges=edges)
+    federation = from_csv(write(tmp_path, HOUSES), client="town", target="price", edges=edges)
     run = fit(method, federation, nn.Linear(2, 1), rounds=2)
     assert all(np.isfinite(score["mean"]) for score in run.summary()["scores"].values())

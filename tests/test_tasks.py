@@ -11,7 +11,7 @@ from sklearn.metrics import recall_score, roc_auc_score
 from torch.func import grad, vmap
 
 from kinfed import UsageError
-from kinfed.tasks import Classification, Forecasting, Regression
+from kinfed.core.tasks import Classification, Forecasting, Regression
 
 NAN = math.nan
 Y = torch.tensor([[10.0, 20.0, NAN], [0.0, 40.0, 50.0]])

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-import kinfed.federation
+import kinfed.data.split
 from kinfed import SGD, Split, Training, UsageError, fit
-from kinfed.federation import _to, divide
+from kinfed.data.federation import _to, divide
+from kinfed.data.windows import Windows, clock
 from kinfed.methods import FedAvg, Local
 from kinfed.partitions import PARTITIONS, Natural
-from kinfed.windows import Windows, clock
 
 NAN = math.nan
 GAPPY = np.array([[1.0, 10], [2, 20], [NAN, 30], [4, 40], [5, NAN], [6, 60]])
@@ -166,7 +166,7 @@ def test_a_client_uses_at_most_so_many_windows_on_the_right_side_of_the_same_cut
 
 
 def test_a_share_of_the_windows_is_cut_at_the_same_steps(monkeypatch):
-    monkeypatch.setattr(kinfed.federation, "LEAST", 10)
+    monkeypatch.setattr(kinfed.data.split, "LEAST", 10)
     data = counting(200, 2, past=2, horizon=2)
     whole, part = dealt(data), dealt(data, Split(share=0.25))
     for split, clients in part.rows.items():

@@ -11,10 +11,10 @@ from networks import build
 from workload import AHEAD, FEW, read, ready, took, wait
 
 import kinfed
-from kinfed.federation import Federation
+from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data.federation import Federation
 from kinfed.models import MODELS
-from kinfed.optimiser import SGD
-from kinfed.tasks import Classification, Regression
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from exact import error

@@ -4,15 +4,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .client import Client, Training, towards
-    from .engine import Participation
+    from .core.client import Client, Training, towards
+    from .core.engine import Participation
+    from .core.graph import Graph
+    from .core.method import Method, Params, Roster
+    from .core.optimiser import SGD, Adam
+    from .data.federation import Federation
+    from .data.split import Split
+    from .data.tables import from_csv, from_parquet
     from .errors import RunError, UsageError
-    from .experiment import Run, fit
-    from .federation import Federation, Graph, Split
-    from .method import Averaging, GraphMethod, Method, Params, Roster
+    from .experiments.fit import fit
+    from .experiments.run import Run
+    from .experiments.run_folder import load_model, save
     from .methods import METHODS
-    from .optimiser import SGD, Adam
-    from .runs import load_model, save
+    from .methods.bases import Averaging, GraphMethod
 
 __version__ = "0.1.0"
 
@@ -35,12 +40,29 @@ __all__ = [
     "Training",
     "UsageError",
     "fit",
+    "from_csv",
+    "from_parquet",
     "load_model",
     "save",
     "towards",
 ]
 
-_MODULES = ("client", "engine", "errors", "experiment", "federation", "method", "methods", "optimiser", "runs")
+_MODULES = (
+    "core.client",
+    "core.engine",
+    "core.graph",
+    "core.method",
+    "core.optimiser",
+    "data.federation",
+    "data.split",
+    "data.tables",
+    "errors",
+    "experiments.fit",
+    "experiments.run",
+    "experiments.run_folder",
+    "methods",
+    "methods.bases",
+)
 
 
 def __getattr__(name: str) -> Any:

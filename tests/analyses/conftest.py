@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from kinfed import config
-from kinfed.runs import Machine
-from kinfed.study import Study
+from kinfed.experiments import config
+from kinfed.experiments.launch import Machine
+from kinfed.experiments.study import Study
 
 SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "model.hidden=[8]")
 
@@ -17,8 +17,8 @@ SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "m
 def study(tmp_path, monkeypatch):
     """A study of a small experiment on rotated digits, with overrides; its runs draw no pictures of their own."""
     for picture in ("charts.classes_by_client", "charts.accuracy_by_round", "charts.accuracy_by_client"):
-        monkeypatch.setattr(f"kinfed.report.{picture}", Mock())
-    monkeypatch.setattr("kinfed.report.heatmaps.relation_heatmap", Mock())
+        monkeypatch.setattr(f"kinfed.plots.{picture}", Mock())
+    monkeypatch.setattr("kinfed.plots.heatmaps.relation_heatmap", Mock())
 
     def make(method, *overrides):
         return Study(config.read(method, [*SMALL, *overrides]), Machine(), tmp_path)

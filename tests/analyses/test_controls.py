@@ -2,7 +2,7 @@ import pytest
 
 from kinfed.analyses.controls import controls
 from kinfed.errors import UsageError
-from kinfed.runs import read_summary
+from kinfed.experiments.run_folder import read_summary
 
 
 def test_every_graph_that_clients_can_have_is_tried(study, tmp_path, figures):

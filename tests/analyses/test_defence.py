@@ -5,7 +5,7 @@ import torch
 
 from kinfed.analyses.defence import defence
 from kinfed.errors import UsageError
-from kinfed.runs import load_model, read_summary
+from kinfed.experiments.run_folder import load_model, read_summary
 
 BACKDOOR = ("attack.name=backdoor", "attack.share=0.25")
 

@@ -7,9 +7,9 @@ import pytest
 
 from kinfed import UsageError
 from kinfed.analyses.late import held_back, hold_back, late
-from kinfed.engine import Participation, latecomers
-from kinfed.report.joining import LINES, early_and_late
-from kinfed.seeding import tags
+from kinfed.core.engine import Participation, latecomers
+from kinfed.core.seeding import tags
+from kinfed.plots.joining import LINES, early_and_late
 
 NAMES = [str(i) for i in range(5)]
 LATE = [latecomers(seed, tags(NAMES), 0.4).tolist() for seed in (0, 1)]  # two of five

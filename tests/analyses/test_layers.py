@@ -4,9 +4,9 @@ import torch
 
 from kinfed.analyses.layers import layers
 from kinfed.errors import UsageError
+from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.study import relations
 from kinfed.metrics.graphs import group_weights
-from kinfed.runs import read_summary
-from kinfed.study import relations
 
 GROUPS = torch.arange(8) // 4
 

@@ -3,7 +3,7 @@ import pytest
 
 from kinfed.analyses.map import map
 from kinfed.errors import UsageError
-from kinfed.runs import read_summary
+from kinfed.experiments.run_folder import read_summary
 
 
 def test_validation_chooses_and_test_is_shown(invented, figures):

@@ -6,8 +6,8 @@ import pytest
 from kinfed import UsageError
 from kinfed.analyses.late import held_back
 from kinfed.analyses.novel import novel
-from kinfed.report.holdout import score_by_source
-from kinfed.runs import load_model, read_summary
+from kinfed.experiments.run_folder import load_model, read_summary
+from kinfed.plots.holdout import score_by_source
 
 SPIRAL = (
     'federation={dataset={name="synthetic", clients=10, per_class=10}, partition="natural", clients=0}',

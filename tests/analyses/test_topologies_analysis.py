@@ -8,7 +8,7 @@ import torch
 from kinfed import UsageError
 from kinfed.analyses.topologies import topologies
 from kinfed.metrics.graphs import clusters
-from kinfed.report.rand import rand_by_round
+from kinfed.plots.rand import rand_by_round
 
 
 def mixture(label):

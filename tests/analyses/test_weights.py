@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from kinfed.analyses.weights import blocks, look, similar, weights
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.federation import Federation
-from kinfed.runs import read_summary
-from kinfed.study import relations, repeats
+from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.study import relations, repeats
 
 PAIRS = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
 

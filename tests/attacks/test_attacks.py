@@ -10,13 +10,14 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from kinfed import SGD, Federation, Graph, Training, UsageError, fit
-from kinfed.attack import Attack, AttackedFleet
 from kinfed.attacks import ATTACKS, Backdoor, LabelFlip, Noise, Poison
+from kinfed.attacks.attack import Attack
 from kinfed.cli import main
-from kinfed.fleet import Simulation
+from kinfed.core.model import Model
+from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import SFL, FedAMP, FedAvg, FedRep, Local
-from kinfed.model import Model
-from kinfed.tasks import Classification, Regression
+from kinfed.simulation.attacked_fleet import AttackedFleet
+from kinfed.simulation.simulation import Simulation
 
 COUNT, SIZE, FOUR = 6, 30, Classification(4)
 

@@ -2,13 +2,13 @@
 
 import pytest
 
-from kinfed import runs
+from kinfed.experiments import process_pool
 
 
 @pytest.fixture
 def second_run_interrupted(monkeypatch):
     """Ctrl-C comes when a command begins its second run, the first time that it does; the folders that were begun."""
-    once, begun = runs.once, []
+    once, begun = process_pool.once, []
 
     def interrupted(experiment, folder, machine):
         begun.append(folder)
@@ -16,5 +16,5 @@ def second_run_interrupted(monkeypatch):
             raise KeyboardInterrupt
         return once(experiment, folder, machine)
 
-    monkeypatch.setattr(runs, "once", interrupted)
+    monkeypatch.setattr(process_pool, "once", interrupted)
     return begun

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
-from kinfed.config import DEFAULT
+from kinfed.experiments.config import DEFAULT
 
 SMALL = ["rounds=3", "federation.clients=6", "federation.partition.groups=2"]
 
@@ -91,7 +91,9 @@ def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, 
     assert main(["run", str(tmp_path / "a" / "config.toml"), "--out", str(tmp_path / "b"), "--quiet"]) == 0
     for name in ("models.safetensors", "history.csv", "config.toml"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    experiment = kinfed.config.resolve(kinfed.config.read(str(tmp_path / "a" / "config.toml"), []))
+    experiment = kinfed.experiments.config.resolve(
+        kinfed.experiments.config.read(str(tmp_path / "a" / "config.toml"), [])
+    )
     federation = experiment.federation(None, 0)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     for client in (0, "5"):

@@ -104,7 +104,7 @@ def test_keys_says_what_to_hand_to_whom(capsys, tmp_path):
 
 
 def test_the_written_plan_is_the_same_plan(tmp_path):
-    from kinfed import config
+    from kinfed.experiments import config
     from kinfed.flower import plan
 
     (tmp_path / "f.toml").write_text(PLAN + "[flower]\nclients = 4\nquorum = 0.75\n")

@@ -8,9 +8,10 @@ import statistics
 
 import pytest
 
-from kinfed import config, protocol
 from kinfed.cli import main
-from kinfed.estimate import Cost
+from kinfed.experiments import config
+from kinfed.experiments.estimate import Cost
+from kinfed.papers import published_table
 
 PAPER = """
 source = "Made up, 2025"
@@ -91,13 +92,13 @@ def made(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for name, text in (("paper.toml", PAPER), ("table9.toml", TABLE), ("printed.csv", NUMBERS)):
         (folder / name).write_text(text)
-    monkeypatch.setattr(protocol, "PAPERS", tmp_path / "papers")
+    monkeypatch.setattr(published_table, "PAPERS", tmp_path / "papers")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("KINFED_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    protocol.load.cache_clear()
+    published_table.load.cache_clear()
     yield
-    protocol.load.cache_clear()
+    published_table.load.cache_clear()
 
 
 def reproduce(capsys, *arguments, code=0):

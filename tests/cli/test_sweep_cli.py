@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from kinfed import runs
 from kinfed.cli import main
 from kinfed.cli.console import literal
-from kinfed.cli.finding import tell
-from kinfed.study import Finding
+from kinfed.cli.tables import tell
+from kinfed.experiments import run_folder
+from kinfed.experiments.study import Finding
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 
@@ -37,7 +37,9 @@ def test_a_sweep_ends_with_one_table_and_does_nothing_twice(tmp_path, capsys, mo
     assert max(map(len, err.splitlines()[:-1])) <= 80
     for row in rows:
         each = [
-            runs.read_summary(out / "runs" / row["method"] / f"training.optimiser.lr={row['lr']}" / f"seed-{seed}")
+            run_folder.read_summary(
+                out / "runs" / row["method"] / f"training.optimiser.lr={row['lr']}" / f"seed-{seed}"
+            )
             for seed in (0, 1)
         ]
         tests, validations = (

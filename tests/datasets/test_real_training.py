@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from kinfed import SGD, Split, Training, fit
+from kinfed.core.seeding import generator
+from kinfed.data.federation import divide
 from kinfed.datasets import DATASETS
-from kinfed.federation import divide
 from kinfed.methods import SFL, FedAMP, FedAvg, Local
 from kinfed.models import MODELS
 from kinfed.partitions import IID, Natural
-from kinfed.seeding import generator
 
 SLICE, CLIENTS = 600, 4
 SETS = [

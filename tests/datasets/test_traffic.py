@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from kinfed import SGD, Split, Training, UsageError, fit
+from kinfed.data.federation import divide
 from kinfed.datasets import DATASETS
 from kinfed.datasets.traffic import SENSORS
-from kinfed.federation import divide
 from kinfed.methods import SFL, FedAvg, Local
 from kinfed.models import MODELS
 from kinfed.partitions import Natural

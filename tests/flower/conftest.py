@@ -16,17 +16,19 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from kinfed import files, wire
-from kinfed.engine import run
-from kinfed.federation import Federation, Graph
-from kinfed.fleet import Simulation
-from kinfed.flower import client, courier, plan
+from kinfed import files
+from kinfed.core import trees
+from kinfed.core.engine import run
+from kinfed.core.graph import Graph
+from kinfed.core.history import History
+from kinfed.core.layout import Layout
+from kinfed.core.tasks import Classification
+from kinfed.data.federation import Federation
+from kinfed.flower import client, plan
 from kinfed.flower.grid import Post, unpack
 from kinfed.flower.server import serve
-from kinfed.layout import Layout
-from kinfed.record import History
-from kinfed.report import charts, heatmaps
-from kinfed.tasks import Classification
+from kinfed.plots import charts, heatmaps
+from kinfed.simulation.simulation import Simulation
 
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
 SETTINGS = {
@@ -182,7 +184,7 @@ class Trial:
             def train(self, round, cohort, sent):
                 here = torch.tensor([(names[i], round + 1) not in absent for i in cohort.tolist()])
                 return super().train(
-                    round, cohort[here], wire.unpack({k: t[here] for k, t in wire.pack(sent).items()}, sent)
+                    round, cohort[here], trees.unpack({k: t[here] for k, t in trees.pack(sent).items()}, sent)
                 )
 
         learning, table = self.planned.learning, self.planned.table
@@ -202,7 +204,7 @@ class Trial:
             rounds=table["rounds"],
             participation=learning.participation,
         )
-        return Outcome(history, wire.pack(fleet.state), model.layout)
+        return Outcome(history, trees.pack(fleet.state), model.layout)
 
     def state(self, name):
         """A site's private state, packed, and the rest of what it remembers."""
@@ -224,9 +226,9 @@ def trial(grid, tmp_path, examples, monkeypatch):
         for name in names:
             monkeypatch.setattr(module, name, lambda *_, **__: None)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(courier, "LOOK", 0.0)
-    monkeypatch.setattr(courier, "AGAIN", 0.0)
-    monkeypatch.setattr(courier, "LATER", 0.0)
+    monkeypatch.setattr("kinfed.flower.broker.LOOK", 0.0)
+    monkeypatch.setattr("kinfed.flower.broker.AGAIN", 0.0)
+    monkeypatch.setattr("kinfed.flower.broker.LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from kinfed import RunError, __version__
-from kinfed.flower import courier as module
-from kinfed.flower.courier import Courier, Failure, Node
+from kinfed.flower import broker as module
+from kinfed.flower.broker import Courier, Failure, Node
 from kinfed.flower.messages import Message
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 from safetensors.torch import load_file
 
-from kinfed import config
+from kinfed.experiments import config
 from kinfed.flower import gate, processes
 from kinfed.methods import METHODS
 

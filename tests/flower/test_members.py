@@ -6,16 +6,17 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Training
-from kinfed.federation import Graph
+from kinfed.core.client import Training
+from kinfed.core.fleet import Evaluation
+from kinfed.core.graph import Graph
+from kinfed.core.history import History
+from kinfed.core.method import Params, Roster
+from kinfed.core.model import Model
+from kinfed.core.seeding import tags
+from kinfed.core.tables import put
+from kinfed.core.tasks import Regression
 from kinfed.flower.members import Attentive, Heard, lengthen
-from kinfed.graph import put
-from kinfed.method import Params, Roster
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
-from kinfed.model import Model
-from kinfed.record import Evaluation, History
-from kinfed.seeding import tags
-from kinfed.tasks import Regression
 
 
 def roster(count, round=0, seed=3, module=nn.Linear):

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinfed import UsageError, wire
+from kinfed import UsageError
+from kinfed.core import trees as named
+from kinfed.core.layout import Layout
+from kinfed.core.method import Params
 from kinfed.flower import messages
 from kinfed.flower.messages import Message
-from kinfed.layout import Layout
-from kinfed.method import Params
 from kinfed.methods.fedaghn import Upload
 
 leaves = st.builds(lambda n: torch.arange(n, dtype=torch.float32), st.integers(0, 4))
@@ -34,7 +35,7 @@ def test_a_tree_comes_back_with_its_classes(tree):
     back = messages.take(message, "upload")
     assert messages.describe(back) == messages.describe(tree)
     assert type(back) is type(tree)
-    before, after = wire.pack(tree), wire.pack(back)
+    before, after = named.pack(tree), named.pack(back)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -46,7 +47,7 @@ def test_a_tree_comes_back_with_its_classes(tree):
         ["os:system", None],
         ["urllib.parse:SplitResult", None, None, None, None, None],
         ["kinfed.flower.site:Site", None],
-        ["kinfed.method:Params", None, None],
+        ["kinfed.core.method:Params", None, None],
         ["kinfed.nowhere:Params", None],
         ["kinfed.__main__:main", None],  # which would run a command
         ["kinfedx:Params", None],

@@ -11,12 +11,12 @@ from flwr.app import Array, Error, Message
 from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
-from kinfed.fleet import Simulation
 from kinfed.flower import grid as carrier
 from kinfed.flower import plan, site
 from kinfed.flower import server as serving
 from kinfed.flower.fleet import _bounded
 from kinfed.methods import METHODS
+from kinfed.simulation.simulation import Simulation
 
 
 def changed(change):
@@ -685,9 +685,9 @@ def test_a_round_for_which_nobody_is_there_passes(trial):
 
 def _asked(trial):
     """Who is drawn in which round: one client each."""
-    from kinfed.engine import sample
-    from kinfed.method import Roster
-    from kinfed.seeding import tags
+    from kinfed.core.engine import sample
+    from kinfed.core.method import Roster
+    from kinfed.core.seeding import tags
 
     names = list(trial.examples)
     ones = torch.ones(len(names), dtype=torch.int64)

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file, save
 
 from kinfed import RunError, Split, UsageError, __version__
-from kinfed.federation import Federation
+from kinfed.core.method import Params
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data.federation import Federation
 from kinfed.flower import messages, plan
 from kinfed.flower import site as module
 from kinfed.flower.messages import Message
 from kinfed.flower.site import Models, Site
-from kinfed.method import Params
-from kinfed.tasks import Classification, Regression
 
 TABLE = {
     "rounds": 9,

@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Training
-from kinfed.engine import run
-from kinfed.federation import Federation
-from kinfed.fleet import Simulation
-from kinfed.method import Roster
-from kinfed.model import Model
-from kinfed.optimiser import SGD
-from kinfed.record import History
-from kinfed.seeding import tags
-from kinfed.tasks import Regression
+from kinfed.core.client import Training
+from kinfed.core.engine import run
+from kinfed.core.history import History
+from kinfed.core.method import Roster
+from kinfed.core.model import Model
+from kinfed.core.optimiser import SGD
+from kinfed.core.seeding import tags
+from kinfed.core.tasks import Regression
+from kinfed.data.federation import Federation
+from kinfed.simulation.simulation import Simulation
 
 
 class Trial:

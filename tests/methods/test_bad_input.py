@@ -7,8 +7,8 @@ from torch import nn
 
 from kinfed import SGD, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
+from kinfed.core.tasks import Classification
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
-from kinfed.tasks import Classification
 
 LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
 PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from kinfed.core.method import Params
 from kinfed.errors import UsageError
-from kinfed.method import Params
 from kinfed.methods import CFL, FedAvg
 from kinfed.methods.cfl import Server
 

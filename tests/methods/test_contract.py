@@ -7,19 +7,20 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import checkpoint, wire
-from kinfed.checkpoint import Progress
-from kinfed.client import Training
-from kinfed.engine import Participation, latecomers, run
-from kinfed.experiment import fit
-from kinfed.federation import Federation, Graph
-from kinfed.fleet import Simulation
+from kinfed.core import checkpoint, trees
+from kinfed.core.checkpoint import Progress
+from kinfed.core.client import Training
+from kinfed.core.engine import Participation, latecomers, run
+from kinfed.core.graph import Graph
+from kinfed.core.history import History
+from kinfed.core.model import Model
+from kinfed.core.optimiser import SGD
+from kinfed.core.seeding import tags
+from kinfed.core.tasks import Classification
+from kinfed.data.federation import Federation
+from kinfed.experiments.fit import fit
 from kinfed.methods import METHODS
-from kinfed.model import Model
-from kinfed.optimiser import SGD
-from kinfed.record import History
-from kinfed.seeding import tags
-from kinfed.tasks import Classification
+from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
 ORDER = tuple(range(len(SIZES)))
@@ -90,7 +91,7 @@ def outcome(name, participation=0.5, **how):
 
 
 def same(a, b, exact=False):
-    a, b = wire.pack(a), wire.pack(b)
+    a, b = trees.pack(a), trees.pack(b)
     assert a.keys() == b.keys()
     for key in a:
         if exact:
@@ -138,8 +139,8 @@ class Wired(Simulation):
 
 
 def rewired(tree):
-    arrays = {key: t.contiguous().clone() for key, t in wire.pack(tree).items()}
-    return wire.unpack(arrays, tree)
+    arrays = {key: t.contiguous().clone() for key, t in trees.pack(tree).items()}
+    return trees.unpack(arrays, tree)
 
 
 def test_messages_are_named_arrays(name):
@@ -151,22 +152,22 @@ def test_messages_are_named_arrays(name):
 def test_send_only_reads(name):
     method, fleet, roster, history = start(name)
     server = run(method, roster, fleet, history, rounds=2, participation=0.5)
-    before = copy.deepcopy(wire.pack(server))
+    before = copy.deepcopy(trees.pack(server))
     roster = replace(roster, round=2)
     cohort = torch.tensor([0, 3, 4])
     first = method.send(roster, server, cohort)
     same(first, method.send(roster, server, cohort), exact=True)
-    same(before, wire.pack(server), exact=True)
-    assert all(t.shape[0] == 3 for t in wire.pack(first).values())
+    same(before, trees.pack(server), exact=True)
+    assert all(t.shape[0] == 3 for t in trees.pack(first).values())
 
 
 def test_an_absent_client_keeps_its_state(name):
     method, fleet, roster, history = start(name)
     server = run(method, roster, fleet, history, rounds=2)
-    before = {key: table.clone() for key, table in wire.pack(fleet.state).items()}
+    before = {key: table.clone() for key, table in trees.pack(fleet.state).items()}
     cohort = torch.tensor([1, 2])
     fleet.train(2, cohort, method.send(replace(roster, round=2), server, cohort))
-    for key, table in wire.pack(fleet.state).items():
+    for key, table in trees.pack(fleet.state).items():
         absent = [0, 3, 4, 5]
         assert torch.equal(table[absent], before[key][absent]), key
 
@@ -212,8 +213,8 @@ def test_before_they_join_nothing_knows_of_late_clients(name):
     server = run(method, roster, fleet, history, rounds=LATE.joins, participation=LATE)
     method, alone, roster, alone_history = start(name, order=early)
     same(server, run(method, roster, alone, alone_history, rounds=LATE.joins, participation=LATE.share), exact=True)
-    for key, table in wire.pack(fleet.state).items():
-        assert torch.equal(table[early], wire.pack(alone.state)[key]), key
+    for key, table in trees.pack(fleet.state).items():
+        assert torch.equal(table[early], trees.pack(alone.state)[key]), key
     for a, b in zip(history.scores, alone_history.scores, strict=True):
         assert all(torch.equal(a[key][early], b[key]) for key in b)
     for a, b in zip(history.relations, alone_history.relations, strict=True):
@@ -232,11 +233,11 @@ def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part
         _, uploads = fleet.train(0, known, method.send(listed, server, cohort))
         ends.append(method.aggregate(listed, server, cohort, uploads))
     before, there = ends
-    kept = copy.deepcopy(wire.pack(before))
+    kept = copy.deepcopy(trees.pack(before))
     joined = method.admit(roster, before, newcomers)
-    same(kept, wire.pack(before), exact=True)
+    same(kept, trees.pack(before), exact=True)
     sent = method.send(roster, joined, roster.everyone)
-    assert all(torch.isfinite(t).all() for t in wire.pack(sent).values() if t.is_floating_point())
+    assert all(torch.isfinite(t).all() for t in trees.pack(sent).values() if t.is_floating_point())
     same(joined, method.admit(roster, before, newcomers), exact=True)
     if name in ("pfedhn", "panacea"):  # they have better than random embeddings for newcomers
         return

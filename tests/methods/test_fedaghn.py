@@ -8,13 +8,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
-from kinfed.graph import cosine
 from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.methods.fedaghn import Server, Upload
-from kinfed.optimiser import SGD
-from kinfed.sketch import SIZE
+from kinfed.ops.similarity import cosine
+from kinfed.ops.sketch import SIZE
 
 float64 = torch.float64
 SIGNS = {"descent": 1, "paper": -1}

@@ -6,12 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed import config
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD, Adam
 from kinfed.errors import RunError, UsageError
-from kinfed.method import Params
+from kinfed.experiments import config
 from kinfed.methods import FedAMP, Local
-from kinfed.optimiser import SGD, Adam
 
 float64 = torch.float64
 THREE = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=float64)

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
-from kinfed.method import Params
 from kinfed.methods import FedAvg, FedAvgFT, FedProx, Local
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, FedAvgFT
-from kinfed.optimiser import SGD
 
 
 def test_tunes_the_shared_model_by_a_round_of_training(bowls, executor):

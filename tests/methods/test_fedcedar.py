@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.layout import Layout
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD
+from kinfed.core.seeding import tags
 from kinfed.errors import RunError, UsageError
-from kinfed.layout import Layout
-from kinfed.method import Params
 from kinfed.methods import FedAvg, FedCedar
 from kinfed.methods.fedcedar import Server
-from kinfed.optimiser import SGD
-from kinfed.seeding import tags
 
 pytestmark = pytest.mark.filterwarnings("ignore:fedcedar. round")
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from kinfed.client import Training, towards
+from kinfed.core.client import Training, towards
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, FedProx
-from kinfed.optimiser import SGD
 
 
 def test_second_step_feels_the_pull(bowls, executor):

@@ -2,12 +2,12 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiment import fit
-from kinfed.federation import Federation
+from kinfed.experiments.fit import fit
 from kinfed.methods import FedRep
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 

@@ -1,8 +1,8 @@
 import torch
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD
 from kinfed.methods import Local
-from kinfed.optimiser import SGD
 
 
 def test_follows_each_clients_own_descent(bowls, executor):

@@ -14,14 +14,15 @@ import torch
 from torch import nn
 
 from kinfed import Training
-from kinfed.engine import run, sample
-from kinfed.federation import Federation, Graph
-from kinfed.fleet import Simulation
+from kinfed.core.engine import run, sample
+from kinfed.core.graph import Graph
+from kinfed.core.history import History
+from kinfed.core.model import Model
+from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Regression
+from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
-from kinfed.model import Model
-from kinfed.optimiser import SGD
-from kinfed.record import History
-from kinfed.tasks import Regression
+from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
 LAYERS = (range(0, 6), range(6, 9))  # of theta: W1 [2, 2], b1 [2], W2 [1, 2], b2 [1]

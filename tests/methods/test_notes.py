@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from kinfed import Training
-from kinfed.federation import Graph
+from kinfed.core.graph import Graph
+from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAGHN, FedAvg, FedCedar, Local, Panacea, PFedGAT
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 B = [[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]]

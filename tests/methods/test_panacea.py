@@ -9,17 +9,18 @@ from torch import nn
 from torch.func import jacrev
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.graph import Graph
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiment import fit
-from kinfed.federation import Federation, Graph
-from kinfed.hypernetwork import Dense, perceptron
-from kinfed.method import Params
+from kinfed.experiments.fit import fit
 from kinfed.methods import Panacea, PFedHN
 from kinfed.methods.panacea import Network, Server
+from kinfed.methods.parts.hypernetwork import Dense, perceptron
 from kinfed.methods.pfedhn import Network as MLP
 from kinfed.methods.pfedhn import Server as MLPServer
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 PATH = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])

@@ -2,10 +2,10 @@ import pytest
 import torch
 from torch.func import grad, vjp
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg, PerFedAvg
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed.attention import Attention, DynamicAttention, Pairs, attend
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.seeding import key
 from kinfed.errors import UsageError
-from kinfed.feedback import draw_signs
 from kinfed.methods import FedAvg, PFedGAT
+from kinfed.methods.parts.attention import Attention, DynamicAttention, Pairs, attend
+from kinfed.methods.parts.feedback import draw_signs
 from kinfed.methods.pfedgat import CHOICES, Upload
-from kinfed.optimiser import SGD, Adam
-from kinfed.seeding import key
-from kinfed.sketch import count_sketch
+from kinfed.ops.sketch import count_sketch
 
 float64 = torch.float64
 
@@ -372,7 +372,7 @@ def test_channels_that_lead_where_the_exact_one_leads(bowls, monkeypatch, graph,
     # spsa: all sign vectors, on quadratic losses.
     signs = torch.tensor(list(itertools.product((1, -1), repeat=3)))
     tried = lambda draw, a, b, balanced: signs[:, None, : len(b)].expand(-1, len(a), -1)  # noqa: E731
-    monkeypatch.setattr("kinfed.feedback.draw_signs", tried)
+    monkeypatch.setattr("kinfed.methods.parts.feedback.draw_signs", tried)
     clients = {"b": [[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]], "held": [[1.5, 2.0], [0.0, 0.0], [2.0, 1.0]]}
     found = []
     for name in ("exact", channel):

@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
-from kinfed.method import Params
 from kinfed.methods import PFedHN
 from kinfed.methods.pfedhn import Network, Server
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 

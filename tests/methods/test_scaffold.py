@@ -3,11 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinfed.client import Training
-from kinfed.engine import Participation
+from kinfed.core.client import Training
+from kinfed.core.engine import Participation
+from kinfed.core.optimiser import SGD, Adam
 from kinfed.errors import UsageError
 from kinfed.methods import Local, Scaffold
-from kinfed.optimiser import SGD, Adam
 
 float64 = torch.float64
 

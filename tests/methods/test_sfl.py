@@ -10,13 +10,13 @@ from scipy.optimize import minimize
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.graph import Graph
+from kinfed.core.method import Params
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
-from kinfed.federation import Graph
-from kinfed.method import Params
 from kinfed.methods import SFL, FedAvg, FedProx, Local
 from kinfed.methods.sfl import CHOICES, SPARSE, Sent
-from kinfed.optimiser import SGD
 
 float64 = torch.float64
 LEARNED = CHOICES["structure"][1:]

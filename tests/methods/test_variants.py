@@ -11,17 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import checkpoint, evaluation, graph, sketch, states, wire
-from kinfed.checkpoint import Progress
-from kinfed.client import Training
-from kinfed.engine import run, sample
-from kinfed.federation import Federation, Graph
-from kinfed.fleet import Simulation
+from kinfed.core import checkpoint, trees
+from kinfed.core import tables as core_tables
+from kinfed.core.checkpoint import Progress
+from kinfed.core.client import Training
+from kinfed.core.engine import run, sample
+from kinfed.core.graph import Graph
+from kinfed.core.history import History
+from kinfed.core.model import Model
+from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Classification
+from kinfed.data.federation import Federation
 from kinfed.methods import METHODS
-from kinfed.model import Model
-from kinfed.optimiser import SGD
-from kinfed.record import History
-from kinfed.tasks import Classification
+from kinfed.ops import similarity, sketch
+from kinfed.simulation import evaluation, state_store
+from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
 LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone
@@ -175,8 +179,8 @@ def tables(server, state, history):
     scores = {f"{t}/{'/'.join(k)}": v for t, at in enumerate(history.scores) for k, v in at.items()}
     notes = {f"{t}/{k}": v for t, at in enumerate(history.notes) for k, v in at.items()}
     return {
-        **wire.pack(server, "server."),
-        **wire.pack(state, "state."),
+        **trees.pack(server, "server."),
+        **trees.pack(state, "state."),
         **history.models,
         **{f"relation.{t}": relation for t, relation in enumerate(history.relations)},
         **scores,
@@ -199,7 +203,7 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant
     whole = tables(*outcome(name, variant))
     same(whole, tables(*outcome(name, variant, "vmap")), exact=False)
     method, fleet, roster, history = start(name, variant)
-    fresh = wire.pack(fleet.state)
+    fresh = trees.pack(fleet.state)
     server = run(method, roster, fleet, history, rounds=2, participation=SHARE)
     checkpoint.save(tmp_path / "c", Progress(2, server, fleet.state, 1.5), history)
     method, fleet, roster, history = start(name, variant)
@@ -208,7 +212,7 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant
     server = run(method, roster, fleet, history, rounds=ROUNDS, participation=SHARE, server=at.server, begin=2)
     same(whole, tables(server, fleet.state, history), exact=True)
     (never,) = left_out(roster)  # it has learned nothing, and yet it has a model that can be scored
-    for key, table in wire.pack(fleet.state).items():
+    for key, table in trees.pack(fleet.state).items():
         assert torch.equal(table[never], fresh[key][never]), key
     losses = [values for at in history.scores for (_, _, metric), values in at.items() if metric == "loss"]
     assert losses
@@ -219,9 +223,9 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, variant
 @pytest.mark.filterwarnings("ignore:fed")
 def test_many_clients_and_large_models_are_dealt_with_alike(name, variant, monkeypatch):
     expected = tables(*outcome(name, variant))
-    for module, limit in [(graph, "WORTH"), (states, "LARGE"), (evaluation, "KEPT"), (evaluation, "BYTES")]:
+    for module, limit in [(core_tables, "WORTH"), (state_store, "LARGE"), (evaluation, "KEPT"), (evaluation, "BYTES")]:
         monkeypatch.setattr(module, limit, 0)
-    for module in (graph, sketch):
+    for module in (similarity, sketch):
         monkeypatch.setattr(module, "BLOCK", 1)
     same(expected, tables(*outcome(name, variant)), exact=False)
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from kinfed import Federation, Split, UsageError, fit
+from kinfed.core.tasks import Classification
 from kinfed.methods import Local
 from kinfed.metrics.classification import count_correct, reweighted_accuracy
-from kinfed.tasks import Classification
 
 
 def test_weighted_by_the_clients_label_shares():

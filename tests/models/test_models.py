@@ -2,17 +2,17 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed.client import Training
+from kinfed.core.client import Training
+from kinfed.core.layout import Layout
+from kinfed.core.method import Params
+from kinfed.core.model import Model
+from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Classification
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.federation import Federation
-from kinfed.fleet import Simulation
-from kinfed.layout import Layout
-from kinfed.method import Params
 from kinfed.methods import FedAvg
-from kinfed.model import Model
 from kinfed.models import MODELS
-from kinfed.optimiser import SGD
-from kinfed.tasks import Classification
+from kinfed.simulation.simulation import Simulation
 
 SERIES = ("rnn", "gru")
 

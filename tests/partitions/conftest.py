@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from kinfed.federation import Dataset
-from kinfed.seeding import generator
-from kinfed.tasks import Classification
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification
+from kinfed.data.dataset import Dataset
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,9 @@
 import torch
 
-from kinfed.federation import Dataset
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Regression
+from kinfed.data.dataset import Dataset
 from kinfed.partitions import IID
-from kinfed.seeding import generator
-from kinfed.tasks import Regression
 
 
 def test_the_remainder_is_spread_whatever_the_targets_are():

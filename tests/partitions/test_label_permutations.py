@@ -2,10 +2,10 @@ import itertools
 
 import torch
 
-from kinfed.federation import Dataset
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification
+from kinfed.data.dataset import Dataset
 from kinfed.partitions import IID, LabelPermutations
-from kinfed.seeding import generator
-from kinfed.tasks import Classification
 
 
 def test_groups_rename_the_classes_and_disagree_about_all_of_them():

@@ -1,11 +1,12 @@
 import pytest
 import torch
 
+from kinfed.core.graph import Graph
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Regression
+from kinfed.data.dataset import Dataset
 from kinfed.errors import UsageError
-from kinfed.federation import Dataset, Graph
 from kinfed.partitions import Natural
-from kinfed.seeding import generator
-from kinfed.tasks import Regression
 
 GRAPH = Graph(torch.tensor([[0.0, 1.0], [1.0, 0.0]]), "given")
 

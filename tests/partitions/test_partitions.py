@@ -5,12 +5,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfed.core.graph import Graph
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data.dataset import Dataset
+from kinfed.data.federation import divide
+from kinfed.data.split import Split
 from kinfed.datasets import DATASETS
 from kinfed.errors import UsageError
-from kinfed.federation import Dataset, Graph, Split, divide
 from kinfed.partitions import PARTITIONS
-from kinfed.seeding import generator
-from kinfed.tasks import Classification, Regression
 
 
 def images(n, classes, seed, clients):

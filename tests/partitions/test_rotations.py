@@ -1,11 +1,11 @@
 import pytest
 import torch
 
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification
+from kinfed.data.dataset import Dataset
 from kinfed.errors import UsageError
-from kinfed.federation import Dataset
 from kinfed.partitions import IID, Rotations
-from kinfed.seeding import generator
-from kinfed.tasks import Classification
 
 UPRIGHT = [[1.0, 2.0], [3.0, 4.0]]
 QUARTER = [[2.0, 4.0], [1.0, 3.0]]  # counter-clockwise

@@ -1,11 +1,13 @@
 import pytest
 import torch
 
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification
+from kinfed.data.dataset import Dataset
+from kinfed.data.federation import divide
+from kinfed.data.split import Split
 from kinfed.errors import UsageError
-from kinfed.federation import Dataset, Split, divide
 from kinfed.partitions import Shards
-from kinfed.seeding import generator
-from kinfed.tasks import Classification
 
 
 def test_two_pure_shards_each(deal):

@@ -3,11 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification, Regression
+from kinfed.data.dataset import Dataset
 from kinfed.errors import UsageError
-from kinfed.federation import Dataset
 from kinfed.partitions import Topologies
-from kinfed.seeding import generator
-from kinfed.tasks import Classification, Regression
 
 SETS = {
     3: [{0, 1, 2}, {2, 3, 4}, {4, 5, 6}],

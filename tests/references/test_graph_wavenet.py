@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from kinfed.references import GraphWaveNet
-from kinfed.references.graph_wavenet import transitions
+from kinfed.baselines import GraphWaveNet
+from kinfed.baselines.graph_wavenet import transitions
 
 
 def parameters(module):

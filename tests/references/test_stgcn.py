@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm
 
-from kinfed.references import STGCN
-from kinfed.references.stgcn import chebyshev
+from kinfed.baselines import STGCN
+from kinfed.baselines.stgcn import chebyshev
 
 
 def parameters(module):

@@ -3,7 +3,7 @@ import pytest
 from matplotlib import image
 
 from kinfed.errors import RunError, UsageError
-from kinfed.report import charts, heatmaps
+from kinfed.plots import charts, heatmaps
 
 NAMES = [f"client {i}" for i in range(6)]
 

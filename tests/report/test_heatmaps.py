@@ -3,7 +3,7 @@ import pytest
 from PIL import Image
 
 from kinfed.errors import UsageError
-from kinfed.report import heatmaps
+from kinfed.plots import heatmaps
 
 NAMES = [f"client {i}" for i in range(6)]
 GROUPS = np.array([0, 1, 0, 1, 0, 1])

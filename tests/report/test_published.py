@@ -6,9 +6,9 @@ import io
 import pytest
 from rich.console import Console
 
-from kinfed.protocol import Column, Number, Protocol, Row
+from kinfed.experiments.reproduction import Line, Reproduction
+from kinfed.papers.published_table import Column, Number, Protocol, Row
 from kinfed.report.published import latex, markdown, sheet, table_csv, terminal
-from kinfed.reproduction import Line, Reproduction
 
 ROWS = {
     "local": Row("local", "Local_1", note="alone"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..study import Finding
+from ..experiments.study import Finding
 from .controls import controls
 from .curves import curves
 from .defence import defence

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from ..data.federation import Federation
 from ..errors import UsageError
-from ..federation import Federation
-from ..relations import GRAPHS
-from ..report.charts import score_by_name
-from ..study import Finding, Study, score, setting
+from ..experiments.study import Finding, Study, score, setting
+from ..graphs.known import GRAPHS
+from ..plots.charts import score_by_name
 
 
 def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:

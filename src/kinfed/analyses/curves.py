@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..report.charts import accuracy_by_round
-from ..report.drawing import Array, scaled
-from ..study import Finding, Row, Study, score, scores_by_round, setting
+from ..experiments.study import Finding, Row, Study, score, scores_by_round, setting
+from ..plots.charts import accuracy_by_round
+from ..plots.drawing import Array, scaled
 
 
 def curves(

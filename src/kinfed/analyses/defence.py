@@ -8,17 +8,18 @@ import numpy as np
 import torch
 
 from ..attacks.backdoor import Backdoor
-from ..client import Client
-from ..config import Experiment
+from ..core.client import Client
+from ..core.method import Params
+from ..core.model import Model
 from ..errors import UsageError
-from ..fleet import Simulation
-from ..method import Params
+from ..experiments.config import Experiment
+from ..experiments.launch import Machine
+from ..experiments.run_folder import load_model, read_summary
+from ..experiments.study import Finding, Row, Study, repeats, setting
 from ..methods.local import Local
-from ..model import Model
-from ..report.drawing import Array, scaled
-from ..report.holdout import score_by_source
-from ..runs import Machine, load_model, read_summary
-from ..study import Finding, Row, Study, repeats, setting
+from ..plots.drawing import Array, scaled
+from ..plots.holdout import score_by_source
+from ..simulation.simulation import Simulation
 
 
 @dataclass(frozen=True)

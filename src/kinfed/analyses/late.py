@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..engine import latecomers
+from ..core.engine import latecomers
+from ..core.seeding import tags
 from ..errors import UsageError
-from ..report.drawing import Array, scaled, with_unit
-from ..report.joining import LINES, early_and_late
-from ..runs import read_summary
-from ..seeding import tags
-from ..study import Finding, Row, Study, repeats, score, scores_by_round, setting
+from ..experiments.run_folder import read_summary
+from ..experiments.study import Finding, Row, Study, repeats, score, scores_by_round, setting
+from ..plots.drawing import Array, scaled, with_unit
+from ..plots.joining import LINES, early_and_late
 
 
 def late(

@@ -4,14 +4,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import config
 from ..errors import UsageError
+from ..experiments import config
+from ..experiments.study import Finding, Row, Study, relations, repeats
 from ..methods import METHODS
 from ..metrics.graphs import group_weights
-from ..report.charts import weights_by_round
-from ..report.drawing import Array
-from ..report.heatmaps import relation_grid
-from ..study import Finding, Row, Study, relations, repeats
+from ..plots.charts import weights_by_round
+from ..plots.drawing import Array
+from ..plots.heatmaps import relation_grid
 from .weights import blocks, look, over_seeds, similar
 
 

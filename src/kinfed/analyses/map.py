@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UsageError
-from ..report.charts import score_by_setting
-from ..report.heatmaps import score_grid
-from ..study import Finding, Row, Study, score, setting
+from ..experiments.study import Finding, Row, Study, score, setting
+from ..plots.charts import score_by_setting
+from ..plots.heatmaps import score_grid
 
 Value = str | int | float | bool
 

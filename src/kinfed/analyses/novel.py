@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.model import Model
+from ..data.federation import Federation
 from ..errors import UsageError
-from ..federation import Federation
-from ..model import Model
-from ..report.drawing import Array, scaled, with_unit
-from ..report.holdout import score_by_source
-from ..runs import load_model, read_summary
-from ..study import Finding, Row, Study, repeats, setting
+from ..experiments.run_folder import load_model, read_summary
+from ..experiments.study import Finding, Row, Study, repeats, setting
+from ..plots.drawing import Array, scaled, with_unit
+from ..plots.holdout import score_by_source
 from .late import held_back, hold_back
 
 ABLATIONS = {  # of Panacea: without its graph generator, and without any graph

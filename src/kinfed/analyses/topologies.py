@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
+from ..experiments.study import Finding, Row, Study, clusters, relations, repeats, setting
 from ..metrics.graphs import rand_by_round
 from ..partitions.topologies import NODES
-from ..report import rand
-from ..report.drawing import Array
-from ..study import Finding, Row, Study, clusters, relations, repeats, setting
+from ..plots import rand
+from ..plots.drawing import Array
 
 
 def topologies(

@@ -9,13 +9,13 @@ import torch
 from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
+from ..core.tasks import Classification
+from ..data.federation import Federation
 from ..errors import UsageError
-from ..federation import Federation
+from ..experiments.study import Finding, Row, Study, relations, repeats, setting
 from ..metrics.graphs import distance_from_uniform, edge_auroc, group_weights, label_overlap, row_entropy
-from ..report.drawing import Array
-from ..report.heatmaps import relation_grid
-from ..study import Finding, Row, Study, relations, repeats, setting
-from ..tasks import Classification
+from ..plots.drawing import Array
+from ..plots.heatmaps import relation_grid
 
 
 def weights(

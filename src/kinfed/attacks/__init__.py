@@ -1,6 +1,6 @@
 """The attacks, by the name that a config or the command line uses."""
 
-from ..attack import Attack
+from .attack import Attack
 from .backdoor import Backdoor
 from .label_flip import LabelFlip
 from .noise import Noise

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attack import Attack, exchange
+from ..core.seeding import generator, tags
+from ..core.tasks import Classification
+from ..data.federation import Federation
 from ..errors import UsageError
-from ..federation import Federation
-from ..seeding import generator, tags
-from ..tasks import Classification
+from .attack import Attack, exchange
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..attack import Attack
+from ..core.seeding import normal
 from ..errors import UsageError
-from ..seeding import normal
+from .attack import Attack
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..attack import Attack
 from ..errors import UsageError
+from .attack import Attack
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config
 from ..analyses import ANALYSES
 from ..errors import UsageError, nearest
-from ..study import Study
-from .finding import tell, write
+from ..experiments import config
+from ..experiments.study import Study
 from .running import Bar, machine, options
+from .tables import tell, write
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -14,13 +14,16 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 from rich.text import Text
 
-from .. import config
+from ..core.graph import Graph
+from ..core.tasks import Classification, Forecasting
+from ..data.dataset import Dataset
+from ..data.federation import Federation
+from ..data.split import SPLITS
 from ..datasets import DATASETS, called
+from ..datasets.sources import ORIGINALS, obtain, sha256
 from ..errors import UsageError, nearest, several
-from ..federation import SPLITS, Dataset, Federation, Graph
-from ..originals import ORIGINALS, obtain, sha256
-from ..report.examples import examples
-from ..tasks import Classification, Forecasting
+from ..experiments import config
+from ..plots.examples import examples
 from .console import literal
 from .running import plain
 

@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn
 from rich.table import Table
 
-from .. import config, protocol
-from ..config import Experiment
 from ..errors import RunError, UsageError, explain
-from ..estimate import Cost, estimate
-from ..runs import Machine
+from ..experiments import config
+from ..experiments.config import Experiment
+from ..experiments.estimate import Cost, estimate
+from ..experiments.launch import Machine
+from ..papers import published_table
 from .console import literal
 from .reproduce import jobs, read, request
 from .running import options
@@ -42,7 +43,7 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"--budget is a time in seconds, so it must be positive; got {asked.budget:g}")
     side_by_side = 1  # a run's seeds come one after the other
     cells: list[tuple[str, Experiment, int]] = []  # name, experiment, runs
-    if asked.subject in protocol.tables():
+    if asked.subject in published_table.tables():
         if asked.overrides:
             raise UsageError(
                 f"{asked.subject} is a published table, whose settings are fixed; leave {asked.overrides[0]} out"

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config
 from ..errors import UsageError
+from ..experiments import config
 from ..files import make_folder
 from .running import show
 

@@ -11,7 +11,8 @@ from typing import Any, NoReturn
 from .. import __version__
 from ..errors import explain, short
 from ..interrupts import heard
-from . import analyse, compare, data, estimate, flower, reference, reproduce, run, shelves, sweep
+from . import analyse, compare, data, estimate, flower, reference, reproduce, run, sweep
+from . import list as shelves
 from .console import literal
 
 COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower, data, shelves)

@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config
-from ..centralised import train
+from ..baselines import REFERENCES
+from ..baselines.centralised import train
 from ..datasets import called
 from ..errors import UsageError
-from ..experiment import pick_device
+from ..experiments import config
+from ..experiments.devices import pick_device
+from ..experiments.run_folder import write_history
 from ..files import make_folder, replacing
-from ..references import REFERENCES
-from ..runs import write_history
 from .running import Bar, place, show
 
 

@@ -13,16 +13,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from .. import protocol
+from ..data.split import LEAST
 from ..errors import RunError, explain
-from ..federation import LEAST
+from ..experiments.launch import Machine
+from ..experiments.process_pool import carry_out
+from ..experiments.reproduction import Line, Reproduction
 from ..files import make_folder, replacing, sweep_up
-from ..jobs import carry_out
-from ..precision import PRECISIONS
-from ..protocol import LEAST_ROUNDS
+from ..papers import published_table
+from ..papers.published_table import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
-from ..reproduction import Line, Reproduction
-from ..runs import Machine
+from ..simulation.precision import PRECISIONS
 from .running import options, told_beside
 
 
@@ -66,7 +66,7 @@ def read(asked: argparse.Namespace) -> Reproduction:
     """What the options mean."""
     scaled = f"-scaled-{asked.scale:g}" if asked.scale < 1 else ""
     return Reproduction(
-        protocol.load(asked.table),
+        published_table.load(asked.table),
         getattr(asked, "out", None) or Path("reproductions") / f"{asked.table}{scaled}",
         Path(asked.data_dir) if asked.data_dir else None,
         [name for name in asked.method.split(",") if name],

@@ -6,7 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config, distributed, runs
+from ..experiments import config, run_folder
+from ..experiments.launch import launch, resume
+from ..simulation import distributed
 from .running import Bar, machine, options, show
 
 
@@ -43,14 +45,14 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(config.read(asked.source, asked.overrides))
     config.warn_of_idle(asked.source, asked.overrides, [experiment.table["method"]["name"]])
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = runs.launch(experiment, asked.out, machine(asked, bar))
+        summary = launch(experiment, asked.out, machine(asked, bar))
     if summary:  # the process that leads has one
         show(summary, asked, console)
 
 
 def _resume(asked: argparse.Namespace, console: Console) -> None:
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = runs.resume(asked.folder, machine(asked, bar))
+        summary = resume(asked.folder, machine(asked, bar))
     if summary:
-        with runs.reading(asked.folder):  # it may have been there before
+        with run_folder.reading(asked.folder):  # it may have been there before
             show(summary, asked, console)

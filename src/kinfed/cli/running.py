@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
+from ..core.history import History
 from ..errors import several
-from ..precision import PRECISIONS
-from ..record import History
-from ..report.drawing import is_share
-from ..runs import Machine
+from ..experiments.launch import Machine
+from ..plots.drawing import is_share
+from ..simulation.precision import PRECISIONS
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
 BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns where a run has them

@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import config
 from ..errors import RunError, explain
-from ..study import Study
-from ..sweep import Sweep, sweep
-from .finding import tell, write
+from ..experiments import config
+from ..experiments.study import Study
+from ..experiments.sweep import Sweep, sweep
 from .running import Bar, machine, options
+from .tables import tell, write
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

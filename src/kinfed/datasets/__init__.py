@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..federation import Dataset
+from ..data.dataset import Dataset
 from .cars import compcars
 from .digits import digits
 from .domains import domains

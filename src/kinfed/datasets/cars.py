@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.tasks import Classification
+from ..data.dataset import Dataset
+from ..data.graph_files import adjacency
 from ..errors import UsageError
-from ..federation import Dataset
-from ..relations import adjacency
-from ..tasks import Classification
 from .directory import labels, read
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import torch
 
-from ..federation import Dataset
-from ..tasks import Classification
+from ..core.tasks import Classification
+from ..data.dataset import Dataset
 
 
 def digits(data_dir: Path | None = None) -> Dataset:

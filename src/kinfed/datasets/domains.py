@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ..core.graph import Graph, check_graph
+from ..core.tasks import Classification
+from ..data.dataset import Dataset
 from ..errors import UsageError
-from ..federation import Dataset, Graph, check_graph
-from ..tasks import Classification
 from .directory import labels, read
 
 

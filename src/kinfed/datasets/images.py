@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from ..core.tasks import Classification
+from ..data.dataset import Dataset
 from ..errors import UsageError
-from ..federation import Dataset
-from ..tasks import Classification
 from .directory import labels, read
 
 

@@ -6,10 +6,11 @@ from typing import Literal
 
 import torch
 
+from ..core.graph import Graph
+from ..core.seeding import generator
+from ..core.tasks import Classification
+from ..data.dataset import Dataset
 from ..errors import UsageError
-from ..federation import Dataset, Graph
-from ..seeding import generator
-from ..tasks import Classification
 
 
 def synthetic(

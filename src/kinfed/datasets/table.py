@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..federation import Dataset
-from ..tables import read
+from ..data.dataset import Dataset
+from ..data.tables import read
 
 
 def table(
@@ -29,7 +29,7 @@ def table(
 ) -> Dataset:
     """Your own file of rows with a client and a target column, perhaps a time and a graph.
 
-    `path` and `edges` are as seen from the working directory; see `kinfed.tables.read` for the settings.
+    `path` and `edges` are as seen from the working directory; see `kinfed.data.tables.read` for the settings.
     """
     return read(
         path,

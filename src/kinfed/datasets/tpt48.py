@@ -5,10 +5,10 @@ from typing import Literal
 
 import numpy as np
 
+from ..data.dataset import Dataset
+from ..data.graph_files import adjacency
+from ..data.windows import Windows
 from ..errors import UsageError
-from ..federation import Dataset
-from ..relations import adjacency
-from ..windows import Windows
 from .directory import read
 
 

@@ -6,10 +6,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from ..data.dataset import Dataset
+from ..data.graph_files import adjacency
+from ..data.windows import Windows, clock
 from ..errors import UsageError
-from ..federation import Dataset
-from ..relations import adjacency
-from ..windows import Windows, clock
 from .directory import read
 
 MINUTES = 5  # between two readings, in all of these

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from .. import wire
+from ..core import trees
+from ..core.fleet import Evaluation, Key
+from ..core.tasks import ALWAYS, Classification
+from ..core.trees import Tree
 from ..errors import RunError
-from ..fleet import Evaluation, Key
-from ..tasks import ALWAYS, Classification
 from . import messages
-from .courier import LARGEST, Check, Courier, short
+from .broker import LARGEST, Check, Courier, short
+from .dry_run import Rehearsal
 from .messages import Message, Words
 from .plan import Deployment
-from .rehearsal import Rehearsal
 
-Tree = Any
 PASSES = 3  # rounds in a row without enough good uploads, after which a run ends
 NORMS = 20  # uploads before, with whose length new ones are compared
 
@@ -94,11 +94,11 @@ class FlowerFleet:
                 return ""
             if answer.words.get("round") != round:
                 return f"it answers for round {answer.words.get('round')!r:.20}"
-            return messages.problem_with(answer.arrays, messages.forms(wire.pack(likes[client], "upload/")))
+            return messages.problem_with(answer.arrays, messages.forms(trees.pack(likes[client], "upload/")))
 
         answers = self._ask(orders, likes, problem)
         uploads = {
-            name: wire.unpack(answers[name].arrays, like, "upload/") for name, like in likes.items() if name in answers
+            name: trees.unpack(answers[name].arrays, like, "upload/") for name, like in likes.items() if name in answers
         }
         norms = {name: _norm(upload) for name, upload in uploads.items()}
         for name, why in _too_long(norms, self._norms, self.deployment.norm_bound).items():
@@ -150,7 +150,7 @@ class FlowerFleet:
 
         Raises RunError if fewer than needed can.
         """
-        like = messages.forms(wire.pack(self.rehearsal.introduction, "introduction/"))
+        like = messages.forms(trees.pack(self.rehearsal.introduction, "introduction/"))
 
         def problem(client: str, answer: Message) -> str:
             size = answer.words.get("size")
@@ -164,7 +164,7 @@ class FlowerFleet:
             raise RunError(short(invited, answers, needed))
         if not answers:
             return []
-        said = [wire.unpack(a.arrays, self.rehearsal.introduction, "introduction/") for a in answers.values()]
+        said = [trees.unpack(a.arrays, self.rehearsal.introduction, "introduction/") for a in answers.values()]
         none = torch.zeros(len(answers), dtype=torch.int64)
         new = FleetState(
             torch.tensor([answer.words["size"] for answer in answers.values()]),
@@ -229,7 +229,7 @@ class FlowerFleet:
             order = orders.setdefault(self.names[i], self._order(i))
             order.words["evaluated"] = round
             order.words["evaluate"] = messages.describe(row)
-            for name, array in wire.pack(row).items():
+            for name, array in trees.pack(row).items():
                 twin = order.arrays.get(f"train/{name}")
                 if twin is None or twin.dtype != array.dtype or not torch.equal(twin, array):
                     order.arrays[f"evaluate/{name}"] = array

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..errors import UsageError
-from .courier import Failure, Node
+from .broker import Failure, Node
 from .messages import Message
 
 KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # what Flower's clients call them

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..federation import Origin
-from ..graph import put
-from ..method import Method, Roster
-from ..record import History
-from ..seeding import fold, key, uniform
-
-Tree = Any
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method, Roster
+from ..core.seeding import fold, key, uniform
+from ..core.tables import put
+from ..core.trees import Tree
 
 
 def lengthen(history: History, names: Sequence[str]) -> None:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .. import wire
+from ..core import trees
+from ..core.layout import Layout
+from ..core.trees import Tree
 from ..errors import UsageError
-from ..layout import Layout
 
-Tree = Any
 Words = dict[str, Any]  # what JSON can hold
 
 
@@ -26,7 +26,7 @@ class Message(NamedTuple):
 def put(tree: Tree, message: Message, part: str) -> None:
     """Add a tree to a message under the name of a part, such as "upload"."""
     message.words[part] = describe(tree)
-    message.arrays.update(wire.pack(tree, f"{part}/"))
+    message.arrays.update(trees.pack(tree, f"{part}/"))
 
 
 def take(message: Message, part: str) -> Tree:
@@ -34,7 +34,7 @@ def take(message: Message, part: str) -> Tree:
     if part not in message.words:
         raise UsageError(f"the message has no {part}")
     try:
-        return wire.unpack(message.arrays, skeleton(message.words[part]), f"{part}/")
+        return trees.unpack(message.arrays, skeleton(message.words[part]), f"{part}/")
     except RecursionError:
         raise UsageError(f"the message's {part} is nested too deeply") from None
     except KeyError as missing:
@@ -119,4 +119,4 @@ def plain(text: object) -> str:
 
 def size(message: Message) -> int:
     """Bytes of a message's arrays and words."""
-    return wire.size(message.arrays) + len(json.dumps(message.words))
+    return trees.size(message.arrays) + len(json.dumps(message.words))

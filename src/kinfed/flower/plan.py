@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import config
-from ..config import Learning, Table
+from ..core.graph import Graph
+from ..core.model import Model
+from ..core.seeding import generator
+from ..core.tasks import Classification, Regression, Task
+from ..data.split import Split
 from ..errors import UsageError
-from ..federation import Graph, Split
-from ..model import Model
-from ..seeding import generator
-from ..tasks import Classification, Regression, Task
+from ..experiments import config
+from ..experiments.config import Learning, Table
 
 STALE = ("keep", "decay", "drop")
 
@@ -32,7 +33,7 @@ class Deployment:
     decay: float = 0.5  # "decay": a client that missed k rounds is heard in a share decay**k of the rounds
     classes: int = 0  # 0: as many as the sites' labels show
     by_class: bool | None = None  # whether there are scores by class; None: if there are two classes
-    graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.relations.read
+    graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.data.graph_files.read
 
     def __post_init__(self) -> None:
         if self.clients < 1:

@@ -30,7 +30,7 @@ from ..files import make_folder, replacing
 from ..interrupts import Terminated, held
 from . import gate, registry
 from . import keys as certificates
-from .courier import NAME
+from .broker import NAME
 
 Say = Callable[[str], None]
 LINK = "link.json"

@@ -15,26 +15,29 @@ from typing import Any
 
 import torch
 
-from .. import __version__, checkpoint, engine, relations, runs
-from ..checkpoint import Progress
+from .. import __version__
+from ..core import checkpoint, engine
+from ..core.checkpoint import Progress
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method, Roster
+from ..core.model import Model
+from ..core.seeding import tags
+from ..core.tasks import Classification, Task, selected_task
+from ..core.trees import Tree
+from ..data import graph_files
 from ..errors import RunError, UsageError
-from ..experiment import CHECKPOINT
-from ..federation import Origin
+from ..experiments import run_folder
+from ..experiments.fit import CHECKPOINT
 from ..files import make_folder, replacing
-from ..method import Method, Roster
-from ..model import Model
-from ..record import History
-from ..seeding import tags
-from ..tasks import Classification, Task, selected_task
 from . import members, messages, plan
-from .courier import Carrier, Courier
+from .broker import Carrier, Courier
+from .dry_run import Rehearsal
 from .fleet import FleetState, FlowerFleet
 from .members import Attentive
 from .messages import Message, Words
 from .plan import Plan
-from .rehearsal import Rehearsal
 
-Tree = Any
 FACTS = "federation.json"  # what the sites agreed upon before round 1
 CLASSES, TIMES = 1000, 10  # a site's classes are believed up to so many, or so many times the median of the others'
 MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
@@ -90,7 +93,7 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
         fleet.join(_fitting(courier, facts), deployed.clients)
         history.names = tuple(fleet.names)
         if deployed.graph:
-            facts["graph"] = relations.read(deployed.graph, fleet.names, strangers=True).weights.tolist()
+            facts["graph"] = graph_files.read(deployed.graph, fleet.names, strangers=True).weights.tolist()
         _write(facts, out / FACTS)
     log(f"{len(fleet.names)} clients: {', '.join(fleet.names)}; {model.layout.parameters:,} parameters")
     roster, before = _roster(facts, planned, model, fleet), at.seconds
@@ -169,7 +172,7 @@ def _read_again(facts: Words, path: str, names: Sequence[str], log: Any) -> None
     """The relation with those who came later, if the file tells of them."""
     if path:
         try:
-            facts["graph"] = relations.read(path, names, strangers=True).weights.tolist()
+            facts["graph"] = graph_files.read(path, names, strangers=True).weights.tolist()
         except UsageError as problem:
             log(f"who came later has no links: {problem}")
 
@@ -341,7 +344,7 @@ def _summarise(
     if history.relations:
         relation = history.relations[history.rounds.index(history.select(history.chosen))]
     layers, caution = [layer.name for layer in model.layout.layers], planned.learning.method.caution
-    runs.write_history(history, relation, origin, layers, out, caution=caution)
+    run_folder.write_history(history, relation, origin, layers, out, caution=caution)
     travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
     _write_bytes(travelled, fleet.counted, out / "bytes.csv")
     totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
@@ -383,7 +386,7 @@ def _summarise(
         "experiment": facts["experiment"],
         "out": str(out),
     }
-    runs.write_recall(summary, fleet.names, out)
+    run_folder.write_recall(summary, fleet.names, out)
     _write(summary, out / "summary.json")
     return summary
 

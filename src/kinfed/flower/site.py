@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,20 +18,24 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from .. import __version__, checkpoint, tables, wire
+from .. import __version__
+from ..core import checkpoint, trees
+from ..core.fleet import Evaluation
+from ..core.layout import Layout
+from ..core.seeding import generator, tags
+from ..core.tasks import Classification, Regression, Task
+from ..core.trees import Tree
+from ..data import tables
+from ..data.federation import Federation
+from ..data.split import Split
 from ..datasets import directory
 from ..errors import RunError, UsageError
-from ..experiment import pick_device
-from ..federation import Federation, Split
+from ..experiments.devices import pick_device
 from ..files import make_folder, replacing
-from ..fleet import Evaluation, Simulation
-from ..layout import Layout
-from ..seeding import generator, tags
-from ..tasks import Classification, Regression, Task
+from ..simulation.simulation import Simulation
 from . import messages, plan
 from .messages import Message, Words
 
-Tree = Any
 ALONE = torch.tensor([0])
 LAST = 1 << 31  # rounds that a message may name
 KINDS: dict[str, dict[str, type]] = {  # what a message must say
@@ -299,7 +303,7 @@ class Models:
     def keep(self, round: int, named: dict[str, Tree]) -> None:
         """Keep a round's models until it is known which are best."""
         make_folder(self._kept)
-        arrays = {f"{name}/{leaf}": t for name, tree in named.items() for leaf, t in wire.pack(tree).items()}
+        arrays = {f"{name}/{leaf}": t for name, tree in named.items() for leaf, t in trees.pack(tree).items()}
         checkpoint.write(arrays, self._kept / f"{round}.safetensors", {"names": json.dumps(list(named))})
 
     def choose(self, words: Words) -> None:

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ..graph import blank
-from ..layout import Layout
-from ..tasks import Classification, Forecasting, Regression, Task
+from ..core.layout import Layout
+from ..core.tables import blank
+from ..core.tasks import Classification, Forecasting, Regression, Task
 from .dense import Activation, Flatten, Linear, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState, forecaster, last_state
 from .step import Descent, Named, Part, Step, Unfused

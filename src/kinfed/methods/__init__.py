@@ -1,6 +1,6 @@
 """The methods, by the name that a config or the command line uses."""
 
-from ..method import Method
+from ..core.method import Method
 from .cfl import CFL
 from .fedaghn import FedAGHN
 from .fedamp import FedAMP

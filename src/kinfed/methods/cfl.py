@@ -7,9 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.method import Method, Params
+from ..core.tables import blank, put, take
 from ..errors import UsageError
-from ..graph import blank, cosine, gram, mix, put, take, weighted_mean
-from ..method import Method, Params
+from ..ops.mixing import mix, weighted_mean
+from ..ops.similarity import cosine, gram
 
 
 class Server(NamedTuple):

@@ -8,12 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from ..core.method import Params
+from ..core.seeding import fold, key, normal
+from ..core.tables import put, take
 from ..errors import UsageError
-from ..granularity import GRANULARITIES, Groups
-from ..graph import cosine, inner_by_layer, inner_listed, mix, put, spread_lists, take
-from ..method import GraphMethod, Params
-from ..seeding import fold, key, normal
-from ..sketch import SIZE, candidates, sketch_models
+from ..ops.mixing import mix, spread_lists
+from ..ops.similarity import cosine, inner_by_layer, inner_listed
+from ..ops.sketch import SIZE, candidates, sketch_models
+from .bases import GraphMethod
+from .parts.granularity import GRANULARITIES, Groups
 
 CHOICES = {
     "feedback": ("val", "train", "test"),

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..client import towards
+from ..core.client import towards
+from ..core.method import Params
+from ..core.optimiser import SGD
+from ..core.seeding import key
+from ..core.tables import put, take
 from ..errors import UsageError
-from ..graph import gram, mix_freely, put, spread_lists, take
-from ..method import GraphMethod, Params
-from ..optimiser import SGD
-from ..seeding import key
-from ..sketch import nearest, sketch_models
+from ..ops.mixing import mix_freely, spread_lists
+from ..ops.similarity import gram
+from ..ops.sketch import nearest, sketch_models
+from .bases import GraphMethod
 
 
 @dataclass(frozen=True)

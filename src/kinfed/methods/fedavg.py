@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from ..method import Averaging, Params
+from ..core.method import Params
+from .bases import Averaging
 
 
 @dataclass(frozen=True)

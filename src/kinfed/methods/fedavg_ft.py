@@ -2,8 +2,9 @@
 
 from dataclasses import dataclass
 
+from ..core.method import Params
 from ..errors import UsageError
-from ..method import Averaging, Params
+from .bases import Averaging
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from ..clustering import Clusters, count_distinct, distances, follow, kmeans
+from ..core.method import Method, Params
+from ..core.seeding import fold, key, uniform
+from ..core.tables import put, take
 from ..errors import RunError, UsageError
-from ..graph import cosine, gram, mix, mix_freely, prune, put, take
-from ..method import Method, Params
-from ..seeding import fold, key, uniform
+from ..ops.clustering import Clusters, count_distinct, distances, follow, kmeans
+from ..ops.mixing import mix, mix_freely
+from ..ops.similarity import cosine, gram
+from ..ops.sparsify import prune
 
 FEATURES = ("params", "centred", "delta", "head")
 SIMILARITIES = ("relu", "shift", "softmax", "abs", "raw")

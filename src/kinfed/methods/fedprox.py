@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from ..client import towards
+from ..core.client import towards
+from ..core.method import Params
 from ..errors import UsageError
-from ..method import Averaging, Params
+from .bases import Averaging
 
 
 @dataclass(frozen=True)

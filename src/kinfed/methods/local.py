@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..method import Method, Params
+from ..core.method import Method, Params
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ..core.method import Params
+from ..core.optimiser import OPTIMISERS, Memory, shorten
+from ..core.seeding import fold, key
+from ..core.tables import put
 from ..errors import UsageError
-from ..graph import put
-from ..hypernetwork import Dense, Form, Hypernetwork, check_size, dense, perceptron
-from ..method import Params
-from ..optimiser import OPTIMISERS, Memory, shorten
-from ..seeding import fold, key
+from .parts.hypernetwork import Dense, Form, Hypernetwork, check_size, dense, perceptron
 
 CHOICES = {
     "aggregation": ("row", "sym", "sage", "none"),

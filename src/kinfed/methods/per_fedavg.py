@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.method import Params
 from ..errors import UsageError
-from ..method import Averaging, Params
+from .bases import Averaging
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,17 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ..attention import Network, Pairs, attend, draw_attention
+from ..core.method import Method, Params
+from ..core.optimiser import SGD, Memory
+from ..core.seeding import key
+from ..core.tables import put, take
+from ..core.trees import Tree
 from ..errors import UsageError
-from ..feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
-from ..graph import mix_freely, project_simplex, prune, put, take, weighted_mean
-from ..method import Method, Params, Tree
-from ..optimiser import SGD, Memory
-from ..seeding import key
-from ..sketch import count_sketch
+from ..ops.mixing import mix_freely, weighted_mean
+from ..ops.sketch import count_sketch
+from ..ops.sparsify import project_simplex, prune
+from .parts.attention import Network, Pairs, attend, draw_attention
+from .parts.feedback import Delta, Directional, Exact, Mixtures, OnePoint, Replies, Sketch, TwoPoint
 
 CHOICES = {
     "graph": ("attention", "projected", "raw", "logits"),

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from ..core.method import Params
+from ..core.optimiser import SGD, Memory, shorten
 from ..errors import UsageError
-from ..hypernetwork import Hypernetwork, check_size, dense, perceptron
-from ..method import Params
-from ..optimiser import SGD, Memory, shorten
+from .parts.hypernetwork import Hypernetwork, check_size, dense, perceptron
 
 
 class Network(NamedTuple):

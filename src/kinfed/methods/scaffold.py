@@ -6,11 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..client import Quadratic
+from ..core.client import Quadratic
+from ..core.method import Params
+from ..core.optimiser import SGD
 from ..errors import UsageError
-from ..graph import weighted_mean
-from ..method import Averaging, Params
-from ..optimiser import SGD
+from ..ops.mixing import weighted_mean
+from .bases import Averaging
 
 
 class Message(NamedTuple):

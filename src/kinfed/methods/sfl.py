@@ -9,13 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import grad
 
-from ..client import towards
+from ..core.client import towards
+from ..core.method import Method, Params
+from ..core.optimiser import SGD
+from ..core.seeding import key
+from ..core.tables import blank, put, take
 from ..errors import UsageError
-from ..graph import blank, gram, largest, mix, project_simplex, put, take
-from ..method import Method, Params
-from ..optimiser import SGD
-from ..seeding import key
-from ..sketch import sketch_models
+from ..ops.mixing import mix
+from ..ops.similarity import gram
+from ..ops.sketch import sketch_models
+from ..ops.sparsify import largest, project_simplex
 
 CHOICES = {
     "norm": ("row", "sym"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ..federation import Partition
+from ..data.dataset import Partition
 from .dirichlet import Dirichlet
 from .iid import IID
 from .label_groups import LabelGroups

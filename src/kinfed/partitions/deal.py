@@ -6,9 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..core.tasks import Classification
+from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
-from ..federation import Dataset, Parts
-from ..tasks import Classification
 
 
 def check_clients(name: str, dataset: Dataset, clients: int, least: int = 1) -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..federation import Dataset, Parts
+from ..data.dataset import Dataset, Parts
 from .deal import check_clients, hand_over
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..core.tasks import Classification
+from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
-from ..federation import Dataset, Parts
-from ..tasks import Classification
 from .deal import check_clients, hidden_groups
 from .iid import IID
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..data.dataset import Dataset, Parts, rows_by_owner
 from ..errors import UsageError
-from ..federation import Dataset, Parts, rows_by_owner
 
 
 @dataclass(frozen=True)

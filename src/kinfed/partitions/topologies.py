@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
-from ..federation import Dataset, Parts
 from .deal import check_clients, hand_over, hidden_groups, rows_by_class
 
 NODES: dict[int, tuple[tuple[int, ...], ...]] = {

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
+from ..core.history import over_seeds, preferred, selects_highest
+from ..core.tasks import BY_CLASS
 from ..errors import UsageError
-from ..record import over_seeds, preferred, selects_highest
-from ..runs import read_summary, reading
-from ..tasks import BY_CLASS
+from ..experiments.run_folder import read_summary, reading
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]  # of a run's clients: [2, N], the metric and the score that selected, by seed

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from rich.table import Table
 from rich.text import Text
 
-from ..config import Table as Config
-from ..federation import LEAST
-from ..protocol import LEAST_ROUNDS
-from ..reproduction import FLAGS, MEASURES, Line, Reproduction
+from ..data.split import LEAST
+from ..experiments.config import Table as Config
+from ..experiments.reproduction import FLAGS, MEASURES, Line, Reproduction
+from ..papers.published_table import LEAST_ROUNDS
 
 HEADINGS = ("method", "paper", "ours", "difference", "remarks")
 SCALED = (

@@ -1,0 +1,146 @@
+"""Checkpoints: everything that a run needs to go on as if it had never stopped, in one file."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import RunError
+from ..files import replacing
+from . import trees
+from .history import History
+from .pieces import Part, pieces
+from .trees import Tree
+
+HOW = "how.json"
+TYPES = {  # the format's names
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+}
+# What reading a file can end in that no run has written.
+FOREIGN = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
+
+
+class Progress(NamedTuple):
+    """Where a run stands between two rounds."""
+
+    done: int  # rounds
+    server: Tree
+    state: Tree  # the clients' private states, [N, ...]
+    seconds: float
+    how: dict[str, Any] | None = None  # the fleet's settings that decide about rounding
+
+
+def save(path: Path, progress: Progress, history: History) -> None:
+    """Write the checkpoint in place of the one before, or leave that one as it is."""
+    arrays, text = history.pack()
+    arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
+    words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
+    once = {name: _once(t) for name, t in arrays.items() if isinstance(t, Tensor)}
+    repeated = {name: list(arrays[name].shape) for name, t in once.items() if t.shape != arrays[name].shape}
+    words["repeated"] = json.dumps(repeated)
+    arrays |= once
+    write(arrays, path, {name: str(word) for name, word in words.items()})
+
+
+def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
+    """Read a checkpoint; `server` and `state` have the structure of what was saved. Fills `history`."""
+    try:
+        with safe_open(path, "pt") as file:
+            text = file.metadata()
+            large = {name for name, leaf in trees.pack(state, "state.").items() if isinstance(leaf, Part)}
+            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
+            arrays = {
+                name: file.get_slice(name) if name in large else file.get_tensor(name).clone()
+                for name in file.keys()  # noqa: SIM118
+            }
+        for name, shape in json.loads(text.get("repeated", "{}")).items():
+            arrays[name] = arrays[name].expand(shape)
+        history.restore(arrays, text["history"])
+        broken = [name for name, t in history.models.items() if t.is_floating_point() and not t.isfinite().all()]
+        if broken:
+            raise ValueError(f"its model {broken[0]} holds NaN or infinity")
+        return Progress(
+            int(text["done"]),
+            trees.unpack(arrays, server, "server."),
+            trees.unpack(arrays, state, "state."),
+            float(text["seconds"]),
+            json.loads(text["how"]),
+        )
+    except FOREIGN as problem:
+        raise _not_ours(path, problem) from None
+
+
+def remember(settings: Mapping[str, Any], folder: Path) -> None:
+    """Write what a run in this folder goes on with where there is no checkpoint yet: a fleet's settings, or some."""
+    with replacing(folder / HOW) as part:
+        part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+
+
+def recall(folder: Path) -> dict[str, Any]:
+    """What `remember` wrote there last; nothing if that never was."""
+    try:
+        return dict(json.loads((folder / HOW).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError) as problem:
+        raise RunError(f"{folder / HOW} cannot be read ({problem}); delete it to go on with the defaults") from None
+
+
+def how(path: Path) -> dict[str, Any]:
+    """The settings of the fleet that wrote a checkpoint."""
+    try:
+        with safe_open(path, "pt") as file:
+            return dict(json.loads(file.metadata()["how"]) or {})
+    except FOREIGN as problem:
+        raise _not_ours(path, problem) from None
+
+
+def _not_ours(path: Path, problem: Exception) -> RunError:
+    return RunError(f"{path} is not a checkpoint of this run ({problem!s:.300}); delete it to start over")
+
+
+def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write named arrays as safetensors, piece by piece, in place of what was there.
+
+    That library's own writer holds three copies of all in memory.
+    """
+    ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, array in ordered:
+        begin, end = end, end + math.prod(array.shape) * array.dtype.itemsize
+        header[name] = {"dtype": TYPES[array.dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+    words = json.dumps(header).encode()
+    words += b" " * (-len(words) % 8)
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(len(words).to_bytes(8, "little") + words)
+        for _, array in ordered:
+            for piece in _pieces(array):
+                file.write(trees.raw(piece))
+
+
+def _pieces(array: Tensor | Part) -> Iterator[Tensor]:
+    if not array.shape:
+        yield cast(Tensor, array)
+        return
+    size = math.prod(array.shape[1:]) * array.dtype.itemsize
+    yield from (array[at] for at in pieces(array.shape[0], size))
+
+
+def _once(t: Tensor) -> Tensor:
+    """What is repeated along an axis, as one model that all clients share, once."""
+    return t[tuple(slice(None) if step else slice(1) for step in t.stride())]

@@ -1,0 +1,157 @@
+"""run: the round loop, the same for a simulation and for a real federation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..errors import RunError, UsageError
+from ..interrupts import held
+from .fleet import Fleet, is_finite
+from .history import History
+from .method import Method, Roster
+from .seeding import fold, key
+from .tables import index, pick, put
+from .trees import Tree
+
+RELATED = 1 << 13  # clients; of more no relation is kept, which is a table of N x N numbers in every evaluated round
+
+
+@dataclass(frozen=True)
+class Participation:
+    """The share of clients in a round; every `by_group`-th round that share of each hidden group (0: never).
+
+    A share `late` of all clients, drawn once, joins when `joins` rounds are over: never, if the run ends before. Until
+    then the server does not know of them, and each is scored with what it would be sent if it joined now.
+    """
+
+    share: float = 1.0
+    by_group: int = 0
+    late: float = 0.0
+    joins: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"participation is the share of clients in a round, in (0, 1]; got {self.share}")
+        if self.by_group < 0:
+            raise UsageError(f"participation.by_group counts rounds, so it must be zero or more; got {self.by_group}")
+        if not 0 <= self.late < 1 or self.joins < 0 or (self.late > 0) != (self.joins > 0):
+            raise UsageError(
+                "participation.late, a share below 1, and participation.joins, the rounds before these clients join, "
+                f"go together; got late={self.late} and joins={self.joins}"
+            )
+
+
+def check_counts(rounds: Any, evaluate_every: Any, seed: Any) -> None:
+    """Raise UsageError unless these are whole numbers that a run can have."""
+    for name, count, least, below in (
+        ("rounds", rounds, 1, 31),
+        ("evaluate_every", evaluate_every, 1, 31),
+        ("seed", seed, 0, 62),
+    ):
+        if not isinstance(count, Integral) or not least <= int(count) < 2**below:
+            raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
+
+
+def latecomers(seed: int, tags: Tensor, share: float) -> Tensor:
+    """[M] sorted ids of the share of clients, tags: [N], that joins late: one at least, but never everybody."""
+    count = min(max(1, round(share * len(tags))), len(tags) - 1) if share else 0
+    return fold(key(seed, "late", device=tags.device), tags).argsort()[:count].sort().values
+
+
+def sample(roster: Roster, share: float, groups: Tensor | None = None) -> Tensor:
+    """[K] sorted ids of this round's cohort, drawn without replacement; at least one client of each of groups: [N]."""
+    groups = torch.zeros_like(roster.sizes) if groups is None else groups
+    sizes = torch.bincount(groups)
+    count = (share * sizes.double()).round().long().clamp(min=1)
+    lots = fold(key(roster.seed, "cohort", roster.round, device=roster.tags.device), roster.tags)
+    order = lots.argsort()
+    order = order[groups[order].argsort(stable=True)]  # group by group, each in the order of its lots
+    place = roster.everyone - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return order[place < count.repeat_interleave(sizes)].sort().values
+
+
+def run(
+    method: Method,
+    roster: Roster,
+    fleet: Fleet,
+    history: History,
+    *,
+    rounds: int,
+    participation: float | Participation = 1.0,
+    groups: Tensor | None = None,
+    server: Tree = None,
+    begin: int = 0,
+    after: Callable[[int, Tree], None] = lambda round, server: None,
+) -> Tree:
+    """Train for rounds `begin` to `rounds - 1` and return the server's last state.
+
+    `roster` and `groups: [N]`, for `participation` that draws from each, list everyone, late clients too. `server` is
+    the state to go on from when `begin` is not 0; `after(round, server)` is called when a round is over.
+    """
+    drawn = participation if isinstance(participation, Participation) else Participation(participation)
+    if drawn.by_group and groups is None:
+        raise UsageError(
+            "participation.by_group draws from each hidden group, but these clients have none; use a partition that "
+            "makes them, such as topologies or rotations, or leave by_group out"
+        )
+    whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
+    here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined; the server counts them
+    roster = whole.part(here) if len(here) < len(whole) else whole
+    if begin == 0:
+        server = method.start(roster)
+    for round in range(begin, rounds):
+        whole, roster = replace(whole, round=round), replace(roster, round=round)
+        if round == drawn.joins and len(late):
+            here, roster, server = whole.everyone, whole, method.admit(whole, server, late)
+        by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
+        cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
+        sent = method.send(roster, server, cohort)
+        asked = cohort
+        replied, uploads = fleet.train(round, here[asked], sent)
+        if not len(replied):  # nobody was there: the round passes without them
+            with held():
+                history.add(round, sent, uploads)
+                after(round, server)
+            continue
+        cohort = torch.searchsorted(here, replied)
+        server = method.aggregate(roster, server, cohort, uploads)
+        if not all(is_finite(t) for t in tree_leaves(server)):
+            raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
+        found = relation = notes = None
+        if history.is_due(round, rounds):
+            prospect, relation = _outlook(method, whole, roster, here, server, cohort)
+            found = fleet.evaluate(round, whole.everyone, prospect)
+            answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
+            notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads)
+            notes = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
+        with held():  # an interruption comes before the round or after it
+            history.add(round, sent, uploads, found, relation, notes)
+            after(round, server)
+    history.settle()
+    return server
+
+
+def _outlook(
+    method: Method, whole: Roster, roster: Roster, here: Tensor, server: Tree, cohort: Tensor
+) -> tuple[Tree, Tensor | None]:
+    """What everybody would be sent now, [N, ...], and the relation of all.
+
+    `roster` lists those who are here: [n]; whoever is not is dealt with as if it joined now.
+    """
+    sent, few = method.send(roster, server, roster.everyone), len(whole) <= RELATED
+    relation = method.relation(roster, server, cohort) if few else None
+    if len(here) == len(whole):
+        return sent, relation
+    joined = method.admit(whole, server, whole.others(here))
+    prospect = method.send(whole, joined, whole.everyone)
+    outlook = method.relation(whole, joined, here[cohort]) if few else None
+    if outlook is not None and relation is not None:
+        outlook = outlook.clone()  # it may be one row seen many times
+        outlook[..., here, :] = 0
+        outlook[..., here[:, None], here] = relation
+    return tree_map(lambda wide, narrow: put(wide, here, narrow), prospect, sent), outlook

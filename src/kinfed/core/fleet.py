@@ -1,0 +1,53 @@
+"""A fleet: all clients, wherever they run."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from ..errors import RunError
+from .trees import Tree
+
+Key = tuple[str, str, str]  # model, split, metric
+
+
+class Evaluation(NamedTuple):
+    """Scores of every named model, and the models themselves, by name."""
+
+    scores: dict[Key, Tensor]  # [K] each
+    models: Mapping[str, Tree]  # [K, ...]
+
+
+class Fleet(Protocol):
+    """All clients, wherever they run. Results come in the order of the cohort's ids.
+
+    An evaluation may be a function to call for it when the next round is over, see `History`.
+    """
+
+    names: Sequence[str]
+
+    def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]: ...  # who replied, with what
+
+    def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]: ...
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether a tensor holds neither NaN nor infinity; its sum tells, without a table of answers, if it is finite."""
+    return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
+
+
+def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree, remedy: str) -> None:
+    """Raise RunError naming the clients for which one of `uploads`, trees: [K, ...], holds NaN or infinity."""
+    good = torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
+    for leaf in tree_leaves(uploads):
+        if not is_finite(leaf):
+            good &= torch.isfinite(leaf).reshape(len(cohort), -1).all(1)
+    if not good.all():
+        bad = [names[i] for i in cohort[~good].tolist()]
+        raise RunError(
+            f"round {round + 1}: training diverged to NaN or infinity at client{'s' * (len(bad) > 1)} "
+            f"{', '.join(bad[:5])}"
+            f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; {remedy}"
+        )

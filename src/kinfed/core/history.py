@@ -1,0 +1,400 @@
+"""History: scores, graphs and bytes of a run, and which round validation selects."""
+
+import csv
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import UsageError
+from ..files import replacing
+from . import trees
+from .fleet import Evaluation, Key
+from .tasks import ALWAYS, BY_CLASS, RECALL, Task
+from .trees import Tree
+
+Array = NDArray[Any]
+
+EXACT, WRITTEN = 1 << 23, 1 << 30  # bytes of relations that are written as they are, and that are written at all
+
+
+@dataclass
+class History:
+    """What is known of a run so far; `names` are the clients', `every` how many rounds lie between evaluations."""
+
+    names: tuple[str, ...]
+    task: Task
+    every: int = 1
+    rounds: list[int] = field(default_factory=list)
+    scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
+    relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
+    notes: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
+    bytes_down: int = 0  # sent by the server, whole run
+    bytes_up: int = 0
+    chosen: str = ""  # the named model that validation prefers; the headline without validation data
+    models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
+    done: int = 0  # rounds
+    honest: Tensor | None = None  # [N] bool: False on attackers, who have no say in what is selected; None: all are
+    select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
+    _coming: Callable[[], None] | None = None  # what to do when an evaluation that is on its way arrives
+
+    def is_due(self, round: int, rounds: int) -> bool:
+        """Whether a round is evaluated: every `every`-th, and the last."""
+        return (round + 1) % self.every == 0 or round + 1 == rounds
+
+    def add(
+        self,
+        round: int,
+        sent: Tree,
+        uploads: Tree,
+        found: Evaluation | Callable[[], Evaluation] | None = None,
+        relation: Tensor | None = None,
+        notes: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before.
+
+        An evaluation that is still on its way is a function; it is called when the next round is added, or by `settle`.
+        """
+        self.settle()
+        self.bytes_down += trees.size(sent)
+        self.bytes_up += trees.size(uploads)
+        self.done = round + 1
+        if isinstance(found, Evaluation):
+            self._keep(round, found, relation, notes)
+        elif found is not None:
+            self.expect(round, found, relation, notes)
+
+    def expect(
+        self,
+        round: int,
+        found: Callable[[], Evaluation],
+        relation: Tensor | None = None,
+        notes: dict[str, Tensor] | None = None,
+    ) -> None:
+        """Keep the evaluation of a round that was added before when it arrives."""
+        self._coming = lambda: self._keep(round, found(), relation, notes)
+
+    def settle(self) -> None:
+        """Wait for the evaluation that is still on its way, if one is."""
+        coming, self._coming = self._coming, None
+        if coming:
+            coming()
+
+    def _keep(self, round: int, found: Evaluation, relation: Tensor | None, notes: dict[str, Tensor] | None) -> None:
+        self.rounds.append(round)
+        self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
+        if relation is None:  # now there are too many clients for it, or the method mixes no models
+            self.relations = []
+        elif len(self.relations) == len(self.rounds) - 1:
+            alike = relation.stride(-2) == 0  # every row is the same: one is kept
+            rows = relation[..., :1, :] if alike else relation
+            self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
+        self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
+        if self.select_by:
+            self._check_selection()
+        chosen = preferred({name: self._validated(name) for name in self.named_models}, self._higher)
+        if self.select(chosen) == round:
+            self.chosen = chosen
+            self.models = (
+                trees.pack(found.models[chosen]) if found.models else {}
+            )  # none where they stay at their sites
+
+    def _check_selection(self) -> None:
+        """Raise UsageError if all clients have told their validation scores, and none has the one that is to select."""
+        if "validation" not in {split for _, split, _ in self.scores[-1]}:
+            raise UsageError(f"select_by={self.select_by} needs validation examples; set federation.split.validation")
+        both = [self.scores[-1][self.headline, "validation", name] for name in (self.selects, self.task.metric)]
+        wanted, plain = both if self.honest is None else [values[self.honest] for values in both]
+        if wanted.isnan().all() and not plain.isnan().any():
+            why = "have two classes" if self.selects in BY_CLASS else "define it"
+            raise UsageError(
+                f"select_by={self.select_by} cannot select: no client's validation examples {why}; select by "
+                f"{self.task.metric} or loss, or make federation.split.validation larger"
+            )
+
+    @property
+    def selects(self) -> str:
+        """The name of the validation score that selects rounds and models."""
+        return self.select_by or self.task.metric
+
+    @property
+    def _higher(self) -> bool:
+        return self.task.higher_is_better and self.selects != "loss"
+
+    def _validated(self, model: str) -> dict[str, float]:
+        """The mean validation score at the selected round, as `validation`; nothing without validation data."""
+        scores = self.scores[self.rounds.index(self.select(model))]
+        values = scores.get((model, "validation", self.selects))
+        return {} if values is None else {"validation": float(self._heard(values).double().nanmean())}
+
+    def _heard(self, values: Tensor) -> Tensor:
+        """[..., N] values with NaN for attackers."""
+        return values if self.honest is None else values.masked_fill(~self.honest, torch.nan)
+
+    @property
+    def headline(self) -> str:
+        """The first model that the method names."""
+        return next(iter(self.scores[0]))[0]
+
+    @property
+    def named_models(self) -> list[str]:
+        """Every model that is scored, headline first."""
+        return list(dict.fromkeys(model for model, _, _ in self.scores[0]))
+
+    def curve(self, model: str, split: str, metric: str) -> Tensor:
+        """[T, N] one metric of one model over the evaluated rounds."""
+        return torch.stack([scores[model, split, metric] for scores in self.scores])
+
+    def select(self, model: str) -> int:
+        """The round whose mean validation score is best (the first of equals); the last without validation scores.
+
+        A client without a score (NaN), as one that has not answered yet, does not count, and no attacker does.
+        """
+        if (model, "validation", self.selects) not in self.scores[0]:
+            return self.rounds[-1]
+        mean = self._heard(self.curve(model, "validation", self.selects)).double().nanmean(1)
+        if mean.isnan().all():
+            return self.rounds[-1]
+        better = mean if self._higher else -mean
+        return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
+
+    def test(self, model: str, metric: str = "") -> Tensor:
+        """[N] the task's metric, or this one, on test examples, at the round that validation selects."""
+        at = self.rounds.index(self.select(model))
+        return self.scores[at][model, "test", metric or self.task.metric]
+
+    def clients_scores(self) -> dict[str, dict[str, list[float | None]]]:
+        """Every client's test scores by named model: `clients_scores`, of the task's metric.
+
+        Where another score selects, also `clients_selected`, of that one; None for a client that does not have it.
+        """
+        found: dict[str, dict[str, list[float | None]]] = {}
+        found["clients_scores"] = {name: self.test(name).tolist() for name in self.named_models}
+        if self.selects != self.task.metric:
+            told = {name: self.test(name, self.selects).tolist() for name in self.named_models}
+            found["clients_selected"] = {n: [None if math.isnan(v) else v for v in told[n]] for n in told}
+        return found
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """Per named model: the test metric over clients (see `spread`), the means of the task's other test metrics,
+        the selected round (from 1), and its validation.
+        """
+        return {
+            name: {
+                **spread(self.test(name), self.task.higher_is_better),
+                **self._others(name),
+                "round": self.select(name) + 1,
+                **self._validated(name),
+            }
+            for name in self.named_models
+        }
+
+    def _others(self, model: str) -> dict[str, float]:
+        """Means over clients of the test metrics beside the task's own and the loss, at the selected round.
+
+        Of those that not every client has, such as `auc`, `auc_clients` says how many have it.
+        """
+        scores, found = self.scores[self.rounds.index(self.select(model))], {}
+        for (name, split, metric), values in scores.items():
+            values = self._heard(values).double()
+            known = values[~values.isnan()]
+            told = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
+            if (name, split) != (model, "test") or told or not len(known) or not known.isfinite().all():
+                continue
+            found[metric] = float(known.mean())
+            if metric in BY_CLASS:
+                found[f"{metric}_clients"] = len(known)
+        return found
+
+    def by_class(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
+        """What the chosen model's test scores say of each class, at the selected round; nothing without such scores.
+
+        `classes: [C]` are names, `counts: [N, C]` the clients' test examples, if they are known. Attackers are left
+        out. `by_class`: for each class its name, how many `clients` have examples of it, their mean `recall`, and with
+        counts how many `examples` these are, and the recall `pooled` over them. `clients_recall: [N][C]`, None where a
+        client has no such example. `always`, by class: the clients whose model gives this class for every example,
+        though these are of several; `warnings` tells this in a line.
+        """
+        scores, model = self.scores[self.rounds.index(self.select(self.chosen))], self.chosen
+        if (model, "test", ALWAYS) not in scores:
+            return {}
+        names = dict(enumerate(classes))
+        every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
+        recall = every if self.honest is None else every[self.honest]
+        known = ~recall.isnan()
+        found: list[dict[str, Any]] = []
+        for c, name in names.items():
+            mine = recall[known[:, c], c]
+            row = {"class": name, "clients": len(mine), "recall": float(mine.mean()) if len(mine) else None}
+            if counts is not None:
+                held = (counts if self.honest is None else counts[self.honest])[known[:, c], c].double()
+                row["examples"] = int(held.sum())
+                row["pooled"] = float(mine @ held / held.sum()) if len(mine) else None
+            found.append(row)
+        answers = self._heard(scores[model, "test", ALWAYS])
+        always: dict[str, list[str]] = {}
+        for client, answer in zip(self.names, answers.tolist(), strict=True):
+            if not math.isnan(answer):
+                always.setdefault(names.get(int(answer), str(int(answer))), []).append(client)
+        several = int((~self._heard(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
+        return {
+            "by_class": found,
+            "clients_recall": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
+            "always": always,
+            "warnings": _warn(always, several, len(recall)),
+        }
+
+    def under_attack(self) -> dict[str, dict[str, float]]:
+        """Per named model: as in `summary`, over honest clients only; and the success of a backdoor with them."""
+        found = {}
+        for name in self.named_models:
+            found[name] = spread(self._heard(self.test(name)), self.task.higher_is_better) | self._others(name)
+            triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
+            if triggered is not None:
+                found[name]["success"] = float(self._heard(triggered).double().nanmean())
+        return found
+
+    def write_csv(self, path: Path, caution: str = "") -> None:
+        """One tidy table: round (from 1), client, model, split, metric, value; and why to beware of it, if so."""
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            beware = {"caution": caution} if caution else {}
+            table.writerow(["round", "client", "model", "split", "metric", "value", *beware])
+            for round, scores in zip(self.rounds, self.scores, strict=True):
+                for (model, split, metric), values in scores.items():
+                    for name, value in zip(self.names, values.tolist(), strict=True):
+                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *beware.values()])
+
+    def write_notes(self, path: Path) -> None:
+        """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
+        with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(["round", "client", "note", "value"])
+            for round, notes in zip(self.rounds, self.notes, strict=True):
+                for note, values in notes.items():
+                    clients = self.names if values.ndim else ("",)
+                    for name, value in zip(clients, values.view(-1).tolist(), strict=True):
+                        if not math.isnan(value):
+                            table.writerow([round + 1, name, note, f"{value:.7g}"])
+
+    def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
+        """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
+
+        Of relations that take more than `EXACT` bytes, those of all rounds but the selected one are rounded to float16,
+        and `selected: [N, N]` or [L, N, N] is that one as it is; see `read_relations`. Of more than `WRITTEN` bytes,
+        that of the selected round alone is written.
+        """
+        rounds, relations = self.rounds, self.relations
+        at = rounds.index(self.select(self.chosen))
+        size = sum(4 * relation.numel() for relation in relations)
+        if size > WRITTEN:
+            rounds, relations = [rounds[at]], [relations[at]]
+        stack = torch.stack(relations)
+        arrays = {
+            "round": np.array(rounds, np.int64) + 1,
+            "relation": stack.numpy(),
+            "origin": np.array(origin),
+            "clients": np.array(self.names),
+            "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
+        }
+        alike = all(relation.stride(-2) == 0 for relation in relations)  # what hardly takes room
+        small = alike or len(rounds) == 1 or size <= EXACT
+        if not small and (rounded := stack.half()).isfinite().all():
+            arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
+        save: Callable[..., None] = np.savez_compressed if small else np.savez  # to compress much takes seconds
+        with replacing(path) as part, part.open("wb") as file:
+            save(file, **arrays)
+
+    def pack(self) -> tuple[dict[str, Tensor], str]:
+        """Arrays and a line of text from which `restore` makes the same history."""
+        arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
+        arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
+        arrays |= {f"note.{t}.{name}": v for t, notes in enumerate(self.notes) for name, v in notes.items()}
+        arrays |= {f"model.{name}": t for name, t in self.models.items()}
+        keys = list(self.scores[0]) if self.scores else []
+        noted = [list(notes) for notes in self.notes]
+        return arrays, json.dumps([self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen])
+
+    def restore(self, arrays: dict[str, Tensor], text: str) -> None:
+        """Become the history that was packed; raises KeyError, TypeError or ValueError if this is none."""
+        self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
+        named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
+        whole = (*self.rounds, self.bytes_down, self.bytes_up, self.done)
+        if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
+            raise ValueError("its history is of another form")
+        self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
+        self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
+        self.notes = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
+        self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
+
+
+def read_relations(path: Path, selected: int) -> tuple[Array, Array, list[str], str]:
+    """What `write_relations` has written: rounds [T], float32 weights [T, N, N] or [T, L, N, N], layers and origin.
+
+    `selected` is the round, from 1, that the summary names; its weights are exact.
+    """
+    with np.load(path) as file:
+        rounds, weights = file["round"], file["relation"].astype(np.float32)
+        if "selected" in file:
+            weights[rounds == selected] = file["selected"]
+        return rounds, weights, file["layers"].tolist(), str(file["origin"])
+
+
+def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> str:
+    """The named model with the best validation score, the first of equals; without validation data the headline."""
+    if not all("validation" in score for score in scores.values()):
+        return next(iter(scores))
+    sign = 1 if higher_is_better else -1
+    value = {name: sign * score["validation"] for name, score in scores.items()}
+    return max(value, key=lambda name: -math.inf if math.isnan(value[name]) else value[name])
+
+
+def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:
+    """A line on models that always give one answer, of `several` clients that are tested on more than one class."""
+    count = sum(map(len, always.values()))
+    if not count:
+        return []
+    who = f"{count} of {several}" if count < several else f"all {several}"
+    who += " clients" + " that are tested on several classes" * (several < clients)
+    if len(always) == 1:
+        return [f"the models of {who} always answer '{next(iter(always))}'"]
+    told = ", ".join(f"'{name}' ({len(mine)})" for name, mine in always.items())
+    return [f"the models of {who} always give one answer: {told}"]
+
+
+def selects_highest(summary: dict[str, Any]) -> bool:
+    """Whether the validation scores in a run's summary are better if higher."""
+    return bool(summary["higher_is_better"]) and summary.get("selected_by") != "loss"
+
+
+def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Means over seeds of several summaries, and as `std_seeds` the deviation over seeds of the mean over clients."""
+    scores = {}
+    for name, first in found[0].items():
+        shared = [key for key in first if key != "round" and all(key in one[name] for one in found)]
+        each = {key: [one[name][key] for one in found] for key in shared}
+        scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
+        scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(found) > 1 else 0.0
+    return scores
+
+
+def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
+    """Mean and standard deviation over clients: [N], and those of the worst and best 5 and 10 % (one at least).
+
+    Clients without a score (NaN) are left out.
+    """
+    ordered = values[~values.isnan()].double().sort(descending=not higher_is_better).values
+    found = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
+    for percent in (5, 10):
+        few = max(1, math.ceil(len(ordered) * percent / 100))
+        for name, part in ((f"worst{percent}", ordered[:few]), (f"best{percent}", ordered[-few:])):
+            found |= {name: float(part.mean()), f"{name}_std": float(part.std(correction=0))}
+    return found

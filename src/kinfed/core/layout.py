@@ -1,0 +1,162 @@
+"""Where each named tensor and each layer of a model lies in its flat vector theta: [d]."""
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError, nearest
+
+CPU = torch.device("cpu")
+
+
+class Entry(NamedTuple):
+    """One named tensor of the model."""
+
+    name: str
+    at: slice
+    shape: torch.Size
+    trainable: bool
+    channels_last: bool = False  # stored as [out, height, width, in], the order in which convolutions run fastest
+
+
+class Layer(NamedTuple):
+    """One module with tensors of its own: weight and bias (and buffers) side by side."""
+
+    name: str
+    at: slice  # parameters, then float buffers
+    trainable: slice  # the parameters alone: what distances and similarities look at
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Module by module, each with its parameters first and its float buffers after them."""
+
+    entries: tuple[Entry, ...]
+    layers: tuple[Layer, ...]
+    head: frozenset[str]  # tensors of the last linear layer
+    # What `index` and `trainable_on` gave before: made anew for every client they would take longer than its training.
+    _found: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    @staticmethod
+    def of(module: nn.Module, head: str | None = None) -> "Layout":
+        """Read the layout off a module; `head` names its classifier layer (default: the last nn.Linear)."""
+        entries: list[Entry] = []
+        layers: list[Layer] = []
+        seen: set[int] = set()
+        start, first, linear = 0, 0, None
+        for path, part in module.named_modules():
+            at = start
+            if isinstance(part, nn.Linear):
+                linear = path
+            own = [(n, t, True) for n, t in part.named_parameters(prefix=path, recurse=False) if t.requires_grad]
+            frozen = [(n, t, False) for n, t in part.named_parameters(prefix=path, recurse=False)]
+            frozen = [entry for entry in frozen if not entry[1].requires_grad]
+            buffers = [(n, t, False) for n, t in part.named_buffers(prefix=path, recurse=False)]
+            for name, tensor, trainable in own + frozen + buffers:
+                if tensor.is_complex():
+                    raise UsageError(
+                        f"'{name}' of the model is complex; keep it as real numbers and use torch.view_as_complex on "
+                        "them in its forward pass"
+                    )
+                if id(tensor) in seen or not tensor.is_floating_point():
+                    continue
+                seen.add(id(tensor))
+                last = isinstance(part, nn.Conv2d) and tensor.ndim == 4
+                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable, last))
+                at += tensor.numel()
+            learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
+            if learned:
+                layers.append(Layer(path, slice(first, at), slice(start, start + learned)))
+                first = at
+            elif layers and at > start:  # buffers without parameters travel with the layer before them
+                layers[-1] = layers[-1]._replace(at=slice(layers[-1].at.start, at))
+                first = at
+            start = at
+        if not layers:
+            raise UsageError("the model has no trainable parameter, so there is nothing to learn")
+        head = linear if head is None else head  # "" is the whole module
+        inside = {e.name for e in entries if head is not None and e.name.startswith(f"{head}." if head else "")}
+        if head is not None and not inside:
+            paths = [path for path, _ in module.named_modules() if path]
+            raise UsageError(f"the model has no layer {head!r:.80} to serve as head; {nearest(str(head), paths)}")
+        return Layout(tuple(entries), tuple(layers), frozenset(inside))
+
+    @property
+    def size(self) -> int:
+        """d, the length of theta."""
+        return sum(e.shape.numel() for e in self.entries)
+
+    @property
+    def parameters(self) -> int:
+        """How many of the d entries are trainable."""
+        return sum(e.shape.numel() for e in self.entries if e.trainable)
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """All tensors."""
+        return frozenset(e.name for e in self.entries)
+
+    @property
+    def learned(self) -> frozenset[str]:
+        """Everything but buffers such as BatchNorm's running statistics."""
+        return frozenset(e.name for e in self.entries if e.trainable)
+
+    @property
+    def base(self) -> frozenset[str]:
+        """Everything but the head."""
+        return self.names - self.head
+
+    @cached_property
+    def trainable(self) -> Tensor:
+        """[d] bool: False on buffers such as BatchNorm's running statistics."""
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        for entry in self.entries:
+            mask[entry.at] = entry.trainable
+        return mask
+
+    def match(self, patterns: Iterable[str]) -> frozenset[str]:
+        """Tensors whose name matches one of the shell patterns, such as `head.*` or `*.bn*`."""
+        chosen: set[str] = set()
+        for pattern in patterns:
+            hits = fnmatch.filter(self.names, pattern)
+            if not hits:
+                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, self.names)}")
+            chosen.update(hits)
+        return frozenset(chosen)
+
+    def trainable_on(self, device: torch.device) -> Tensor:
+        """[d] bool: `trainable` on a device. Kept: not to be written to."""
+        if (None, device) not in self._found:
+            self._found[None, device] = self.trainable.to(device)
+        return self._found[None, device]
+
+    def index(self, names: frozenset[str], device: torch.device = CPU) -> Tensor:
+        """[m] int64: the positions of the named tensors in theta, in order. Kept: not to be written to."""
+        if (names, device) not in self._found:
+            parts = [torch.arange(e.at.start, e.at.stop) for e in self.entries if e.name in names]
+            self._found[names, device] = (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).to(device)
+        return self._found[names, device]
+
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """Named views into theta: [d]; those of convolutions lie channels-last in memory."""
+        return {e.name: _view(theta[e.at], e) for e in self.entries}
+
+    def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
+        """[d] from named tensors."""
+        return torch.cat(
+            [(tensors[e.name].movedim(1, -1) if e.channels_last else tensors[e.name]).reshape(-1) for e in self.entries]
+        )
+
+
+def _view(part: Tensor, entry: Entry) -> Tensor:
+    if entry.channels_last:
+        out, inner, *space = entry.shape
+        return part.view(out, *space, inner).movedim(-1, 1)
+    return part.view(entry.shape)

@@ -1,0 +1,177 @@
+"""Method: a federated method as pure functions of the server (plural) and of one client (singular)."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_map
+
+from .client import Client, Training
+from .graph import Graph, Origin
+from .layout import Layout
+from .seeding import fold, generator, key, normal
+from .tables import put
+from .trees import Tree
+
+
+class Params(NamedTuple):
+    """The message or state that most methods need."""
+
+    theta: Tensor  # [d] to or from one client, [K, d] for a cohort
+
+
+@dataclass(frozen=True)
+class Roster:
+    """What the server knows of its clients. It never sees an example."""
+
+    theta: Tensor  # [d] the common initial model
+    layout: Layout
+    sizes: Tensor  # [N] int64 training examples
+    training: Training
+    seed: int
+    tags: Tensor  # [N] int64 what stands for a client in random draws
+    graph: Graph | None = None  # a known relation, [N, N]
+    introductions: Tree = ()  # what the clients said before round 1, [N, ...]
+    round: int = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def everyone(self) -> Tensor:
+        """[N] all client ids."""
+        return torch.arange(len(self.sizes), device=self.theta.device)
+
+    def others(self, ids: Tensor) -> Tensor:
+        """[N - M] everybody but ids: [M]."""
+        return self.everyone[~torch.isin(self.everyone, ids)]
+
+    def part(self, ids: Tensor) -> "Roster":
+        """The roster of ids: [M] alone: who is not among them is unknown."""
+        graph = self.graph
+        if graph is not None:
+            at = ids.to(graph.weights.device)
+            graph = replace(graph, weights=graph.weights[..., at, :][..., at])
+        said = tree_map(lambda table: table[ids], self.introductions)
+        return replace(self, sizes=self.sizes[ids], tags=self.tags[ids], graph=graph, introductions=said)
+
+    def copies(self) -> Tensor:
+        """[N, d] the initial model once a client."""
+        return self.theta.expand(len(self), -1).clone()
+
+    def normal(self, purpose: str, size: int) -> Tensor:
+        """[N, size] standard normal numbers; a client's row depends on its name alone."""
+        start = key(self.seed, purpose, device=self.tags.device)
+        return vmap(lambda mine: normal(mine, self.theta.new_empty(size)))(fold(start, self.tags))
+
+    def note(self, cohort: Tensor, values: Tensor) -> Tensor:
+        """[N] values: [K] of the cohort, NaN for everybody else."""
+        return put(values.new_full((len(self),), torch.nan), cohort, values)
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """The server's random draws of this round."""
+        return generator(self.seed, purpose, self.round)
+
+
+class Method(ABC):
+    """Frozen hyper-parameters and pure functions.
+
+    Server functions see tensors whose first axis counts clients; client functions see one client. `personalise` names
+    every model that a client can be scored with, the headline first.
+    """
+
+    feedback: str = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
+    #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
+    origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
+    rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training goes by in place of training.optimiser
+
+    @property
+    def remedy(self) -> str:
+        """What to change when training diverges; a method whose own settings can be the cause names them."""
+        return "lower the learning rate"
+
+    @property
+    def caution(self) -> str:
+        """Why scores on test examples flatter its models, if they do."""
+        return "the method used test examples as feedback" if self.feedback == "test" else ""
+
+    def start(self, roster: Roster) -> Tree:
+        """The server's first state."""
+        return ()
+
+    @abstractmethod
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        """What each client of cohort: [K] receives, as [K, ...]. Pure: it is called for evaluation too."""
+
+    @abstractmethod
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        """The server's next state from uploads: [K, ...]."""
+
+    @abstractmethod
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        """[N, N] or [L, N, N]: row i says how much of each client's model is in what client i would be sent now.
+
+        `cohort` took part in the round just ended. None where no models are mixed (hypernetworks).
+        """
+
+    @abstractmethod
+    def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
+        """The client's next private state and its upload."""
+
+    @abstractmethod
+    def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
+        """Named models, the headline first."""
+
+    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.
+
+        What is known of the others stays. Here a newcomer gets, in every table over clients, the row that `start`
+        would give it, as if it had been there all along and never taken part; a method that can do better says so.
+        Pure: what `send` then has for a newcomer among everybody is its first model, before it has trained at all.
+        """
+        known = roster.others(newcomers)
+        begin = replace(roster, round=0)
+
+        def widen(narrow: Tensor, wide: Tensor, now: Tensor) -> Tensor:
+            if narrow.shape == wide.shape:  # not a table over clients
+                return now
+            if narrow.shape[1:] == wide.shape[1:]:  # [N, ...]
+                return put(wide, known, now)
+            return wide.index_put((known[:, None], known), now)  # [N, N]
+
+        return tree_map(widen, self.start(begin.part(known)), self.start(begin), server)
+
+    def origin_of(self, roster: Roster) -> Origin:
+        """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
+        return self.origin
+
+    def notes(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        """What is worth writing down of an evaluated round, by name: numbers about all, [], or about each client, [N].
+
+        `server` is the state after the round; NaN stands where there is nothing to say. Here: the length of each
+        update, from the model that was sent to the one that came back, where both are a `theta`.
+        """
+        if not (hasattr(sent, "theta") and hasattr(uploads, "theta")):
+            return {}
+        layout, width = roster.layout, uploads.theta.shape[1]
+        buffers = layout.parameters < layout.size == width
+        learned = layout.trainable_on(cohort.device) if buffers else slice(None)
+        # Row by row: a table of all changes would be as large as the models.
+        changes = ((new - old)[learned] for new, old in zip(uploads.theta, sent.theta, strict=True))
+        squares = torch.stack([change @ change for change in changes])
+        return {"update": roster.note(cohort, squares.sqrt())}
+
+    def introduce(self, client: Client) -> Tree:
+        """Said once, before round 1."""
+        return ()
+
+    def join(self, client: Client) -> Tree:
+        """The client's first private state."""
+        return ()
+
+    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
+        """Outputs for x: [B, ...] by one of the models that `personalise` names."""
+        return client.model(personal.theta, x)

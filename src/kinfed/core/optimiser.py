@@ -1,0 +1,118 @@
+"""SGD and Adam as pure functions on lists of tensors, for clients and server alike."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
+
+
+class Memory(NamedTuple):
+    """What an optimiser remembers between steps; lists run parallel to the parameters."""
+
+    step: Tensor  # []
+    first: tuple[Tensor, ...]
+    second: tuple[Tensor, ...]
+
+
+class Optimiser(Protocol):
+    """`init` makes the memory; `step` returns new parameters and new memory.
+
+    It changes nothing in place, except with `inplace` the parameters, which are then returned themselves.
+    """
+
+    @property
+    def lr(self) -> float: ...
+
+    def init(self, values: Tensors) -> Memory: ...
+
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]: ...
+
+
+def _positive(kind: str, **settings: float) -> None:
+    for name, value in settings.items():
+        if not value >= 0 or value == float("inf") or (name == "lr" and value == 0):
+            raise UsageError(f"{kind}: {name} must be {'positive' if name == 'lr' else 'zero or more'}; got {value}")
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Stochastic gradient descent; momentum and weight decay as in `torch.optim.SGD`."""
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("sgd", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def init(self, values: Tensors) -> Memory:
+        kept = tuple(torch.zeros_like(v) for v in values) if self.momentum else ()
+        return Memory(torch.zeros(()), kept, ())
+
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]:
+        if self.weight_decay:
+            slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
+        if self.momentum:
+            slopes = [self.momentum * m + s for m, s in zip(memory.first, slopes, strict=True)]
+            memory = memory._replace(first=tuple(slopes))
+        if inplace:
+            torch._foreach_add_(values, slopes, alpha=-self.lr)
+            return list(values), memory
+        return [torch.add(v, s, alpha=-self.lr) for v, s in zip(values, slopes, strict=True)], memory
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam (Kingma & Ba, 2015), with bias correction; weight decay is added to the gradient."""
+
+    lr: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _positive("adam", lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
+            if not 0 <= beta < 1:
+                raise UsageError(f"adam: {name} must be at least 0 and below 1; got {beta}")
+
+    def init(self, values: Tensors) -> Memory:
+        zeros = tuple(torch.zeros_like(v) for v in values)
+        step = values[0].new_zeros(()) if values else torch.zeros(())
+        return Memory(step, zeros, zeros)
+
+    def step(
+        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
+    ) -> tuple[list[Tensor], Memory]:
+        if self.weight_decay:
+            slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
+        step = memory.step + 1
+        first = tuple(torch.lerp(s, m, self.beta1) for m, s in zip(memory.first, slopes, strict=True))
+        second = tuple(torch.lerp(s * s, m, self.beta2) for m, s in zip(memory.second, slopes, strict=True))
+        rate = self.lr / (1 - self.beta1**step)
+        scale = (1 - self.beta2**step).sqrt()
+        moved = [v - rate * m / (q.sqrt() / scale + self.eps) for v, m, q in zip(values, first, second, strict=True)]
+        if inplace:
+            torch._foreach_copy_(values, moved)
+            moved = list(values)
+        return moved, Memory(step, first, second)
+
+
+def shorten(slopes: list[Tensor], limit: float) -> list[Tensor]:
+    """The gradient, shortened to the norm `limit` if it is longer."""
+    norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
+    shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
+    return [s * shrink for s in slopes]
+
+
+OPTIMISERS = {"sgd": SGD, "adam": Adam}

@@ -1,0 +1,97 @@
+"""Tables with a row for each client: made, read and written by index."""
+
+import math
+import threading
+from collections.abc import Sequence
+from sys import getrefcount
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WORTH = 1 << 22  # bytes of a table whose memory is worth using again
+SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
+_Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
+_MEMORIES: list[_Bytes] = []  # memory of tables, oldest first
+_LOCK = threading.Lock()
+
+
+def blank(count: int, like: Tensor) -> Tensor:
+    """[count, ...] a new table of the type and width of like: [N, ...], with anything in it."""
+    shape = (count, *like.shape[1:])
+    size = math.prod(shape) * like.element_size()
+    if like.device.type != "cpu" or size < WORTH:
+        return like.new_empty(shape)
+    # Where a table begins must not vary, or products may round differently.
+    memory = _memory(size + 64)
+    begin = -memory.ctypes.data % 64  # NumPy's, as within torch.func.vjp a tensor does not tell
+    return torch.from_numpy(memory[begin : begin + size]).view(like.dtype).view(shape)
+
+
+def _memory(size: int) -> _Bytes:
+    """[size] bytes with anything in them: those of a table that is gone, if there are.
+
+    Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large
+    pages. Up to SPARE bytes are kept for the next round, which needs the same again.
+    """
+    if size > SPARE // 2:
+        return np.empty(size, np.uint8)
+    with _LOCK:
+        for memory in _MEMORIES:
+            if memory.nbytes == size and getrefcount(memory) == _FREE:
+                return memory
+        memory = np.empty(size, np.uint8)
+        _MEMORIES.append(memory)
+        while sum(kept.nbytes for kept in _MEMORIES) > SPARE:
+            _MEMORIES.pop(0)  # freed with the table that lies in it
+        return memory
+
+
+def _references(memories: list[_Bytes]) -> int:
+    """Those to memory that only this list holds, in a loop over it: how many they are differs between Pythons."""
+    for memory in memories:
+        return getrefcount(memory)
+    return 0
+
+
+_FREE = _references([np.empty(0, np.uint8)])
+
+
+def take(table: Tensor, cohort: Tensor) -> Tensor:
+    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if that is everyone in order."""
+    if _is_everyone(cohort, len(table)):
+        return table
+    return torch.index_select(table, 0, cohort, out=blank(len(cohort), table))
+
+
+def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
+    """The table: [N, ...] with rows: [K, ...] in place of those of the cohort: [K]; never a change of the table itself.
+
+    If the cohort is everyone in order, this is `rows` itself.
+    """
+    rows = rows.to(table.dtype)
+    if _is_everyone(cohort, len(table)):
+        return rows
+    if table.ndim == 1:  # small, or one client's model, which may be many under vmap
+        return table.index_copy(0, cohort, rows)
+    return blank(len(table), table).copy_(table).index_copy_(0, cohort, rows)
+
+
+def _is_everyone(cohort: Tensor, count: int) -> bool:
+    """Whether the cohort is 0, ..., count - 1."""
+    return len(cohort) == count and torch.equal(cohort, torch.arange(count, device=cohort.device))
+
+
+def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
+    """Places in a table as what finds them there: if they follow one another a slice, which copies nothing."""
+    first, count = places[0], len(places)
+    if list(places) == list(range(first, first + count)):
+        return slice(first, first + count)
+    return torch.tensor(places, device=device)
+
+
+def pick(table: Tensor, at: slice | Tensor) -> Tensor:
+    """Rows of a table: [K, ...]; one row that is repeated stays so."""
+    if table.stride(0) == 0 and isinstance(at, Tensor):
+        return table[:1].expand(len(at), *table.shape[1:])
+    return table[at]

@@ -1,0 +1,293 @@
+"""Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+
+from ..core.graph import Graph, check_graph
+from ..core.seeding import generators, tags
+from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.trees import raw
+from ..errors import UsageError, some
+from .dataset import Dataset, rows_by_owner
+from .split import SPLITS, Split
+
+
+@dataclass(frozen=True)
+class Federation:
+    """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`.
+
+    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation the
+    methods may use; `groups: [N]` is the hidden truth, for scoring learned graphs only: no method sees it.
+    """
+
+    x: Tensor
+    y: Tensor
+    rows: Mapping[str, Sequence[Tensor]]
+    task: Task
+    names: Sequence[str] = ()
+    graph: Graph | None = None
+    groups: Tensor | None = None
+    classes: Sequence[str] = field(default=())
+    caution: str = ""  # why scores on its test examples flatter a model, if they do
+    scale: Mapping[str, Any] = field(default_factory=dict)  # of inputs and targets, where they are not as in their file
+
+    def __post_init__(self) -> None:
+        count = len(self.rows["train"])
+        if not self.names:
+            object.__setattr__(self, "names", tuple(str(i) for i in range(count)))
+        if (
+            set(self.rows) - {"triggered"} != set(SPLITS)
+            or any(len(r) != count for r in self.rows.values())
+            or count == 0
+        ):
+            raise UsageError(
+                f"a federation needs rows for {', '.join(SPLITS)}, one entry a client, and a client or more"
+            )
+        if len(self.names) != count or len(set(self.names)) != count:
+            raise UsageError(f"{count} clients need {count} different names; got {len(set(self.names))}")
+        if len(self.x) != len(self.y):
+            raise UsageError(f"x has {len(self.x)} examples but y has {len(self.y)}")
+        for what, values in (("x", self.x),) if isinstance(self.task, Forecasting) else (("x", self.x), ("y", self.y)):
+            if values.is_floating_point() and not torch.isfinite(_stored(values)).all():
+                bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
+                where = int(bad.nonzero()[0])
+                owner = next((n for n, r in zip(self.names, self.rows["train"], strict=True) if where in r), None)
+                raise UsageError(
+                    f"{what} holds NaN or infinity in {int(bad.sum())} of {len(values)} examples, first in example "
+                    f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these first"
+                )
+        self.task.check(self.y)
+        validated = [r.numel() > 0 for r in self.rows["validation"]]
+        for split in ("train", "test") + (("validation",) if any(validated) else ()):
+            empty = [n for n, r in zip(self.names, self.rows[split], strict=True) if not r.numel()]
+            if empty:
+                raise UsageError(
+                    f"{some(len(empty), count, 'client')} no {split} example: {', '.join(empty[:8])}"
+                    f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
+                )
+        if isinstance(self.task, Classification) and count > 1:  # one alone cannot know what others learn
+            seen = torch.cat(list(self.rows["train"]))
+            missing = sorted(set(self.y[torch.cat([*self.rows["test"], seen])].tolist()) - set(self.y[seen].tolist()))
+            if missing:
+                called = [self.classes[c] if self.classes else str(c) for c in missing]
+                raise UsageError(
+                    f"no client has a training example of class {', '.join(called)}, though some are tested on it; "
+                    "change the partition or the split"
+                )
+        if self.graph is not None:
+            check_graph(self.graph.weights, count)
+        if isinstance(self.task, Classification) and self.task.by_class is None:
+            uneven = self.task.is_uneven(self.y[torch.cat(list(self.rows["train"]))])
+            object.__setattr__(self, "task", replace(self.task, by_class=uneven))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def sizes(self) -> Tensor:
+        """[N] int64: training examples of each client."""
+        return torch.tensor([len(r) for r in self.rows["train"]])
+
+    @property
+    def class_names(self) -> list[str]:
+        """[C] the classes' names, or their numbers; raises UsageError without classes."""
+        if not isinstance(self.task, Classification):
+            raise UsageError("only classification has classes")
+        return list(self.classes) or [str(c) for c in range(self.task.classes)]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model gives for an example: one a class, or one a target."""
+        return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
+
+    def __repr__(self) -> str:
+        return f"Federation({len(self)} clients, {len(self.x):,} examples {list(self.x.shape[1:])}, {self.task})"
+
+    def digest(self) -> str:
+        """A number of all that it holds: a federation with another one has other examples, clients, splits or links."""
+        found = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
+        rows = [torch.cat(list(parts)) for parts in self.rows.values()]
+        sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
+        links = [] if self.graph is None else [self.graph.weights]
+        for values in (_stored(self.x), _stored(self.y), sizes, *rows, *links):
+            found.update(raw(values))
+        return found.hexdigest()
+
+    def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
+        """[N, C] int64: examples of each class a client holds, these splits together."""
+        if not isinstance(self.task, Classification):
+            raise UsageError("class counts exist for classification only")
+        owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
+        return torch.stack([torch.bincount(self.y[rows], minlength=self.task.classes) for rows in owned])
+
+    def to(self, device: torch.device) -> "Federation":
+        """The same federation with its pool on a device."""
+        moved = {split: [r.to(device) for r in rows] for split, rows in self.rows.items()}
+        return replace(self, x=_to(self.x, device), y=_to(self.y, device), rows=moved)
+
+    @staticmethod
+    def from_arrays(
+        x: ArrayLike | Tensor,
+        y: ArrayLike | Tensor,
+        client: ArrayLike | Tensor,
+        *,
+        split: Split | None = None,
+        seed: int = 0,
+        task: Task | None = None,
+        graph: ArrayLike | Tensor | None = None,
+        time: ArrayLike | Tensor | None = None,
+    ) -> "Federation":
+        """A federation from your own arrays.
+
+        `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
+        `client: [n]` says whose each example is; clients are ordered by this value. `graph: [N, N]` is a known
+        relation in that order. Each client's examples are split at random into train, validation and test; with
+        `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
+        Raises UsageError on anything that could not be trained on.
+        """
+        if task is not None and not isinstance(task, Task):
+            raise UsageError(f"task must be one such as kinfed.core.tasks.Classification(3); got {task!r:.80}")
+        pool = _tensor(x, "x")
+        pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
+        classes: tuple[str, ...] = ()
+        if task is None and (labels := _texts(y)) is not None:
+            found, y = np.unique(labels, return_inverse=True)
+            classes = tuple(map(str, found))
+        target = _tensor(y, "y")
+        if task is None:
+            if target.is_floating_point():
+                task = Regression()
+            else:
+                target = target.to(torch.int64)
+                largest = int(target.max()) if target.numel() else 0
+                if largest > target.numel():
+                    raise UsageError(
+                        f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
+                        "classes from 0; number them anew, or say how many there are: task=Classification(...)"
+                    )
+                task = Classification(largest + 1)
+        elif not target.is_floating_point():
+            target = target.to(torch.int64)
+        if target.is_floating_point():
+            target = target.to(pool.dtype)  # what a model makes of x
+        try:
+            owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
+        except ValueError:  # of unlike lengths
+            owner = np.array(None)
+        if (named := _texts(owner)) is not None:
+            owner = named
+        if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+            raise UsageError("client must name the owner of every example, each by a number or each by text")
+        if owner.shape != (len(pool),) or len(pool) != len(target) or not len(pool):
+            raise UsageError(
+                f"x, y and client must agree on their first axis and not be empty; "
+                f"got {len(pool)}, {len(target)} and {list(owner.shape)}"
+            )
+        names, index = np.unique(owner, return_inverse=True)
+        relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
+        if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
+            time = time.astype("datetime64[us]").astype(np.int64)
+        steps = None if time is None else _tensor(time, "time")
+        if steps is not None and (steps.shape != (len(pool),) or steps.is_floating_point()):
+            raise UsageError(
+                f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
+            )
+        steps = None if steps is None else steps.to("cpu", torch.int64)
+        owners, whose = tuple(map(str, names)), torch.from_numpy(index)
+        dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
+        return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+def divide(
+    dataset: Dataset,
+    owned: Sequence[Tensor],
+    split: Split,
+    seed: int,
+    groups: Tensor | None = None,
+    lots: Tensor | None = None,
+) -> Federation:
+    """A federation from each client's rows `owned[i]`, split into train, validation and test.
+
+    With `lots: [n]` in [0, 1), for rows that clients share, those of an example say which split it is in for everyone.
+    Raises UsageError naming the clients that are left without a training, validation or test example.
+    """
+    if not isinstance(split, Split):
+        raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
+    if not isinstance(seed, Integral):
+        raise UsageError(f"seed must be a whole number; got {seed!r:.80}")
+    names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
+    draws = generators(seed, "split", tags(names).tolist())
+    in_order = dataset.time is not None and not split.shuffle
+    labelled = isinstance(dataset.task, Classification)
+    if split.stratify and (in_order or lots is not None or not labelled):
+        why = "these have none"
+        if in_order:
+            why = "these are cut in order of time, so leave it out or set shuffle"
+        elif labelled:
+            why = "with this partition clients share examples, which are cut at the same place for all; leave it out"
+        raise UsageError(f"split: stratify deals examples by their label, but {why}")
+    if in_order:
+        parts = split.by_time(dataset, owned, draws)
+    elif lots is not None:
+        parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
+    else:
+        stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
+        parts = split(owned, draws, dataset.y if stratified else None)
+    short = [f"{name} ({len(rows)})" for name, rows, part in zip(names, owned, parts, strict=True) if not part]
+    if short:
+        raise UsageError(
+            f"{some(len(short), len(names), 'client')} too few examples for training, validation and test"
+            f"{' one after the other' if in_order else ''}: {', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
+        )
+    rows = {name: [part[name] for part in parts] for name in SPLITS}
+    if dataset.prepare:
+        dataset = dataset.prepare(dataset, torch.cat(rows["train"]))
+    caution = ""
+    if split.shuffle and dataset.span > 1:
+        caution = "windows were split at random, so those tested on share readings with those trained on"
+    return Federation(
+        dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution, dataset.scale
+    )
+
+
+def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
+    """The values as an array of text, if that is what they are."""
+    if isinstance(values, Tensor):
+        return None
+    try:
+        found = np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    if found.dtype.kind == "U" or (found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)):
+        return found.astype(str)
+    return None
+
+
+def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+    try:
+        found = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError):
+        raise UsageError(f"{name} must be an array of numbers, all of its rows of one shape") from None
+    if found.is_complex() or not found.ndim:
+        raise UsageError(f"{name} must be an array of real numbers; got {found.dtype} {list(found.shape)}")
+    return found
+
+
+def _stored(t: Tensor) -> Tensor:
+    """The numbers under a view that shows some several times, as windows do, once each; other tensors as they are."""
+    stored = t.untyped_storage().nbytes() // t.element_size()
+    return t.as_strided((stored,), (1,), 0) if t.numel() > stored else t
+
+
+def _to(t: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device; a view that shows numbers several times is still one there."""
+    moved = _stored(t).to(device)
+    return moved if moved.shape == t.shape else moved.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -1,0 +1,254 @@
+"""Relation graphs between clients: from what is known of them, and the controls that show whether a graph matters."""
+
+import csv
+import difflib
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from ..core.graph import Graph, check_graph
+from ..errors import UsageError, nearest
+
+
+def adjacency(weights: ArrayLike | Tensor) -> Graph:
+    """The graph of known links, `weights: [N, N]`: row i says how much client i should hear of each client.
+
+    Raises UsageError unless the weights are a square of finite numbers that are not negative.
+    """
+    links = _square(weights, "weights")
+    check_graph(links, len(links))
+    return Graph(links.float(), "given")
+
+
+def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, threshold: float = 0.1) -> Graph:
+    r"""$w_{ij} = \exp(-d_{ij}^2 / \sigma^2)$, or 0 where that is below `threshold` (Shuman et al., 2013).
+
+    `distances: [N, N]` in any unit, infinite where there is no way from i to j; `sigma` in the same unit (default:
+    the standard deviation of the finite distances between different clients). Raises UsageError on NaN, negative
+    distances, and where sigma has to be told.
+    """
+    apart = _square(distances, "distances").double()
+    if torch.isnan(apart).any() or (apart < 0).any():
+        row, column = (torch.isnan(apart) | (apart < 0)).nonzero()[0].tolist()
+        raise UsageError(
+            f"distances must be zero or more, infinite where there is no way; entry [{row}, {column}] is "
+            f"{float(apart[row, column])}"
+        )
+    if not 0 <= threshold <= 1:
+        raise UsageError(f"threshold is the least weight to keep, in [0, 1]; got {threshold}")
+    if sigma is None:
+        known = apart[torch.isfinite(apart) & ~torch.eye(len(apart), dtype=torch.bool)]
+        sigma = float(known.std(correction=0)) if len(known) else 0.0
+        if sigma == 0:
+            raise UsageError("the distances between clients do not differ, so they give no scale; choose sigma")
+    if not sigma > 0:
+        raise UsageError(f"sigma is a distance, so it must be positive; got {sigma}")
+    near = torch.exp(-(apart / sigma).square())
+    return Graph(torch.where(near >= threshold, near, 0.0).float(), "given")
+
+
+def read(
+    path: str | Path,
+    names: Sequence[str],
+    *,
+    weights: str = "weight",
+    distances: str = "distance",
+    directed: bool = False,
+    sigma: float | None = None,
+    threshold: float = 0.1,
+    strangers: bool = False,
+) -> Graph:
+    """The relation of the clients `names` from a file; a client that the file leaves out has no links.
+
+    Others may be in the file only if `strangers` may; their links are left out.
+
+    `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps one of weights (default 1) or of
+    distances, which `kinfed.data.graph_files.distance` turns into weights with `sigma` and `threshold`; `weights` and
+    `distances` say what these columns are called. Links go both ways unless `directed`; where a row goes "from" i
+    "to" j, client i hears of j. `.graphml`: nodes named as the clients, or with such a `label`, edges perhaps with a
+    `weight`; the file says if they are directed. `.npz` and `.npy`: an array `adjacency: [N, N]`, in the order of an
+    array `names: [N]` if the file has one, else of the clients.
+    Raises UsageError naming the file, and the line where there is one, on anything else.
+    """
+    path = Path(path)
+    kind = path.suffix.lower()
+    readers: dict[str, Callable[[Path, list[str], bool, bool], tuple[Tensor, bool]]] = {
+        ".csv": partial(_from_csv, columns=(weights, distances)),
+        ".graphml": _from_graphml,
+        ".npz": _from_arrays,
+        ".npy": _from_arrays,
+    }
+    if kind not in readers:
+        raise UsageError(f"{path}: a graph is read from {', '.join(readers)}; got '{kind}'")
+    try:
+        table, apart = readers[kind](path, list(names), directed, strangers)
+        if not apart:
+            return adjacency(table)
+        graph = distance(table, sigma=sigma, threshold=threshold)
+        if (torch.isfinite(table).sum() > len(table)) and (graph.weights > 0).sum() == len(table):
+            raise UsageError(
+                f"all distances are so long that their weights are below threshold={threshold:g}: choose a larger "
+                "sigma, which is the deviation of the distances unless it is told"
+            )
+        return graph
+    except FileNotFoundError:
+        raise UsageError(f"there is no graph file {path}") from None
+    except UsageError as problem:
+        raise UsageError(f"{path}: {problem}") from None
+    except Exception as problem:  # damage can surface in any layer of these formats
+        reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+        if kind in (".npz", ".npy") and "pickle" in reason:  # what NumPy says of any file that it does not know
+            reason = f"it is not a {kind} file of plain numbers"
+        raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
+
+
+Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, value
+
+
+def _from_csv(
+    path: Path, names: list[str], directed: bool, strangers: bool, columns: tuple[str, str]
+) -> tuple[Tensor, bool]:
+    weight, apart = columns
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file, restkey="", strict=True)
+        heading = rows.fieldnames = [name.strip() for name in rows.fieldnames or []]
+        twice = sorted({name for name in heading if heading.count(name) > 1})
+        if twice:
+            raise UsageError(f"two columns are named '{twice[0]}'")
+        value = next((c for c in (weight, apart) if c in heading), None)
+        if not {"from", "to"} <= set(heading):
+            raise UsageError(f"the heading must have the columns from and to; got {', '.join(heading) or 'nothing'}")
+        for setting, named, usual in (("weights", weight, "weight"), ("distances", apart, "distance")):
+            if named != usual and named not in heading:
+                raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
+        if weight in heading and apart in heading:
+            raise UsageError("a link has a weight or a distance, not both; leave one of these columns out")
+        for column in heading if value is None else []:  # others may be notes
+            for meant in difflib.get_close_matches(column, ["weight", "distance"]):
+                raise UsageError(
+                    f"unknown column '{column}'; did you mean '{meant}'? Name it so, or set {meant}s='{column}'"
+                )
+        others = [column for column in heading if column not in ("from", "to")]
+        if value is None and others:
+            warnings.warn(
+                f"{path}: every link has the weight 1; a column named weight or distance would say more, and "
+                f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not (weights='{others[0]}' or "
+                f"distances='{others[0]}' says that it does)",
+                stacklevel=4,
+            )
+
+        def links() -> Links:
+            for row in rows:
+                place = f"line {rows.line_num}"
+                if "" in row or None in row.values():
+                    raise UsageError(f"{place} must have {len(heading)} entries, as the heading has")
+                yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
+
+        empty = math.inf if value == apart else 0.0
+        return _table(links(), names, directed, strangers, empty), value == apart
+
+
+def _from_graphml(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
+    import networkx  # here, as few read such a file
+
+    graph = networkx.read_graphml(path)
+    called = {node: str(node if str(node) in names else held.get("label", node)) for node, held in graph.nodes.items()}
+    edges = graph.edges(data="weight", default=1.0)
+    links = ((f"edge {a} - {b}", called[a], called[b], _number(w, f"edge {a} - {b}")) for a, b, w in edges)
+    return _table(links, names, graph.is_directed(), strangers, 0.0), False
+
+
+def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) -> tuple[Tensor, bool]:
+    held = np.load(path, allow_pickle=False)
+    if isinstance(held, np.ndarray):
+        return _of(names, _square(held, "the array")), False
+    with held:
+        if "adjacency" not in held.files:
+            raise UsageError(f"it must hold the array adjacency; it holds {', '.join(held.files) or 'nothing'}")
+        table = _square(held["adjacency"], "adjacency")
+        if "names" not in held.files:
+            return _of(names, table), False
+        order = [str(name) for name in held["names"].flat]
+    if len(order) != len(table) or len(set(order)) < len(order):
+        raise UsageError(
+            f"names must say whose each of the {len(table)} rows of adjacency is; it has {len(order)} names, "
+            f"{len(set(order))} of them different"
+        )
+    if not strangers:
+        _known(set(order), names, "names")
+    place = [order.index(name) for name in names if name in order]
+    whole = torch.zeros(len(names), len(names), dtype=table.dtype)
+    at = torch.tensor([i for i, name in enumerate(names) if name in order])
+    whole[at[:, None], at] = table[place][:, place]
+    return whole, False
+
+
+def _of(names: list[str], table: Tensor) -> Tensor:
+    if len(table) != len(names):
+        raise UsageError(
+            f"the array is {list(table.shape)}, but there are {len(names)} clients; say whose its rows are with names"
+        )
+    return table
+
+
+def _table(links: Links, names: list[str], directed: bool, strangers: bool, empty: float) -> Tensor:
+    """[N, N] values of the links, `empty` where there is none."""
+    index = {name: i for i, name in enumerate(names)}
+    table = torch.full((len(names), len(names)), empty, dtype=torch.float64)
+    if math.isinf(empty):
+        table.fill_diagonal_(0)
+    told: dict[tuple[int, int], tuple[str, float]] = {}
+    for place, a, b, value in links:
+        if not strangers:
+            _known({a, b}, index, place)
+        elif not {a, b} <= index.keys():
+            continue
+        i, j = index[a], index[b]
+        for pair in {(i, j)} if directed else {(i, j), (j, i)}:
+            before, other = told.setdefault(pair, (place, value))
+            if other != value:
+                raise UsageError(
+                    f"{place} gives '{a}' - '{b}' the value {value:g}, but {before} gave {other:g}"
+                    f"{'' if directed else '; say directed if the two ways differ'}"
+                )
+            table[pair] = value
+    return table
+
+
+def _known(found: set[str], names: Iterable[str], place: str) -> None:
+    strange = sorted(found - set(names))
+    if strange:
+        known = list(names)
+        raise UsageError(
+            f"{place}: there is no client {', '.join(map(repr, strange[:5]))}{', ...' if len(strange) > 5 else ''}; "
+            f"the {len(known)} clients are named '{known[0]}' to '{known[-1]}'"
+        )
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        number = float(str(value).replace("_", "?"))  # Python takes 1_0 for 10
+    except (TypeError, ValueError):
+        raise UsageError(f"{place}: '{value}' is not a number") from None
+    if not math.isfinite(number) or number < 0:
+        raise UsageError(f"{place}: a weight or distance must be finite and not negative; got {value}")
+    return number
+
+
+def _square(values: ArrayLike | Tensor, what: str) -> Tensor:
+    try:
+        table = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as problem:
+        told = f"; got {values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f": {problem}"
+        raise UsageError(f"{what} must be numbers [N, N]{told}") from None
+    if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table) or table.is_complex():
+        raise UsageError(f"{what} must be real numbers [N, N], one row a client; got {list(table.shape)}")
+    return table

@@ -1,0 +1,162 @@
+"""How each client's examples are split into training, validation and test."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from .dataset import Dataset
+
+SPLITS = ("train", "validation", "test")
+LEAST = 5000  # examples that a client keeps where it uses a share of them
+Rows = dict[str, Tensor]  # one client's rows of the pool, by split
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
+
+    With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale. With
+    `share` it uses that share of them, rounded up, but 5,000 at least or all that it has.
+    Examples with a place in time are cut in order of time, at the same two steps for all clients, and those that reach
+    across a cut are left out. `shuffle` deals them at random instead, as some papers do: windows of a series then share
+    readings between training and test, and every result says so. Other examples are always dealt at random.
+
+    With `stratify` each class of a client's labels has its share of every part: one example at least where the client
+    has as many as there are parts; classes with fewer are dealt together. None: so it is for your own table or arrays
+    of labels, unless they are cut in order of time, and not for data sets by name.
+    """
+
+    test: float = 0.2
+    validation: float = 0.1
+    examples: int = 0  # 0: all
+    shuffle: bool = False
+    share: float = 1.0
+    stratify: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise UsageError(f"split: share, of a client's examples that it uses, must lie in (0, 1]; got {self.share}")
+        if not (0 < self.test < 1 and 0 <= self.validation < 1 and self.test + self.validation < 1):
+            raise UsageError(
+                f"split: test must lie in (0, 1), validation in [0, 1), their sum below 1; "
+                f"got test={self.test}, validation={self.validation}"
+            )
+        if self.examples < 0:
+            raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
+
+    def __call__(
+        self, owned: Sequence[Tensor], draws: Iterable[torch.Generator], labels: Tensor | None = None
+    ) -> list[Rows]:
+        """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
+
+        With labels: [n], of the whole pool, each class on its own. Every part is as large as without, but for the one
+        example at least that each class gives to it. A client with fewer rows than parts gets nothing. All clients at
+        once, as they may be a million.
+        """
+        orders = [self._order(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
+        used = torch.tensor([order.numel() for order in orders])  # [N]
+        held = torch.tensor([rows.numel() for rows in owned])
+        whose = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
+        rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[whose]]
+        parts = 2 + (self.validation > 0)
+        label = torch.zeros_like(whose) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
+        none = int(label.max()) + 1 if len(label) else 1
+        kinds, kind, count = (whose * (none + 1) + label).unique(return_inverse=True, return_counts=True)
+        # A client's classes that are too small to be cut are one.
+        kinds = torch.where(count < parts, kinds // (none + 1) * (none + 1) + none, kinds)
+        kinds, kind, count = kinds[kind].unique(return_inverse=True, return_counts=True)  # [K], [n], [K]
+        owner = kinds // (none + 1)  # [K]
+        test = apportion(count, self.test, count - parts + 1, owner)
+        validation = torch.zeros_like(test)
+        if self.validation:
+            validation = apportion(count, self.validation, torch.where(count < parts, 0, count - 1 - test), owner)
+        order, begin = kind.argsort(stable=True), count.cumsum(0) - count
+        place = torch.empty_like(order)  # of each row among those of its kind
+        place[order] = torch.arange(len(rows)) - begin[kind[order]]
+        part = 3 * whose + (place >= test[kind]).long() + (place >= (test + validation)[kind])
+        sizes = torch.bincount(part, minlength=3 * len(owned)).tolist()
+        cut = rows[part.argsort(stable=True)].split_with_sizes(sizes)
+        return [
+            {"test": cut[3 * i], "validation": cut[3 * i + 1], "train": cut[3 * i + 2]} if enough else {}
+            for i, enough in enumerate((used >= parts).tolist())
+        ]
+
+    def by_lot(self, rows: Tensor, lots: Tensor, draw: torch.Generator) -> Rows:
+        """Rows of one client, cut by the lots: [n] of all examples; nothing if a share above zero gets no row."""
+        rows = self._some(rows, draw)
+        test, later = lots[rows] < self.test, lots[rows] < self.test + self.validation
+        parts = {"test": rows[test], "validation": rows[later & ~test], "train": rows[~later]}
+        enough = all(len(part) for split, part in parts.items() if split != "validation" or self.validation)
+        return parts if enough else {}
+
+    def _some(self, rows: Tensor, draw: torch.Generator) -> Tensor:
+        """The rows that a client uses, in random order."""
+        return rows[self._order(rows.numel(), draw)]
+
+    def _order(self, count: int, draw: torch.Generator) -> Tensor:
+        """The places of those rows among its `count`."""
+        order = torch.randperm(count, generator=draw)
+        if self.share < 1:
+            order = order[: max(LEAST, math.ceil(self.share * count))]
+        return order[: self.examples] if self.examples else order
+
+    def by_time(self, dataset: Dataset, owned: Sequence[Tensor], draws: Iterable[torch.Generator]) -> list[Rows]:
+        """Rows of every client, cut where the shares of all steps end; nothing for a client left without a part.
+
+        Raises UsageError where a share has fewer steps than one example covers.
+        """
+        assert dataset.time is not None
+        steps = dataset.time[torch.cat(list(owned))].unique()
+        test = len(steps) - max(1, round(self.test * len(steps)))
+        validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
+        first, second = steps[max(validation, 0)], steps[test]
+        for share, length in (("training", int(first - steps[0])), ("validation", int(second - first))):
+            if length < dataset.span and (share == "training" or self.validation):
+                if dataset.span == 1:
+                    raise UsageError(
+                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, which leaves none "
+                        f"for {share} when cut in that order; change the shares, or leave time out"
+                    )
+                raise UsageError(
+                    f"split: the {share} share covers {length} steps, but a window needs {dataset.span}; "
+                    "change the shares, or take shorter windows"
+                )
+        found = []
+        for rows, draw in zip(owned, draws, strict=True):
+            if self.examples or self.share < 1:
+                rows = self._some(rows, draw)
+            begin = dataset.time[rows]
+            end = begin + dataset.span
+            parts = {
+                "train": rows[end <= first],
+                "validation": rows[(begin >= first) & (end <= second)],
+                "test": rows[begin >= second],
+            }
+            wanted = [part for split, part in parts.items() if split != "validation" or self.validation]
+            found.append(parts if all(len(part) for part in wanted) else {})
+        return found
+
+
+def apportion(count: Tensor, share: float, most: Tensor, owner: Tensor) -> Tensor:
+    """[K] how many of each kind of examples, count: [K], a part gets: one at least, at most `most`, its share in all.
+
+    `owner: [K]`, ascending, are the clients whose kinds these are; each has its share on its own. What whole numbers
+    leave over goes where most is missing.
+    """
+    wanted = share * count.double()
+    found = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
+    held, dealt = (torch.bincount(owner, number).long() for number in (count, found))  # [N]
+    lacking = (share * held.double()).round().long() - dealt
+    while True:
+        missing = torch.where((found < most) & (lacking > 0)[owner], wanted - found, -torch.inf)
+        largest = torch.full(lacking.shape, -torch.inf).double().scatter_reduce(0, owner, missing, "amax")
+        best = ((missing == largest[owner]) & (missing > -torch.inf)).nonzero().flatten()
+        if not len(best):
+            return found
+        best = best[owner[best].diff(prepend=owner.new_tensor([-1])) > 0]  # a client's first
+        found[best] += 1
+        lacking[owner[best]] -= 1

@@ -1,0 +1,255 @@
+"""Tables: your own data from CSV or Parquet, one row an example or a reading, with a column that says whose it is."""
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..errors import UsageError
+from .cells import DAY, Cells, Frame, Owners, moments, natural, open_table
+from .dataset import Dataset, rows_by_owner
+from .federation import Federation, divide
+from .graph_files import read as read_graph
+from .split import Split
+from .windows import Windows
+
+
+def read(
+    path: str | Path,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    features: Sequence[str] = (),
+    time: str = "",
+    past: int = 0,
+    horizon: int = 1,
+    horizons: Sequence[int] = (),
+    edges: str | Path = "",
+    weights: str = "weight",
+    distances: str = "distance",
+    directed: bool = False,
+    sigma: float | None = None,
+    threshold: float = 0.1,
+    drop_missing: bool = False,
+    least: int = 0,
+) -> Dataset:
+    """The data set in a file `.csv` (with a heading) or `.parquet`; `client` names the column of owners.
+
+    A row is an example: x: [n, F] are the columns `features` (default: all others), each scaled to mean 0 and deviation
+    1 over the training rows. The target is a label if its column holds text or few different whole numbers; else a
+    number, trained by squared error in deviations from the mean and scored in its own unit. Several target columns are
+    numbers, each scaled so too and scored in deviations. With a column `time` the rows are split in order of time.
+
+    With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
+    windows, `past` readings in and the next `horizon` out; scores are also told at the steps ahead in `horizons`, from
+    1. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than a day,
+    the time of day is an input too.
+
+    `edges` is a file of links between clients (see `kinfed.data.graph_files.read`; `weights`, `distances` and
+    `directed` for .csv, `sigma` and `threshold` for distances). Rows with missing values are refused unless
+    `drop_missing`; clients with fewer than `least` such rows, or known readings, are left out, and a warning names
+    them. Raises UsageError that names the file, line and column of what cannot be used.
+    """
+    if not isinstance(path, str | Path) or not isinstance(edges, str | Path):
+        raise UsageError(f"path and edges must name files; got {path!r} and {edges!r}")
+    for setting, listed in {"target": target, "features": features, "horizons": horizons}.items():
+        if not isinstance(listed, Iterable):
+            what = "steps ahead" if setting == "horizons" else "columns"
+            raise UsageError(f"{path}: {setting} must be a list of {what}; got {listed!r}")
+    targets = [target] if isinstance(target, str) else list(target)
+    for setting, columns in {"client": [client], "time": [time], "target": targets, "features": features}.items():
+        for column in columns:
+            if not isinstance(column, str):
+                raise UsageError(f"{path}: {setting} must name a column; got {column!r}")
+    for setting, number in {"sigma": sigma, "threshold": threshold}.items():
+        if not isinstance(number, Real | None):
+            raise UsageError(f"{path}: {setting} must be a number; got {number!r}")
+    counts = {"past": past, "horizon": horizon, "least": least} | {f"horizons[{i}]": h for i, h in enumerate(horizons)}
+    for setting, count in counts.items():
+        if not isinstance(count, Integral):  # NumPy's are welcome
+            raise UsageError(f"{path}: {setting} must be a whole number; got {count!r}")
+    for setting, choice in {"drop_missing": drop_missing, "directed": directed}.items():
+        if not isinstance(choice, bool):
+            raise UsageError(f"{path}: {setting} must be True or False; got {choice!r}")
+    if not targets or least < 0:
+        raise UsageError(f"{path}: a table needs a target, and a least of 0 or more; got {targets} and {least}")
+    frame = open_table(Path(path))
+    needed = [client, *([time] if time else [])]
+    frame.need([*needed, *targets, *features])
+    if drop_missing:
+        frame = frame.with_all(needed)
+    owner = frame.text(client)
+    names = sorted(set(owner.tolist()), key=natural)
+    index = {name: i for i, name in enumerate(names)}
+    held = Owners(names, np.array([index[name] for name in owner]), None)
+    if edges:
+        links = partial(read_graph, weights=weights, distances=distances, directed=directed)
+        held = held._replace(graph=links(edges, names, sigma=sigma, threshold=threshold))
+    if past:
+        if not time or len(targets) != 1 or features:
+            raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
+        late = [ahead for ahead in horizons if not 1 <= ahead <= horizon]
+        if late:
+            raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {horizon}; got {late[0]}")
+        return _series(frame, held, targets[0], time, Windows(past, horizon, horizons=horizons), least)
+    if horizon != 1 or horizons:
+        raise UsageError(f"{path}: horizon and horizons are for windows of series; set past too")
+    inputs = list(features) or [c for c in frame.columns if c not in (client, time, *targets)]
+    if not inputs:
+        raise UsageError(f"{path}: there is no column left for the inputs; name some as features")
+    return _rows(frame, held, inputs, targets, time, drop_missing, least)
+
+
+def from_csv(
+    path: str | Path,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """A federation from your own file, one row per example or reading: .csv with a heading, or .parquet.
+
+    `client` and `target` name columns; the other settings are those of `read`, such as `time`, `past` for windows of
+    series, and `edges`. Raises UsageError that names the file, line and column of what is wrong.
+    """
+    dataset = read(path, client=client, target=target, **settings)
+    return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+from_parquet = from_csv
+
+
+def of_one_client(path: Path, target: str) -> tuple[dict[str, Cells], list[str]]:
+    """One client's own table, every row an example: its arrays, and the names of its inputs in the order of x.
+
+    x: [n, F] float32 are all columns but `target`, by name, as they are: what the other clients have is not known here.
+    y: [n] int64 are labels if all of `target` are whole numbers from 0 without a decimal point, else [n, 1] float32.
+    Raises UsageError that names the file, line and column of what cannot be used.
+    """
+    frame = open_table(path)
+    frame.need([target])
+    inputs = sorted(set(frame.columns) - {target})
+    if not inputs:
+        raise UsageError(f"{path}: there is no column left for the inputs beside '{target}'")
+    columns = {name: frame.numbers(name) for name in (*inputs, target)}
+    for name, values in columns.items():
+        if np.isnan(values).any():
+            raise UsageError(f"{frame.place(int(np.isnan(values).argmax()), name)}: there is no value")
+    x = np.stack([columns[name] for name in inputs], 1).astype(np.float32)
+    cells = frame.cells(target)
+    whole = cells.dtype.kind in "iu" or all(isinstance(cell, str) and cell.isdecimal() for cell in cells.tolist())
+    if whole and columns[target].min() >= 0:
+        return {"x": x, "y": columns[target].astype(np.int64)}, inputs
+    return {"x": x, "y": columns[target].astype(np.float32)[:, None]}, inputs
+
+
+def _rows(
+    frame: Frame,
+    held: Owners,
+    inputs: list[str],
+    targets: list[str],
+    time: str,
+    drop_missing: bool,
+    least: int,
+) -> Dataset:
+    """Every row an example."""
+    columns = {name: frame.numbers(name) for name in inputs}
+    y, task, classes, missing = _target(frame, targets)
+    lacking = {name: np.isnan(values) for name, values in columns.items()} | missing
+    usable = ~np.any(list(lacking.values()), axis=0)
+    if not usable.all():
+        at, count = int(usable.argmin()), int((~usable).sum())
+        if not drop_missing:
+            where = next(name for name, holes in lacking.items() if holes[at])
+            raise UsageError(
+                f"{frame.place(at, where)}: there is no value, as in {count:,} of {len(usable):,} rows; "
+                "fill these in, or leave such rows out with drop_missing"
+            )
+        warnings.warn(f"{frame.path}: {count:,} of {len(usable):,} rows lack a value and were left out", stacklevel=3)
+    held = held.keep(usable, least, "rows", frame.path)
+    steps = frame.moments(time, held, series=False)[1] if time else None
+    # Rows that are left out are gone: a partition may deal the others anew.
+    used = np.flatnonzero(usable & (held.who >= 0))
+    # As exact as it was read until it is scaled: numbers far from zero lie closer together than float32 can tell.
+    x = torch.from_numpy(np.stack([values[used] for values in columns.values()], 1))
+
+    def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
+        x, y, plain = dataset.x, dataset.y, torch.get_default_dtype()
+        mean, deviation = moments(x[rows])
+        deviation = torch.where(deviation > 0, deviation, 1.0)
+        scale = {"inputs": scales(inputs, mean, deviation)}
+        fair = replace(dataset, x=((x - mean) / deviation).to(plain), scale=scale)
+        if isinstance(task, Classification):
+            return fair
+        middle, spread = moments(y[rows])
+        if not (spread > 0).all():
+            same = targets[int((spread > 0).int().argmin())]
+            raise UsageError(f"{frame.path}: '{same}' is the same in all training rows: there is nothing to learn")
+        fair = replace(fair, scale=scale | {"targets": scales(targets, middle, spread)})
+        if isinstance(task, Forecasting):
+            return replace(fair, y=y.to(plain), task=replace(task, mean=float(middle), deviation=float(spread)))
+        return replace(fair, y=((y - middle) / spread).to(plain))
+
+    return Dataset(
+        x,
+        y[torch.from_numpy(used)],
+        task,
+        classes,
+        client=torch.from_numpy(held.who[used]),
+        graph=held.graph,
+        owners=tuple(held.names),
+        time=None if steps is None else torch.from_numpy(steps[used]),
+        stratify=True,
+        prepare=scaled,
+    )
+
+
+def _target(frame: Frame, targets: list[str]) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
+    """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
+    labels = frame.labels(targets[0]) if len(targets) == 1 else None
+    if labels is not None:
+        classes = sorted({*labels.tolist()} - {""}, key=natural)
+        if len(classes) == 1 and (labels != "").sum() > 1:
+            raise UsageError(f"{frame.path}: '{targets[0]}' is '{classes[0]}' in all rows: there is nothing to learn")
+        index = {"": 0} | {name: i for i, name in enumerate(classes)}
+        y = torch.tensor([index[label] for label in labels])
+        return y, Classification(len(classes)), tuple(classes), {targets[0]: np.asarray(labels == "", bool)}
+    columns = {name: frame.numbers(name) for name in targets}
+    y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1)))
+    task: Task = Forecasting(error="squared", horizons=()) if len(targets) == 1 else Regression()
+    return y, task, (), {name: np.isnan(values) for name, values in columns.items()}
+
+
+def _series(frame: Frame, held: Owners, target: str, time: str, cut: Windows, least: int) -> Dataset:
+    """Windows of one series a client, read off rows in any order."""
+    readings = frame.numbers(target)
+    held = held.keep(~np.isnan(readings), least, f"known values of '{target}'", frame.path)
+    moments, steps, dated = frame.moments(time, held, series=True)
+    mine = held.who >= 0
+    told = np.unique(steps[mine])  # steps at which anybody has a row
+    values = np.full((len(told), len(held.names)), np.nan)
+    values[np.searchsorted(told, steps[mine]), held.who[mine]] = readings[mine]
+    length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
+    pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
+    clock = (moments.min() + told * length) % DAY / DAY if dated and length < DAY else None
+    try:
+        return cut(values, told, held.names, clock=clock, graph=held.graph)
+    except UsageError as problem:
+        raise UsageError(f"{frame.path}: {problem} ({pace})") from None
+
+
+def scales(names: Sequence[str], mean: Tensor, deviation: Tensor) -> dict[str, dict[str, float]]:
+    """Mean and standard deviation of each column, by name."""
+    numbers = zip(names, mean.flatten().tolist(), deviation.flatten().tolist(), strict=True)
+    return {name: {"mean": m, "deviation": d} for name, m, d in numbers}

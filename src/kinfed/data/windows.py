@@ -1,0 +1,151 @@
+"""Windows: series of readings as examples of what came before and what came next.
+
+A federation's pool wants one row an example. Laid end to end the series are one long vector, and every window is a
+slice of it: so the pool is a view of the readings, not a copy, and a row is the place where its window begins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.graph import Graph
+from ..core.tasks import Forecasting
+from ..errors import UsageError
+from .dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How series are cut: `past` readings in, the next `horizon` out, a window at every `stride`-th step.
+
+    `error` is the loss that forecasts are trained with; scores are also told at the steps ahead in `horizons`.
+    """
+
+    past: int = 12
+    horizon: int = 12
+    stride: int = 1
+    error: Literal["absolute", "squared"] = "absolute"
+    horizons: Sequence[int] = (3, 6, 12)
+
+    def __post_init__(self) -> None:
+        for name in ("past", "horizon", "stride"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"windows: {name} counts steps, so it must be at least 1; got {getattr(self, name)}")
+
+    @property
+    def span(self) -> int:
+        """Steps that one window covers."""
+        return self.past + self.horizon
+
+    def __call__(
+        self,
+        values: NDArray[Any],
+        steps: NDArray[np.int64],
+        names: Sequence[str],
+        *,
+        clock: NDArray[Any] | None = None,
+        graph: Graph | None = None,
+    ) -> Dataset:
+        """The data set of all windows of values: [T, N], NaN where a reading is missing; one column is one client.
+
+        `steps: [T]` say when each row was read, in whole steps: a window never reaches across a gap. `clock: [T]`, such
+        as the time of day in [0, 1), is an input beside the readings. An example is x: [past, 1] or [past, 2] and y:
+        [horizon]; a window without a known reading before or after its middle is left out. Inputs are scaled to mean 0
+        and deviation 1 over the readings of all training windows; a missing one is told as the last known before it
+        since the last gap, or else as the mean. Raises UsageError on series that cannot be cut so.
+        """
+        self._check(values, steps, names)
+        count, length = values.shape[1], len(values)  # N, T
+        readings = torch.from_numpy(np.ascontiguousarray(values.T)).to(torch.get_default_dtype())  # [N, T]
+        known = ~readings.isnan()
+        total = torch.nn.functional.pad(known.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
+        starts = max(length - self.span + 1, 0)
+        begin = torch.arange(starts)
+        at = torch.from_numpy(steps)
+        usable = (at[begin + self.span - 1] - at[begin] == self.span - 1) & (begin % self.stride == 0)  # [starts]
+        middle = total[:, begin + self.past]
+        usable = usable & (middle > total[:, begin]) & (total[:, begin + self.span] > middle)  # [N, starts]
+        without = [name for name, some in zip(names, usable.any(1).tolist(), strict=True) if not some]
+        if without:
+            raise UsageError(
+                f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
+                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; take these out of the data"
+            )
+        owner = torch.full((count, length), -1)
+        owner[:, :starts] = torch.where(usable, torch.arange(count)[:, None], -1)
+        filled = _carried_forward(readings, at)
+        size = count * length - self.span + 1
+        flat = readings.view(-1)
+        y = flat.as_strided((size, self.horizon), (1, 1), self.past)
+
+        def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
+            covered = torch.zeros(count * length + 1, dtype=torch.int64)
+            covered.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + self.span, -torch.ones_like(rows))
+            seen = flat[(covered[:-1].cumsum(0) > 0) & known.view(-1)].double()
+            mean, deviation = float(seen.mean()), float(seen.std(correction=0))
+            if not deviation > 0:
+                raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
+            task = Forecasting(mean, deviation, self.error, tuple(self.horizons))
+            told = {"reading": {"mean": mean, "deviation": deviation}}
+            scale = {"inputs": told, "targets": told}  # the time of day is as it is
+            return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
+
+        def inputs(series: Tensor) -> Tensor:
+            parts = [series.nan_to_num(0)]
+            if clock is not None:
+                parts.append(torch.from_numpy(clock).to(series).expand_as(series))
+            held = torch.stack(parts, -1)  # [N, T, F]
+            width = len(parts)
+            return held.as_strided((size, self.past, width), (width, width, 1))
+
+        return Dataset(
+            inputs(filled),
+            y,
+            Forecasting(error=self.error, horizons=tuple(self.horizons)),
+            client=owner.view(-1)[:size],
+            graph=graph,
+            owners=tuple(names),
+            time=at.repeat(count)[:size],
+            span=self.span,
+            prepare=scaled,
+        )
+
+    def _check(self, values: NDArray[Any], steps: NDArray[np.int64], names: Sequence[str]) -> None:
+        if values.ndim != 2 or values.dtype.kind != "f" or not values.size or values.shape[1] != len(names):
+            raise UsageError(
+                f"series must be floats [T, N], a column a client, of {len(names)} clients; "
+                f"got {values.dtype} {list(values.shape)}"
+            )
+        endless = np.argwhere(np.isinf(values))
+        if len(endless):
+            step, column = endless[0]
+            raise UsageError(f"series '{names[column]}' holds infinity, first in row {step}; a missing reading is NaN")
+        if steps.shape != (len(values),) or (np.diff(steps) <= 0).any():
+            late = int(np.flatnonzero(np.diff(steps) <= 0)[0]) + 1 if steps.shape == (len(values),) else 0
+            raise UsageError(f"the steps of a series must rise from row to row; row {late} does not")
+        if len(values) < self.span:
+            raise UsageError(
+                f"a window covers {self.past} + {self.horizon} steps, but the series have {len(values)}; "
+                "make past or horizon smaller"
+            )
+
+
+def _carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
+    """readings: [N, T] with each NaN replaced by the last known reading since the last gap in steps: [T], if any."""
+    place = torch.arange(readings.shape[1])
+    gap = torch.nn.functional.pad(steps.diff() != 1, (1, 0))
+    since = torch.where(gap, place, 0).cummax(0).values  # [T] where the current stretch without a gap begins
+    last = torch.where(readings.isnan(), since, place).cummax(1).values
+    return readings.gather(1, last)
+
+
+def clock(start: np.datetime64, steps: NDArray[np.int64], minutes: float) -> NDArray[np.float64]:
+    """[T] the time of day in [0, 1) at each step of so many minutes."""
+    midnight = start.astype("datetime64[D]")
+    first = (start - midnight) / np.timedelta64(1, "m")
+    return np.asarray((first + steps * minutes) % 1440 / 1440, dtype=np.float64)

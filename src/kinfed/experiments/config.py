@@ -1,0 +1,386 @@
+"""Config: TOML tables and overrides become constructor arguments; no part ever reads a config."""
+
+import inspect
+import math
+import tomllib
+import types
+import typing
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tomli_w
+import torch
+from torch import nn
+
+from ..attacks import ATTACKS
+from ..attacks.attack import Attack
+from ..core.client import Training
+from ..core.engine import Participation, check_counts
+from ..core.graph import Graph
+from ..core.method import Method
+from ..core.optimiser import OPTIMISERS
+from ..core.seeding import generator
+from ..core.tasks import Classification, check_selection
+from ..data.dataset import Partition
+from ..data.federation import Federation, divide
+from ..data.split import Split
+from ..datasets import DATASETS, OWNED, is_table
+from ..errors import UsageError, nearest
+from ..files import replacing
+from ..graphs.known import GRAPHS
+from ..methods import METHODS
+from ..models import MODELS
+from ..papers import published_table
+from ..partitions import PARTITIONS
+
+Table = dict[str, Any]
+
+EMBEDDED = Path(__file__).parent
+DEFAULT = EMBEDDED / "rotated-digits.toml"
+LARGEST = 3.4e38  # a setting that is a number: what single precision can hold
+NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
+BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
+
+
+class Learning(NamedTuple):
+    """What is learned and how; `table` is the complete config of these parts."""
+
+    table: Table
+    method: Method
+    training: Training
+    participation: Participation
+    model: Callable[..., nn.Module]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment whose every part is made and checked; `table` is its complete config."""
+
+    table: Table
+    method: Method
+    training: Training
+    participation: Participation
+    partition: Partition
+    split: Split
+    graph: Callable[[Federation, int], Graph | None]
+    dataset: Callable[..., Any]
+    model: Callable[..., nn.Module]
+    attack: Attack | None = None
+
+    def federation(self, data_dir: Path | None, seed: int) -> Federation:
+        """Load the data set, deal it to the clients and relate these."""
+        dataset = self.dataset(data_dir)
+        clients = self.table["federation"]["clients"]
+        owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
+        asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
+        if isinstance(dataset.task, Classification):
+            dataset = replace(dataset, task=replace(dataset.task, **asked))
+        elif wanted := [score for score, value in asked.items() if value]:
+            raise UsageError(f"federation.{wanted[0]}=true is a score of classes, but this data has none")
+        federation = divide(dataset, owned, self.split, seed, groups, lots)
+        return replace(federation, graph=self.graph(federation, seed))
+
+    def module(self, federation: Federation, seed: int) -> nn.Module:
+        """The model with its initial numbers, the same for every client; your own random state is left alone."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(seed, "model").initial_seed())
+            return self.model(tuple(federation.x.shape[1:]), federation.outputs)
+
+
+def read(source: str, overrides: list[str]) -> Table:
+    """The raw config: a file's, a published experiment's, or the embedded one's for a method name.
+
+    Overrides, dotted.key=value, are applied. Where they name your own table, nothing is left of the embedded one,
+    whose settings are for its data.
+    """
+    path = Path(source)
+    if source in METHODS:
+        path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
+        mine = override({}, list(overrides))
+        if is_table(str(_dataset_in(mine))):
+            return mine
+    elif not path.exists() and source.startswith("papers/"):
+        published = published_table.experiments()
+        if source not in published:
+            raise UsageError(f"there is no '{source}'; {nearest(source, published)} (kinfed list papers names all)")
+        return override(published_table.experiment(*published[source]), overrides)
+    elif path.suffix in (".csv", ".parquet"):
+        settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
+        told = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
+        raise UsageError(f"'{source}' is a table, not a config: name it in one, or run a method with {told}")
+    elif path.suffix != ".toml" and not path.exists():
+        raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as problem:
+        raise UsageError(f"cannot read {path}: {problem.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise UsageError(f"{path} is not valid TOML: {problem}") from None
+    return override(table, overrides)
+
+
+def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
+    """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
+
+    What comes with kinfed has one optimiser for all methods, of which there is nothing to tell; nor of a config that a
+    run has written, which has every setting.
+    """
+    yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
+    if _is_complete(yours):
+        yours = {}
+    if "optimiser" not in override(yours, list(overrides)).get("training", {}):
+        return
+    for name in methods:
+        if rates := METHODS[name].rates:
+            where = "method" if len(methods) == 1 else f"methods.{name}"
+            said = " and ".join(f"{where}.{rate}" for rate in rates)
+            warnings.warn(f"{name} leaves training.optimiser aside; its rates are {said}", stacklevel=2)
+
+
+def _is_complete(table: Table) -> bool:
+    """Whether a config has every setting of its experiment, as what `write` has written."""
+    try:
+        return resolve(table).table == table
+    except UsageError:
+        return False
+
+
+def override(table: Table, overrides: list[str]) -> Table:
+    """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
+
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept. Another data set
+    whose examples have owners is theirs, whoever the former one was dealt to.
+    """
+    asked = {text.partition("=")[0] for text in overrides}
+    before = _dataset_in(table)
+    for text in overrides:
+        dotted, equals, value = text.partition("=")
+        if not equals or not dotted:
+            raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+        if not _is_unicode(text):
+            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except (tomllib.TOMLDecodeError, RecursionError):
+            parsed = value
+        *outer, last = dotted.split(".")
+        inner = table
+        for part in outer:
+            held = inner.setdefault(part, {})
+            if isinstance(held, str) and part in NAMED:
+                held = inner[part] = {"name": held}
+            if not isinstance(held, dict):
+                raise UsageError(f"'{dotted}': '{part}' is not a table")
+            inner = held
+        if last == "name" and inner.get("name", parsed) != parsed:
+            for key in [key for key in inner if ".".join([*outer, key]) not in asked]:
+                del inner[key]
+        inner[last] = parsed
+    if (now := _dataset_in(table)) != before and now in OWNED:
+        dealt = table["federation"]
+        if not any(key.startswith("federation.partition") for key in asked):
+            dealt.pop("partition", None)
+        if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
+            dealt.pop("clients", None)
+    return table
+
+
+def _dataset_in(table: Table) -> Any:
+    federation = table.get("federation")
+    return _name_in(federation.get("dataset")) if isinstance(federation, dict) else None
+
+
+def _name_in(part: Any) -> Any:
+    """The name of a part, which may be written as its name alone."""
+    return part.get("name") if isinstance(part, dict) else part
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether a word from the command line, whose bytes may be any, can be written to a file."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
+    """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
+    known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
+    _only(raw, known | {"model", "training", "method", "methods"} | beside, "")
+    top = {
+        "rounds": _value(raw, "rounds", int, 20),
+        "seed": _value(raw, "seed", int, 0),
+        "seeds": _value(raw, "seeds", int, 1),
+        "evaluate_every": _value(raw, "evaluate_every", int, 1),
+    }
+    check_counts(top["rounds"], top["evaluate_every"], top["seed"])
+    if top["seeds"] < 1:
+        raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
+    if "select_by" in raw:
+        top["select_by"] = _value(raw, "select_by", str, "")
+        check_selection(top["select_by"])
+    asked = raw.get("participation", 1.0)
+    asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
+    participation, participation_table = call(Participation, asked, "participation")
+    training = dict(_table(raw, "training", ""))
+    asked = training.pop("optimiser", {})
+    asked = {"name": "sgd", **asked} if isinstance(asked, dict) else asked
+    optimiser, optimiser_table = make(OPTIMISERS, asked, "training.optimiser")
+    made, training_table = call(Training, training, "training", optimiser=optimiser)
+    chosen = _named(raw.get("method"), "method", METHODS)
+    tuned = _table(raw, "methods", "")
+    _only(tuned, set(METHODS), "methods.")
+    method, method_table = make(METHODS, {**_table(tuned, chosen["name"], "methods."), **chosen}, "method")
+    model, model_table = make(MODELS, raw.get("model"), "model", given=2)
+    table = {
+        **top,
+        "participation": participation_table,
+        "model": model_table,
+        "training": {**training_table, "optimiser": optimiser_table},
+        "method": method_table,
+    }
+    return Learning(table, method, made, participation, model)
+
+
+def resolve(raw: Table) -> Experiment:
+    """Make every part; the experiment's table has every default filled in.
+
+    Examples that have owners are theirs, and the model for your own table is a small MLP, unless others are named.
+    """
+    federation = _table(raw, "federation", "")
+    dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
+    if is_table(dataset_table["name"]):
+        model = raw.get("model", {})
+        raw = raw | {"model": {"name": "mlp", **model} if isinstance(model, dict) else model}
+    parts = learning(raw, frozenset({"federation", "attack"}))
+    _only(federation, {"dataset", "clients", "partition", "split", "graph", *BY_CLASS}, "federation.")
+    dealt = "natural" if dataset_table["name"] in OWNED else None
+    partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
+    split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
+    graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
+    clients = _value(federation, "clients", int, 0, "federation.")  # 0: as many as the data set has owners
+    table = {
+        **parts.table,
+        "federation": {
+            "dataset": dataset_table,
+            "clients": clients,
+            "partition": partition_table,
+            "split": split_table,
+            "graph": graph_table,
+        },
+    }
+    table["federation"] |= {
+        name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation
+    }
+    attack = None
+    if "attack" in raw:
+        attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
+    return Experiment(
+        table, parts.method, parts.training, parts.participation, partition, split, graph, dataset, parts.model, attack
+    )
+
+
+def write(table: Table, path: Path) -> None:
+    """Write a config that `read` and `resolve` turn into the same experiment."""
+    with replacing(path) as part:
+        part.write_text(tomli_w.dumps(table), encoding="utf-8")
+
+
+def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
+    """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set."""
+    parameters = list(inspect.signature(part).parameters.values())
+    return {p.name: p for p in parameters[given:]}
+
+
+def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+    """The part that `asked` names, with its settings, and the complete table.
+
+    With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
+    """
+    asked = _named(asked, where, shelf)
+    name = asked.pop("name")
+    part, table = call(shelf[name], asked, where, given=given)
+    return part, {"name": name, **table}
+
+
+def call(part: Callable[..., Any], asked: Table, where: str, given: int = 0, **ready: Any) -> tuple[Any, Table]:
+    """Call a part with checked settings; returns what it made and the complete table without what was `ready`."""
+    if not isinstance(asked, dict):
+        raise UsageError(f"{where} must be a table; got {asked!r}")
+    known = {name: p for name, p in settings(part, given).items() if name not in ready}
+    _only(asked, set(known), where + ".", set(ready))
+    hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    values = {
+        name: _check(asked[name], hints.get(name, Any), f"{where}.{name}") if name in asked else p.default
+        for name, p in known.items()
+    }
+    missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
+    if missing:
+        raise UsageError(f"{where} needs a value for {', '.join(missing)}")
+    table = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
+    if given:
+        return (lambda *first: part(*first, **values)), table
+    return part(**values, **ready), table
+
+
+def _named(asked: Any, where: str, shelf: Mapping[str, Any]) -> Table:
+    asked = {"name": asked} if isinstance(asked, str) else asked
+    if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(shelf))}")
+    if asked["name"] not in shelf:
+        raise UsageError(f"{where}: there is no '{asked['name']}'; {nearest(asked['name'], shelf)}")
+    return dict(asked)
+
+
+def _table(table: Table, name: str, where: str) -> Table:
+    held = table.get(name, {})
+    if not isinstance(held, dict):
+        raise UsageError(f"{where}{name} must be a table; got {held!r}")
+    return held
+
+
+def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -> Any:
+    return _check(table.get(name, default), kind, where + name)
+
+
+def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -> None:
+    """Raise UsageError if there are keys besides the known ones and those that were read before."""
+    for name in table:
+        if name not in known:
+            raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
+
+
+def _check(value: Any, kind: Any, where: str) -> Any:
+    """The value as the annotated kind, or UsageError."""
+    options = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+    for option in options:
+        if typing.get_origin(option) in (tuple, Sequence) and isinstance(value, list | tuple):
+            inner = typing.get_args(option)[0]
+            return tuple(_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
+        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
+            if LARGEST < abs(value) < math.inf:
+                raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
+            return float(value)
+        if option is bool and isinstance(value, bool):
+            return value
+        if option is int and isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if option is str and isinstance(value, str):
+            return value
+        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+            return value
+    said = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
+    wanted = " or ".join(_wanted(option, said) for option in options)
+    raise UsageError(f"{where} must be {wanted}; got {value!r}")
+
+
+def _wanted(option: Any, said: dict[Any, str]) -> str:
+    if typing.get_origin(option) in (tuple, Sequence):
+        return "a list"
+    if typing.get_origin(option) is typing.Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(option)))
+    return said.get(option, str(option))

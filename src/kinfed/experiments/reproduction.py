@@ -1,0 +1,338 @@
+"""Reproduction: the runs that a published table is made of, and the table with ours beside what is printed."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..core.engine import latecomers
+from ..core.history import spread
+from ..core.seeding import tags
+from ..datasets.sources import ORIGINALS
+from ..errors import UsageError, nearest
+from ..metrics.graphs import group_weights, rand_by_round
+from ..papers import published_table
+from ..papers.published_table import Column, Number, Protocol, Row
+from ..partitions.deal import hidden_groups
+from . import config, run_folder, study
+from .config import Experiment
+
+WITHOUT_FILE = ("digits", "synthetic")
+ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
+ON_GRAPHS = ("sfl", "panacea")  # methods that use a known graph
+FLAGS = {
+    "subset": "not all of the data that the paper used",
+    "leaking": "test examples had a say in training, as in the paper",
+    "oracle graph": "the graph is made from labels, which a server would not know",
+    "tf32": "local training multiplied in TF32",
+    "bf16": "local training multiplied in bfloat16",
+}
+
+
+class Measure(NamedTuple):
+    """How a printed metric is found in a run: a score of clients, what of its spread over them, in which unit.
+
+    The score is one of the test scores in history.csv; `weight`, of the relation; `success`, of a backdoor; or `rand`,
+    of clusters against hidden groups.
+    """
+
+    said: str
+    score: str
+    of: str = "mean"
+    times: float = 1.0
+    digits: int = 2
+
+    @property
+    def deviation(self) -> str:
+        """The name of its standard deviation over those clients."""
+        return "std" if self.of == "mean" else f"{self.of}_std"
+
+
+MEASURES = {
+    "accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
+    "mean_accuracy_pct": Measure("accuracy, %", "accuracy", times=100),
+    "best5pct_accuracy_pct": Measure("best 5 %", "accuracy", "best5", 100),
+    "worst5pct_accuracy_pct": Measure("worst 5 %", "accuracy", "worst5", 100),
+    "MAE": Measure("MAE", "mae@12"),
+    "MAPE_pct": Measure("MAPE, %", "mape@12"),
+    "RMSE": Measure("RMSE", "rmse@12"),
+    "mse_1e-3": Measure("MSE, 1e-3", "nmse", times=1000, digits=1),
+    "weight_self": Measure("weight for itself", "weight", "itself", digits=4),
+    "weight_similar": Measure("weight for its group", "weight", "within", digits=4),
+    "weight_other": Measure("weight for others", "weight", "between", digits=4),
+    "asr_pct": Measure("success of the backdoor, %", "success", times=100, digits=1),
+    "rand_index_min": Measure("least Rand index", "rand", "least"),
+}
+STAGES = {"prior": 1 / 6, "middle": 1 / 2, "final": 1.0}  # of the selected round (FedAGHN, Table 4); and the first
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method on one column: an experiment, or why there is none."""
+
+    row: Row
+    column: Column
+    experiment: Experiment | None  # with the first seed
+    problem: str = ""
+
+
+class Line(NamedTuple):
+    """One number of the table, as printed and as found."""
+
+    column: Column
+    row: Row
+    metric: str
+    paper: Number | None
+    by_seed: dict[int, float]
+    over_clients: float | None  # standard deviation, a mean over seeds
+    flags: tuple[str, ...]
+    status: str  # why there is nothing of ours, or fewer seeds than asked for
+
+    @property
+    def mean(self) -> float | None:
+        """Of ours over seeds."""
+        return fmean(self.by_seed.values()) if self.by_seed else None
+
+    @property
+    def std(self) -> float | None:
+        """Of ours over seeds."""
+        return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A published table to be rebuilt in a folder.
+
+    `methods` and `columns` are the names that were asked for, all if there are none. Raises UsageError for names that
+    the table does not have, and for named ones that cannot be run.
+    """
+
+    protocol: Protocol
+    out: Path
+    data_dir: Path | None
+    methods: Sequence[str] = ()
+    columns: Sequence[str] = ()
+    seeds: int | None = None  # None: as many as the protocol has
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise UsageError(f"--scale must lie in (0, 1]; got {self.scale}")
+        if self.seeds is not None and self.seeds < 1:
+            raise UsageError(f"--seeds counts runs, so it must be at least 1; got {self.seeds}")
+        for what, asked, known in (
+            ("method", self.methods, self.protocol.rows),
+            ("column", self.columns, self.protocol.columns),
+        ):
+            for name in asked:
+                if name not in known:
+                    raise UsageError(f"{self.protocol.name} has no {what} '{name}'; {nearest(name, known)}")
+        for cell in self.cells():
+            for what, name, named, problem in (
+                ("method", cell.row.name, self.methods, cell.row.missing),
+                ("column", cell.column.name, self.columns, cell.column.missing or self._lacking(cell.column)),
+            ):
+                if name in named and problem:
+                    raise UsageError(f"{self.protocol.name}: {what} '{name}': {problem}")
+
+    @property
+    def count(self) -> int:
+        """How many seeds a cell has."""
+        return self.seeds or self.protocol.seeds
+
+    def cells(self) -> list[Cell]:
+        """What was asked for, column by column."""
+        known, asked = self.protocol.columns, self.columns or self.protocol.columns
+        parts = [part for name in asked for part in known[name].mean_of]  # that a mean needs
+        rows = [self.protocol.rows[name] for name in self.methods or self.protocol.rows]
+        return [self.cell(row, known[name]) for name in dict.fromkeys([*asked, *parts]) for row in rows]
+
+    def cell(self, row: Row, column: Column) -> Cell:
+        """The experiment of a method on a column, or why there is none."""
+        at = row.name, column.name
+        if at not in self._made:
+            self._made[at] = self._make(row, column)
+        return self._made[at]
+
+    @cached_property
+    def _made(self) -> dict[tuple[str, str], Cell]:
+        """The cells that were looked at, by row and column."""
+        return {}
+
+    def _make(self, row: Row, column: Column) -> Cell:
+        problem = row.missing or column.missing or column.lacks.get(row.name) or self._lacking(column)
+        if problem or column.mean_of:
+            return Cell(row, column, None, problem)
+        raw = self.protocol.raw(row, column)
+        return Cell(row, column, config.resolve(published_table.scaled(raw, self.scale) if self.scale < 1 else raw))
+
+    def folder(self, row: Row, column: Column) -> Path:
+        """Where the runs of a cell are, a folder a seed; columns that look at the same runs share them."""
+        first = next(one for one in self.protocol.columns.values() if one.changes == column.changes)
+        return self.out / "runs" / first.name / row.name
+
+    def runs(self) -> dict[str, tuple[Experiment, Path]]:
+        """Every run that was asked for: by name, its experiment and its folder."""
+        found: dict[Path, tuple[str, Experiment]] = {}
+        for seed in range(self.count):
+            for cell in self.cells():
+                folder = self.folder(cell.row, cell.column) / f"seed-{seed}"
+                if cell.experiment is not None and folder not in found:
+                    one = config.resolve({**cell.experiment.table, "seed": seed})
+                    found[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
+        return {name: (one, folder) for folder, (name, one) in found.items()}
+
+    def lines(self, failed: Mapping[str, str] | None = None) -> list[Line]:
+        """The table as far as it is known: what was asked for, and what else is finished in the folder.
+
+        `failed` tells of runs that came to nothing, by their folder.
+        """
+        asked = [(cell.row.name, cell.column.name) for cell in self.cells()]
+        there = [
+            (row, column)
+            for column in self.protocol.columns
+            for row in self.protocol.rows
+            if self._finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
+        ]
+        shown = {*asked, *there}
+        found: list[Line] = []
+        for column in self.protocol.columns.values():
+            for row in self.protocol.rows.values():
+                if (row.name, column.name) in shown:
+                    found += self._lines(self.cell(row, column), failed or {})
+        return found
+
+    def _lacking(self, column: Column) -> str:
+        """What data of a column is not on this machine, and how to get it; empty if all is there."""
+        if column.mean_of:
+            return next((why for name in column.mean_of if (why := self._lacking(self.protocol.columns[name]))), "")
+        data = published_table.merged(self.protocol.experiment, column.changes)["federation"]["dataset"]
+        name = data["name"] if isinstance(data, dict) else data
+        if name in WITHOUT_FILE or (self.data_dir is not None and (self.data_dir / f"{name}.npz").is_file()):
+            return ""
+        return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
+
+    def _finished(self, cell: Cell) -> dict[int, Path]:
+        """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
+        if cell.experiment is None:
+            return {}
+        found = {}
+        for folder in self.folder(cell.row, cell.column).glob("seed-*"):
+            seed = folder.name.removeprefix("seed-")
+            if seed.isdecimal() and (folder / "summary.json").exists():  # and not somebody's copy of a run
+                run_folder.check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), folder)
+                found[int(seed)] = folder
+        return dict(sorted(found.items()))
+
+    def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
+        column, row = cell.column, cell.row
+        flags = ["subset"] if column.subset else []
+        status = cell.problem
+        values: dict[str, dict[int, float]] = defaultdict(dict)
+        clients: dict[str, list[float]] = defaultdict(list)
+        metrics = self.protocol.metrics(column)
+        if column.mean_of:
+            parts = [self._lines(self.cell(row, self.protocol.columns[name]), failed) for name in column.mean_of]
+            for metric, *lines in zip(metrics, *parts, strict=True):
+                flags += [flag for line in lines for flag in line.flags]
+                values[metric] = {
+                    seed: fmean(line.by_seed[seed] for line in lines)
+                    for seed in lines[0].by_seed
+                    if all(seed in line.by_seed for line in lines)
+                }
+            status = status or next((line.status for lines in parts for line in lines if line.status), "")
+        elif not status:
+            folders = self._finished(cell)
+            for seed, folder in folders.items():
+                for metric in metrics:
+                    measure = MEASURES[metric]
+                    found = _scores(folder, cell, measure.score)
+                    values[metric][seed] = measure.times * found[measure.of]
+                    if measure.deviation in found:
+                        clients[metric].append(measure.times * found[measure.deviation])
+                summary = run_folder.read_summary(folder)
+                flags += ["leaking"] if summary["leaking"] else []
+                flags += [precision] if (precision := summary.get("precision")) in FLAGS else []
+            if folders and _knows_labels(cell):
+                flags.append("oracle graph")
+            broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
+            if broken:
+                status = f"failed: {broken[0]}"
+            elif len(folders) < self.count:
+                status = f"{len(folders)} of {self.count} seeds" if folders else "not run"
+        if self.scale < 1 and any(values.values()):
+            flags.append(f"scaled {self.scale:g}")
+        return [
+            Line(
+                column,
+                row,
+                metric,
+                self.protocol.numbers.get((column.dataset, column.setting, row.printed, metric)),
+                values[metric],
+                fmean(clients[metric]) if clients[metric] else None,
+                tuple(dict.fromkeys(flags)),
+                status,
+            )
+            for metric in metrics
+        ]
+
+
+def _knows_labels(cell: Cell) -> bool:
+    assert cell.experiment is not None
+    table = cell.experiment.table
+    return table["federation"]["graph"]["name"] in ORACLES and table["method"]["name"] in ON_GRAPHS
+
+
+def _scores(folder: Path, cell: Cell, score: str) -> dict[str, float]:
+    """What a finished run says of a measure's score, under the names of its `of`."""
+    summary = run_folder.read_summary(folder)
+    table = config.read(str(folder / "config.toml"), [])
+    model = cell.row.score or summary["chosen"]
+    if model not in summary["scores"]:
+        raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary['scores'])}")
+    at = summary["scores"][model]["round"]
+    if score == "weight":
+        return _weights(folder, cell.column, at, _groups(summary, table))
+    if score == "rand":
+        index = rand_by_round(study.clusters(folder), _groups(summary, table))[:, 0]  # [T]
+        return {"least": float(index.min())}
+    if "attack" in summary:
+        found = summary["attack"]["scores"][model]
+        return {"mean": found["success"]} if score == "success" else dict(found)
+    rounds, tests = study.scores_by_round(folder, model, score)  # [T], [1, T, N]
+    if at not in rounds:
+        raise study.not_whole(folder)
+    scores = torch.from_numpy(tests[0, rounds == at][0])  # [N]
+    if cell.column.novel:
+        scores = scores[latecomers(summary["seed"], tags(summary["names"]), table["participation"]["late"])]
+    return spread(scores, summary["higher_is_better"])
+
+
+def _weights(folder: Path, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
+    """Mean weights of the relation in the column's layers at its stage."""
+    found = study.relations(folder)
+    stage, layers = column.at["stage"], column.at["layers"]
+    wanted = found.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
+    weights = torch.from_numpy(found.weights[abs(found.rounds - wanted).argmin()])  # [N, N] or [L, N, N]
+    if weights.ndim == 3:
+        half = len(weights) // 2
+        weights = {"all": weights, "shallow": weights[:half], "deep": weights[half:]}[layers]
+    return group_weights(weights, groups)._asdict()
+
+
+def _groups(summary: dict[str, Any], table: config.Table) -> Tensor:
+    """[N] the hidden groups, which partitions that have them cut from the clients in order."""
+    partition = table["federation"]["partition"]
+    count = partition["nodes"] if "nodes" in partition else partition["groups"]
+    return hidden_groups(partition["name"], count, len(summary["names"]))

@@ -1,0 +1,150 @@
+"""Run: what training leaves."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attacks.attack import Attack
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method
+from ..core.model import Model
+from ..core.tasks import Classification, Forecasting
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..metrics.classification import count_correct, reweighted_accuracy
+from ..metrics.graphs import edge_auroc, group_weights
+
+
+@dataclass
+class Run:
+    """A finished run."""
+
+    method: Method
+    federation: Federation
+    model: Model
+    history: History
+    origin: Origin  # of the relation
+    seed: int
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: what decides about rounding
+    reason: str  # why this executor
+    seconds: float
+    attack: Attack | None = None
+
+    def __repr__(self) -> str:
+        return f"Run({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that ran the clients."""
+        return str(self.how["executor"])
+
+    @property
+    def relation(self) -> Tensor | None:
+        """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
+        if not self.history.relations:
+            return None
+        return self.history.relations[self.history.rounds.index(self.history.select(self.history.chosen))]
+
+    def theta(self, client: int | str) -> Tensor:
+        """[d] one client's personalised model, by position or name: of the kind and round that validation prefers."""
+        return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
+
+    def load_model(self, client: int | str) -> nn.Module:
+        """The client's personalised model as a plain module in evaluation mode."""
+        return self.model.export(self.theta(client))
+
+    def reweighted_accuracy(self) -> Tensor:
+        """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
+
+        These are of the client's training examples. pFedGraph's protocol, which takes a pass of every model over
+        everybody's test examples. Raises UsageError if the task has no classes.
+        """
+        task = self.federation.task
+        if not isinstance(task, Classification):
+            raise UsageError("reweighted accuracy needs class labels; this task has none")
+        federation = self.federation.to(torch.device("cpu"))
+        rows = torch.cat(list(federation.rows["test"])).unique()
+        x, y = federation.x[rows], federation.y[rows]
+        counts = federation.class_counts(["train"]).double()
+        correct = []
+        with torch.no_grad():
+            for i in range(len(federation)):
+                module = self.load_model(i)
+                outputs = torch.cat([module(part) for part in x.split(512)])
+                correct.append(count_correct(outputs, y, task.classes))
+        total = torch.bincount(y, minlength=task.classes)
+        return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
+
+    def _pooled(self, model: str) -> dict[str, float]:
+        """The test metric over all clients' test examples alike, where it is a mean over examples."""
+        if isinstance(self.federation.task, Forecasting):
+            return {}
+        sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
+        values = self.history.test(model).double()
+        known = ~values.isnan()
+        return {"pooled": float((values * sizes)[known].sum() / sizes[known].sum())}
+
+    def _by_class(self) -> dict[str, Any]:
+        """See `History.by_class`."""
+        task = self.federation.task
+        if not isinstance(task, Classification) or not task.by_class:
+            return {}
+        return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
+
+    def summary(self) -> dict[str, Any]:
+        """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        history, task = self.history, self.federation.task
+        cautions = [why for why in (self.method.caution, self.federation.caution) if why]
+        found: dict[str, Any] = {
+            "method": type(self.method).__name__,
+            "rounds": history.done,
+            "seed": self.seed,
+            "clients": len(self.federation),
+            "parameters": self.model.layout.parameters,
+            "metric": task.metric,
+            "higher_is_better": task.higher_is_better,
+            "selected_by": history.selects,
+            "scores": {name: score | self._pooled(name) for name, score in history.summary().items()},
+            "chosen": history.chosen,
+            **history.clients_scores(),
+            "relation": None,
+            "warnings": [],
+            **self._by_class(),
+            **self.how,
+            "seconds": round(self.seconds, 3),
+            "bytes_up": history.bytes_up,
+            "bytes_down": history.bytes_down,
+            "leaking": bool(cautions),
+            "caution": "; ".join(cautions),
+        }
+        if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
+            found["scores"][history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
+        if self.attack is not None:
+            attackers = self.attack.attackers(self.federation.names, self.seed)
+            found["attack"] = {
+                "name": type(self.attack).__name__,
+                **asdict(self.attack),
+                "attackers": [n for n, lies in zip(self.federation.names, attackers.tolist(), strict=True) if lies],
+                "scores": history.under_attack(),
+            }
+        relation, groups = self.relation, self.federation.groups
+        if relation is not None:
+            found["relation"] = {"origin": self.origin}
+            if groups is not None:
+                quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
+                # What a single group, or groups of one, leave undefined is left out.
+                found["relation"] |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        return found
+
+
+def client_index(names: Any, client: int | str) -> int:
+    """The position of a client given by position or by name."""
+    if isinstance(client, str) and client in names:
+        return int(list(names).index(client))
+    if isinstance(client, int) and -len(names) <= client < len(names):
+        return client
+    raise UsageError(f"there is no client {client!r}; the {len(names)} clients are named {names[0]} to {names[-1]}")

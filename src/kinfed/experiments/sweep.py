@@ -1,0 +1,231 @@
+"""Sweep: every combination of settings, for every method and seed, and the setting that validation data prefers."""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..errors import UsageError, nearest
+from ..methods import METHODS
+from .config import Experiment
+from .study import Finding, Row, Study, score
+
+LONGEST = 120  # characters of a folder's name
+
+
+class Setting(NamedTuple):
+    """A method and the values of what is swept, as overrides: dotted key to text."""
+
+    method: str
+    values: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """Two levels of folders. The same setting has the same name in any sweep over the same keys."""
+        said = ",".join(f"{key}={value}" for key, value in sorted(self.values.items())) or "as-configured"
+        plain = re.sub(r"[^\w.,=+-]", "_", said)
+        if plain != said or len(said) > LONGEST:  # others may look the same
+            plain = f"{plain[:LONGEST]}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+        return f"{self.method}/{plain}"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is swept: `grid` are keys and their values, for every method, or for one where a key is methods.NAME.KEY."""
+
+    study: Study
+    methods: Sequence[str]
+    grid: Mapping[str, Sequence[str]]
+    seeds: Sequence[int]
+
+    def settings(self) -> list[Setting]:
+        """Every combination of what bears on a method, method by method."""
+        swept = {key: values for key, values in self.grid.items() if len(values) > 1}
+        found = []
+        for method in self.methods:
+            mine = {key: values for key, values in swept.items() if _concerns(key, method)}
+            found += [Setting(method, dict(zip(mine, one, strict=True))) for one in itertools.product(*mine.values())]
+        return found
+
+    def runs(self) -> dict[str, list[str]]:
+        """The overrides of every run, by its name: METHOD/SETTING/seed-SEED."""
+        fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
+        found = {}
+        for one in self.settings():
+            # What is asked for here comes before what the config says of this method, in either of its places.
+            mine = {key.replace(f"methods.{one.method}.", "method."): v for key, v in (fixed | one.values).items()}
+            overrides = [f'method.name="{one.method}"', *(f"{key}={value}" for key, value in mine.items())]
+            for seed in self.seeds:
+                found[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
+        return found
+
+    def check(self) -> list[str]:
+        """What it will cost, a line each. Raises UsageError where a config is wrong or has no validation data."""
+        if len(self.grid.get("select_by", ())) > 1:
+            raise UsageError("a sweep chooses by one validation score; give select_by one value")
+        cost: dict[str, tuple[int, int]] = {}
+        for name, overrides in self.runs().items():
+            method = name.partition("/")[0]
+            experiment = self._experiment(method, overrides)
+            if not experiment.table["federation"]["split"]["validation"]:
+                raise UsageError("a sweep chooses on validation data; set federation.split.validation above 0")
+            count, rounds = cost.get(method, (0, 0))
+            cost[method] = count + 1, rounds + experiment.table["rounds"]
+        seeds = len(self.seeds)
+        for method, (key, values) in itertools.product(self.methods, self.grid.items()):
+            if not key.startswith("methods.") and not _concerns(key, method):  # left aside, but not nonsense
+                for value in values:
+                    self._experiment(method, [f'method.name="{method}"', f"{key}={value}"])
+        lines = [
+            f"{method}: {count // seeds} setting{'s' * (count > seeds)} x {seeds} seed{'s' * (seeds > 1)} "
+            f"= {count} run{'s' * (count > 1)}, {rounds:,} training rounds"
+            for method, (count, rounds) in cost.items()
+        ]
+        if len(set(cost.values())) > 1:
+            lines.append("NOT AN EQUAL BUDGET: more settings or rounds are more chances to look good")
+        return lines
+
+    def _experiment(self, method: str, overrides: Sequence[str]) -> Experiment:
+        try:
+            return self.study.experiment(overrides)
+        except UsageError as problem:
+            if len(self.methods) > 1 and any(key.startswith("method.") for key in self.grid):
+                hint = "a setting of one method alone is written methods.NAME.KEY=..."
+                raise UsageError(f"{method}: {problem} ({hint})") from None
+            raise
+
+    def finding(self, failed: Collection[str]) -> Finding:
+        """The table of all settings, best first within a method, once they have run; `failed` says which did not.
+
+        A method's winner has the best mean validation score over seeds, among settings of which no run failed; of
+        equals it is the first. Test scores have no say.
+        """
+        keys = list(dict.fromkeys(key for one in self.settings() for key in one.values))
+        short = [key.rpartition(".")[2] for key in keys]
+        headings = [last if short.count(last) == 1 else key for key, last in zip(keys, short, strict=True)]
+        rows: list[Row] = []
+        notes = []
+        cautions: dict[str, None] = {}
+        for method in self.methods:
+            mine: list[tuple[float, Row]] = []
+            lost: list[Row] = []
+            for one in (setting for setting in self.settings() if setting.method == method):
+                names = [f"{one.name}/seed-{seed}" for seed in self.seeds]
+                row: Row = {"method": method, "winner": None}
+                row |= {heading: _bare(one.values.get(key)) for key, heading in zip(keys, headings, strict=True)}
+                if bad := sum(name in failed for name in names):
+                    lost.append(row | {"failed": f"{bad} of {len(names)}"})
+                    continue
+                found = score(*(self.study.folder(name) for name in names))
+                assert found.validation is not None
+                cautions |= dict.fromkeys(found.cautions)
+                mine.append((-found.validation if found.selects_highest else found.validation, row | found.row()))
+            mine.sort(key=lambda scored: scored[0])
+            if mine:
+                winner = mine[0][1]
+                winner["winner"] = "*"
+                said = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
+                notes.append(f"* {method}: {said}")
+            rows += [row for _, row in mine] + lost
+        whole = dict.fromkeys(key for row in rows for key in row)
+        told = [{key: row.get(key) for key in whole} for row in rows]
+        seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
+        notes = ["* has its method's best validation score; test scores had no say", *self.check(), *notes]
+        notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
+        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", told, [], notes)
+
+
+def parse(texts: Sequence[str]) -> dict[str, list[str]]:
+    """Keys and values of key=a,b,c. A whole range is 0..2, a list is one value in brackets; raises UsageError."""
+    grid: dict[str, list[str]] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise UsageError(f"'{text}' is not a setting; write key=a,b,c, such as training.epochs=1,5 or seed=0..2")
+        if key in grid:
+            raise UsageError(f"{key} is given twice; write all of its values after one {key}=")
+        values = [one for part in _split(value) for one in _range(part, text)]
+        if len(values) > 1 and "" in values:
+            raise UsageError(f"'{text}' has an empty value; write key=a,b,c")
+        if len(set(values)) < len(values):
+            twice = next(one for one in values if values.count(one) > 1)
+            raise UsageError(f"'{text}' has the value {twice} twice")
+        grid[key] = values
+    return grid
+
+
+def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
+    """The sweep that was asked for: `methods`, or the study's own if there are none, and key=a,b,c texts.
+
+    Without seeds among these it has the config's. Raises UsageError.
+    """
+    grid = parse(texts)
+    for key in ("method", "method.name"):
+        if key in grid:
+            raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")
+    for name in methods:
+        if name not in METHODS:
+            raise UsageError(f"there is no method '{name}'; {nearest(name, METHODS)}")
+    if len(set(methods)) < len(methods):
+        raise UsageError("--method names a method twice")
+    methods = methods or [study.method]
+    for key in grid:
+        if key.startswith("methods.") and _owner(key) not in methods:
+            raise UsageError(f"{key} is a setting of {_owner(key)}, which is not swept; name it with --method")
+    if len(grid.get("seeds", [])) > 1:
+        raise UsageError("seeds counts runs of one setting; write which seeds, as in seed=0..2")
+    if len(grid.get("seed", [])) > 1 and "seeds" in grid:
+        raise UsageError("seed=... names every seed, so leave seeds out")
+    table = study.experiment([f"{key}={grid[key][0]}" for key in ("seed", "seeds") if key in grid]).table
+    seeds = [table["seed"] + i for i in range(table["seeds"])]
+    if len(grid.get("seed", [])) > 1:
+        seeds = [study.experiment([f"seed={seed}"]).table["seed"] for seed in grid["seed"]]
+    rest = {key: values for key, values in grid.items() if key not in ("seed", "seeds")}
+    return Sweep(study, methods, rest, seeds)
+
+
+def _concerns(key: str, method: str) -> bool:
+    """Whether a key makes a difference to a method: the same run under several values would be no choice among them."""
+    if key.startswith("methods."):
+        return _owner(key) == method
+    return not (key.startswith("training.optimiser") and METHODS[method].rates)
+
+
+def _owner(key: str) -> str:
+    """The method of a key methods.NAME.KEY."""
+    return key.split(".")[1]
+
+
+def _split(text: str) -> list[str]:
+    """Parts between commas that are in no brackets, braces or quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and not depth:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def _range(part: str, text: str) -> list[str]:
+    """A part as it is, or every whole number of a range."""
+    ends = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", part)
+    if ends is None:
+        return [part]
+    first, last = int(ends[1]), int(ends[2])
+    if first > last:
+        raise UsageError(f"'{text}': a range goes upwards, {last}..{first}")
+    return [str(value) for value in range(first, last + 1)]
+
+
+def _bare(text: str | None) -> str | None:
+    """A value without the quotes around text."""
+    return text and re.sub(r"""^(["'])([^"']*)\1$""", r"\2", text)

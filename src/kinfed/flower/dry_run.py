@@ -1,0 +1,55 @@
+"""Rehearsal: the client's program run by the server on made-up examples, to know the form of what clients must send."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from ..core import trees
+from ..core.fleet import Key
+from ..core.model import Model
+from ..core.tasks import Classification, Task
+from ..core.trees import Tree
+from ..data.federation import Federation
+from ..simulation.simulation import Simulation
+from . import messages
+from .plan import Plan
+
+ALONE = torch.tensor([0])
+
+
+class Rehearsal:
+    """A client of two training examples that are all zero. Its numbers mean nothing, their shapes and types do."""
+
+    def __init__(self, planned: Plan, model: Model, shape: tuple[int, ...], outputs: int, task: Task) -> None:
+        self.task = task
+        x = torch.zeros(4, *shape)
+        y = torch.zeros(4, dtype=torch.int64) if isinstance(task, Classification) else torch.zeros(4, outputs)
+        rows: dict[str, list[Tensor]] = {
+            "train": [torch.tensor([0, 1])],
+            "validation": [torch.tensor([2])],
+            "test": [torch.tensor([3])],
+        }
+        learning, self._validates = planned.learning, bool(planned.split.validation)
+        self._simulation = Simulation(
+            Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
+        )
+        self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.introduce())
+        self._state = tree_map(torch.clone, self._simulation.state)
+        self._uploads: dict[Any, Tree] = {}
+
+    def scores(self, round: int, received: Tree) -> list[Key]:
+        """What a client's scores are named, the headline's first; of validation only if examples are set aside."""
+        self._simulation.state = self._state
+        found = self._simulation.evaluate(round, ALONE, tree_map(lambda t: t[None], received)).scores
+        return [key for key in found if self._validates or key[1] != "validation"]
+
+    def upload(self, round: int, received: Tree) -> Tree:
+        """What a client uploads in answer to `received`."""
+        form = tuple(sorted(messages.forms(trees.pack(received)).items()))
+        if form not in self._uploads:
+            self._simulation.state = self._state
+            batch = tree_map(lambda t: t[None], received)
+            self._uploads = {form: tree_map(lambda t: t[0], self._simulation.train(round, ALONE, batch)[1])}
+        return self._uploads[form]

@@ -1,0 +1,1 @@
+"""Relations that are known, and controls."""

@@ -1,0 +1,1 @@
+"""Arithmetic on tables of models, [N, d], and on relations, [N, N]."""

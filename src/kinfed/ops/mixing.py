@@ -1,0 +1,60 @@
+"""Arithmetic on client models [N, d] and relations [N, N] or [L, N, N]: what graph methods are made of.
+
+Tables [N, d] are large and memory is slow, new memory above all: nothing is copied that need not be, and what must be
+new comes in large pages.
+"""
+
+import torch
+from torch import Tensor
+
+from ..core.layout import Layout
+from ..core.tables import blank
+from .similarity import fast_product, panels
+from .sparsify import project_simplex
+
+
+def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
+    """[d] mean of theta: [K, d] with weights: [K] of any positive sum."""
+    weights = weights.to(theta.dtype)  # counts would be divided in float32
+    return weights / weights.sum() @ theta
+
+
+def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
+    """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer.
+
+    With lists near: [K, M] of clients the weights are theirs, [K, M] or [L, K, M]; no table [K, N] is made. See
+    `mix_freely` for weights that are not those of a mean.
+    """
+    weights = weights.to(theta.dtype)
+    pieces = [(slice(None), weights)] if weights.ndim == 2 else zip((x.at for x in layout.layers), weights, strict=True)
+    if near is not None:
+        mixed = blank(len(near), theta)
+        for at, part in pieces:
+            into = mixed[:, at]
+            for rows, columns, listed in panels(theta[:, at], near):
+                into[rows, columns] = (part[rows, None] @ listed)[:, 0]
+        return mixed
+    if weights.requires_grad or theta.requires_grad:
+        return torch.cat([part @ theta[:, at] for at, part in pieces], 1)
+    mixed = blank(weights.shape[-2], theta)
+    with fast_product(theta, *mixed.shape[:1], *theta.shape):
+        for at, part in pieces:
+            torch.mm(part, theta[:, at], out=mixed[:, at])  # straight to its place
+    return mixed
+
+
+def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
+    """[K, d] the same for weights: [K, N], or [K, M] of lists, that may be negative and need not sum to one.
+
+    Running statistics are mixed by the nearest weights of a mean, for a variance must not become negative.
+    """
+    mixed, learned = mix(weights, theta, layout, near), layout.trainable_on(theta.device)
+    if not learned.all():
+        mixed[:, ~learned] = mix(project_simplex(weights), theta[:, ~learned], layout, near)
+    return mixed
+
+
+def spread_lists(weights: Tensor, near: Tensor, count: int) -> Tensor:
+    """[..., K, N] the relation whose rows hold weights: [..., K, M] at near: [K, M] and are 0 elsewhere."""
+    none = weights.new_zeros(*weights.shape[:-1], count)
+    return none.scatter(-1, near.expand_as(weights), weights)

@@ -1,0 +1,34 @@
+"""What makes weights sparse, and keeps them weights."""
+
+import torch
+from torch import Tensor
+
+
+def project_simplex(rows: Tensor) -> Tensor:
+    """Euclidean projection of each row of [..., N] onto the probability simplex (Held et al., 1974)."""
+    rows = rows - rows.amax(-1, keepdim=True)  # the projection is the same, and beside large numbers 1 is not lost
+    ordered = rows.sort(dim=-1, descending=True).values
+    excess = ordered.cumsum(-1) - 1
+    rank = torch.arange(1, rows.shape[-1] + 1, device=rows.device, dtype=rows.dtype)
+    active = (ordered - excess / rank > 0).sum(-1, keepdim=True)
+    return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
+
+
+def largest(rows: Tensor, count: int) -> Tensor:
+    """[K, N] bool: the `count` largest of each row: [N]; of equals the first."""
+    count = min(count, rows.shape[1])
+    least = rows.topk(count, dim=1).values[:, -1:]
+    more, equal = rows > least, rows == least
+    return more | (equal & (equal.cumsum(1) <= count - more.sum(1, keepdim=True)))
+
+
+def prune(rows: Tensor, count: int, like: Tensor | None = None) -> Tensor:
+    """Rows: [N, N] with each client's own entry, its `count` largest others and zeros; all of them if count is 0.
+
+    Largest by like: [N, N] if that is given.
+    """
+    if not count:
+        return rows
+    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
+    kept = largest((rows if like is None else like).masked_fill(itself, torch.inf), count + 1)
+    return torch.where(kept, rows, 0.0)

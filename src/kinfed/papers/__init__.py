@@ -1,0 +1,1 @@
+"""Published tables, and what only a paper does."""

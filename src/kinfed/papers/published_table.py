@@ -1,0 +1,221 @@
+"""Protocol: a published table or figure as files: methods are rows, data are columns, each cell is an experiment.
+
+`papers/METHOD/paper.toml` holds what all tables of a paper share, `papers/METHOD/TABLE.toml` one table, and
+`papers/METHOD/printed.csv` the numbers that are printed.
+"""
+
+import csv
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import UsageError, nearest
+from ..methods import METHODS
+
+Table = dict[str, Any]
+
+PAPERS = Path(__file__).parent
+LEAST_ROUNDS = 5  # that a scaled run keeps, and evaluations that it has
+
+
+class Number(NamedTuple):
+    """A printed result; `std` is None where no spread is printed."""
+
+    mean: float
+    std: float | None
+    note: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method of a table."""
+
+    name: str
+    printed: str  # how the paper calls it
+    score: str = ""  # the named model that is scored; "": the one that validation prefers
+    note: str = ""
+    missing: str = ""  # why there is nothing to run
+    changes: Table = field(default_factory=dict)  # of the experiment
+
+
+@dataclass(frozen=True)
+class Column:
+    """A data set and a setting of a table."""
+
+    name: str
+    dataset: str  # as printed
+    setting: str  # as printed
+    mean_of: Sequence[str] = ()  # columns that this one is the mean of; it has no runs
+    novel: bool = False  # only clients that join after the last round are scored
+    subset: bool = False  # of the data that the paper used
+    at: Mapping[str, str] = field(default_factory=dict)  # of weights: which layers, at which stage
+    note: str = ""
+    missing: str = ""  # why there is nothing to run
+    lacks: Mapping[str, str] = field(default_factory=dict)  # rows that have nothing to run here, and why
+    changes: Table = field(default_factory=dict)  # of the experiment
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A published table: its rows, its columns, and what is printed."""
+
+    name: str
+    title: str
+    source: str
+    seeds: int  # runs of each cell
+    spread: str  # what a printed spread is over: seeds or clients
+    rows: Mapping[str, Row]
+    columns: Mapping[str, Column]
+    notes: Sequence[str]
+    experiment: Table  # shared by all cells
+    numbers: Mapping[tuple[str, str, str, str], Number]  # by data set, setting, method and metric, as printed
+
+    def raw(self, row: Row, column: Column) -> Table:
+        """The raw config of a cell, for `kinfed.experiments.config.resolve`."""
+        method = {"method": row.name} if row.name in METHODS else {}
+        return merged(method, self.experiment, column.changes, row.changes)
+
+    def metrics(self, column: Column) -> list[str]:
+        """What is printed in a column, or else anywhere in the table, in the order of printing."""
+        at = (column.dataset, column.setting)
+        mine = [metric for *where, _, metric in self.numbers if tuple(where) == at]
+        return list(dict.fromkeys(mine or [metric for *_, metric in self.numbers]))
+
+
+def tables() -> dict[str, Path]:
+    """The files of all published tables, by name, such as pfedgat.table1."""
+    paths = sorted(path for path in PAPERS.glob("*/*.toml") if path.stem != "paper")
+    return {f"{path.parent.name}.{path.stem}": path for path in paths}
+
+
+@cache
+def load(name: str) -> Protocol:
+    """The published table of this name; raises UsageError if there is none."""
+    known = tables()
+    if name not in known:
+        raise UsageError(f"there is no table '{name}'; {nearest(name, known)}")
+    path = known[name]
+    paper, table = (tomllib.loads(p.read_text()) for p in (path.with_name("paper.toml"), path))
+    numbers = _numbers(path.with_name("printed.csv"), table["printed"])
+    order = {method: place for place, method in enumerate(dict.fromkeys(method for *_, method, _ in numbers))}
+    mine = table.get("rows", {})
+    rows = [_row(key, values) for key, values in merged(paper["rows"], mine).items()]
+    shown = [row for row in rows if row.printed in order or row.name in mine]
+    return Protocol(
+        name,
+        table["title"],
+        f"{paper['source']}, {table['where']}",
+        table.get("seeds", paper["seeds"]),
+        paper["spread"],
+        {row.name: row for row in sorted(shown, key=lambda row: order.get(row.printed, len(order)))},
+        {key: column for name, values in table["columns"].items() for key, column in _columns(name, values)},
+        [*paper.get("notes", []), *table.get("notes", [])],
+        merged(paper["experiment"], table.get("experiment", {})),
+        numbers,
+    )
+
+
+def printed_as(name: str) -> str:
+    """The name in print of a table: that under which `printed.csv` has its numbers."""
+    found: str = tomllib.loads(tables()[name].read_text())["printed"]
+    return found
+
+
+def elsewhere(paper: str) -> dict[str, str]:
+    """How to get what is printed but no table file rebuilds: by the table's name in print, a line of text."""
+    found: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
+    return found
+
+
+def experiments() -> dict[str, tuple[str, str]]:
+    """What `kinfed run papers/...` knows: by name, the table and its column; the method is the paper's own."""
+    found = {}
+    for name in tables():
+        protocol = load(name)
+        if name.split(".")[0] in protocol.rows:
+            for column in protocol.columns.values():
+                if not column.mean_of:
+                    found[f"papers/{name.replace('.', '/')}/{column.name}"] = (name, column.name)
+    return found
+
+
+def experiment(name: str, column: str) -> Table:
+    """The raw config of a column with the paper's own method."""
+    protocol = load(name)
+    return protocol.raw(protocol.rows[name.split(".")[0]], protocol.columns[column])
+
+
+def scaled(raw: Table, scale: float) -> Table:
+    """A raw config for small machines: fewer rounds, and a share of each client's examples.
+
+    Rounds: ceil(scale x rounds), 5 at least or as many as there were; settings that count rounds (when CFL may split,
+    when late clients join) shrink alike. Examples: see `kinfed.data.split.Split.share`. Evaluated as seldom as before,
+    but 5 times at least where the round is selected. Clients, local epochs and all else stay.
+    """
+    rounds = min(raw["rounds"], max(LEAST_ROUNDS, math.ceil(scale * raw["rounds"])))
+    changes: Table = {"rounds": rounds, "federation": {"split": {"share": scale}}}
+    drawn = raw.get("participation")
+    drawn = drawn if isinstance(drawn, dict) else {}
+    every = raw.get("evaluate_every", 1)
+    if "by_group" not in drawn:  # where it is, evaluations keep step with it
+        changes["evaluate_every"] = rounds if every == raw["rounds"] else min(every, max(1, rounds // LEAST_ROUNDS))
+    if "joins" in drawn:
+        joins = drawn["joins"]
+        changes["participation"] = {"joins": rounds if joins == raw["rounds"] else math.ceil(scale * joins)}
+    begin = raw.get("methods", {}).get("cfl", {}).get("begin")
+    if begin is not None:
+        changes["methods"] = {"cfl": {"begin": math.ceil(scale * begin)}}
+    return merged(raw, changes)
+
+
+def merged(*tables: Table) -> Table:
+    """Tables laid over each other, later ones on top; a part with another name replaces the former one whole."""
+    found: Table = {}
+    for table in tables:
+        for key, value in table.items():
+            if isinstance(value, dict) and isinstance(found.get(key), dict) and "name" not in value:
+                found[key] = merged(found[key], value)
+            else:
+                found[key] = deepcopy(value)
+    return found
+
+
+def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:
+    with path.open(newline="") as file:
+        return {
+            (line["dataset"], line["setting"], line["method"], line["metric"]): Number(
+                float(line["mean"]), float(line["std"]) if line["std"] else None, line["note"]
+            )
+            for line in csv.DictReader(file)
+            if line["table"] == table and line["mean"]
+        }
+
+
+def _row(name: str, values: Table) -> Row:
+    about = {key: values[key] for key in ("printed", "score", "note", "missing") if key in values}
+    changes = {key: value for key, value in values.items() if key not in about}
+    if name not in METHODS and "method" not in changes and "missing" not in about:
+        about["missing"] = "not in kinfed"
+    return Row(name, **about, changes=changes)
+
+
+def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
+    """A column, and one for each subset of its data that stands in for it."""
+    told = ("dataset", "setting", "mean_of", "novel", "at", "note", "missing", "lacks")
+    about = {key: values[key] for key in told if key in values}
+    changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
+    whole = Column(name, **about, changes=changes)
+    found = [(name, whole)]
+    for subset, more in values.get("subsets", {}).items():
+        mine = "/".join([subset, *name.split("/")[1:]])
+        held = changes.get("federation", {}).get("dataset")
+        dealt: Table = {"federation": {"dataset": {**held, "name": subset} if isinstance(held, dict) else subset}}
+        parts = ["/".join([subset, *part.split("/")[1:]]) for part in whole.mean_of]
+        changed = changes if parts else merged(changes, dealt, more)
+        found.append((mine, replace(whole, name=mine, mean_of=parts, subset=True, changes=changed)))
+    return found

@@ -1,0 +1,126 @@
+"""Which executor runs a simulation: the one asked for, or by a rule on the model, the work of a step and the device.
+
+No clock has a say in it, so equal runs on a machine take the same executor and end with the same bits.
+`benchmarks/choosing.py` sets the rule beside measurements: docs/results/choosing.md.
+"""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+
+from ..core.client import Training
+from ..core.model import Model
+from ..core.optimiser import SGD
+from ..errors import UsageError
+from ..fused import Fused, Unfused
+from ..ops import gemm
+from .clients import Clients
+from .executors import Batched, Executor, Loop
+
+NAMES = ("fused", "vmap", "loop")
+FEW = 5  # clients in a round, below which there is little for a CPU to batch
+WORK = 1 << 22  # parameters times examples of a step, and pixels of each if these are convolved: a CPU's for one client
+BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused form
+
+
+def choose(
+    asked: str, clients: Clients, model: Model, training: Training, cohort: int, workers: int, chunk: int | None
+) -> tuple[Executor, str]:
+    """The executor asked for, or for "auto" the one that suits rounds of `cohort` clients; and why.
+
+    Raises UsageError if the one asked for is unknown or cannot run the model.
+    """
+    if asked not in ("auto", *NAMES):
+        raise UsageError(f"executor must be one of auto, {', '.join(NAMES)}; got '{asked}'")
+    form = _fused_form(clients, model, training)
+    name, reason = _rule(clients, model, training, cohort, form) if asked == "auto" else (asked, "as asked")
+    if name == "loop":
+        return Loop(workers), reason
+    fused = form if name == "fused" and isinstance(form, Fused) else None
+    if asked != "auto" and not fused:
+        problem = str(form) if name == "fused" else _problem_with_vmap(clients, model)
+        if problem:
+            raise UsageError(f"this model cannot run under executor '{name}' ({problem}); use executor 'loop'")
+    on_cpu = model.theta.device.type == "cpu"
+    if chunk is None:
+        chunk = (FUSED if fused else BATCHED) if on_cpu else chunk_that_fits(clients, model, training, fused)
+    return Batched(chunk, name, workers if on_cpu else 1, fused), reason
+
+
+def _rule(clients: Clients, model: Model, training: Training, cohort: int, form: Fused | Unfused) -> tuple[str, str]:
+    """The executor for a model and the work of its rounds, and the reason."""
+    if isinstance(form, Fused):
+        return "fused", "plain SGD on layers that have a fused form"
+    if model.theta.device.type == "cpu":
+        if cohort < FEW:
+            return "loop", f"with fewer than {FEW} clients in a round there is little to batch"
+        work, what = model.layout.size * min(training.batch, max(clients.sizes["train"])), "large steps"
+        if any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
+            work, what = work * math.prod(clients.pool.x.shape[2:]), "convolutions"
+        if work > WORK:
+            return "loop", f"{what} on a CPU run faster client by client"
+    if problem := _problem_with_vmap(clients, model, slow=True):
+        return "loop", f"vmap cannot take this model: {problem}"
+    return "vmap", f"many small steps at once; {form}"
+
+
+def _fused_form(clients: Clients, model: Model, training: Training) -> Fused | Unfused:
+    """The fused form of local training, or why there is none."""
+    if not isinstance(training.optimiser, SGD) or training.optimiser.momentum or model.bf16:
+        return Unfused("only plain SGD in full precision has a fused form")
+    try:
+        return Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:])
+    except Unfused as problem:
+        return problem
+
+
+def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> str:
+    """Why the model's training pass cannot be batched over clients; empty if it can.
+
+    With `slow` also where vmap would take the clients one by one.
+    """
+    rows = clients.rows["train"][0][:2]
+    x, y = clients.pool.x[rows], clients.pool.y[rows]
+    weight = torch.ones(len(rows), device=x.device, dtype=model.theta.dtype)
+
+    def slope(theta: Tensor, x: Tensor) -> Tensor:
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        outputs, _ = model.run(model.layout.tensors(theta), x, weight, key)
+        return clients.task.loss(outputs, y).mean()
+
+    one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
+    one_by_one(not slow)
+    try:
+        vmap(grad(slope))(model.theta.expand(2, -1).clone(), x.expand(2, *x.shape))
+    except Exception as problem:
+        return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
+    finally:
+        one_by_one(True)
+    return ""
+
+
+def suits_onednn(model: Model, training: Training) -> bool:
+    """Whether local training sends its products on the CPU to oneDNN: by the largest weight's, see `gemm.suits`."""
+    if model.theta.dtype != torch.float32 or model.theta.device.type != "cpu":
+        return False
+    shapes = [e.shape for e in model.layout.entries if e.trainable and len(e.shape) == 2]
+    return any(gemm.suits((training.batch, inner, out)) for out, inner in shapes)
+
+
+def chunk_that_fits(clients: Clients, model: Model, training: Training, fused: Fused | None) -> int:
+    """How many clients' training half of a GPU's memory holds, by what a step of the largest takes; 20 at least.
+
+    Of all its memory, not of what other programs leave: equal runs must have equal chunks. What does not fit after all
+    is halved by the executor.
+    """
+    device, sizes, one = model.theta.device, clients.sizes["train"], Batched(1, fused=fused)
+    largest = torch.tensor([sizes.index(max(sizes))], device=device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    one(clients, model, training, 0, largest, lambda client, t: client.descend(t, steps=1), model.theta[None])
+    each = torch.cuda.max_memory_allocated(device) - before
+    free = torch.cuda.get_device_properties(device).total_memory - before
+    return max(20, min(len(clients), free // 2 // max(each, 1)))

@@ -1,0 +1,58 @@
+"""The clients of a simulation: their rows of the pool."""
+
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.client import Client, Pool, Rows, Training
+from ..core.model import Model
+from ..core.tasks import Task
+
+
+class Clients:
+    """The clients of a simulation: their rows of the pool by split, and what else their programs need."""
+
+    def __init__(
+        self, names: Sequence[str], tags: Tensor, rows: dict[str, list[Tensor]], pool: Pool, task: Task, seed: int
+    ) -> None:
+        self.names, self.tags, self.pool, self.task, self.seed = names, tags, pool, task, seed
+        self.sizes = {split: [len(r) for r in parts] for split, parts in rows.items()}
+        self._ragged = {split: _Ragged(torch.cat(parts), self.sizes[split]) for split, parts in rows.items()}
+        self.rows = {split: ragged.parts for split, ragged in self._ragged.items()}
+
+    def __len__(self) -> int:
+        return len(self.tags)
+
+    def one(self, i: int, round: int, model: Model, training: Training, halt: threading.Event | None) -> Client:
+        """Client i as its program sees itself."""
+        rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
+        sizes = (self.sizes["train"][i],)
+        return Client(
+            self.tags[i], round, self.seed, model, self.task, training, self.pool, rows, sizes, False, halt=halt
+        )
+
+    def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
+        """Tags and rows of ids: [k], to be batched over, and their training sizes."""
+        members = ids.tolist()
+        rows = {split: ragged.several(ids, members) for split, ragged in self._ragged.items()}
+        return self.tags[ids], rows, tuple(self.sizes["train"][i] for i in members)
+
+
+class _Ragged:
+    """Every client's rows, one client's after another's."""
+
+    def __init__(self, flat: Tensor, sizes: list[int]) -> None:
+        self.parts, self._flat, self._sizes = flat.split(sizes), flat, sizes
+        self._counts = torch.tensor(sizes, device=flat.device)
+        self._begins = self._counts.cumsum(0) - self._counts
+
+    def one(self, i: int) -> Rows:
+        return Rows(self.parts[i], self._counts[i])
+
+    def several(self, ids: Tensor, members: list[int]) -> Rows:
+        """at: [k, n] of the clients ids: [k], filled up with each client's own; members are the ids for Python."""
+        fill, count = torch.arange(max(self._sizes[i] for i in members), device=ids.device), self._counts[ids]
+        at = self._begins[ids, None] + fill % count[:, None].clamp(min=1)
+        return Rows(self._flat[at.clamp(max=max(len(self._flat) - 1, 0))], count)  # who has none is given any

@@ -1,0 +1,185 @@
+"""Executors: one client's program run for many clients, one by one on workers or as one batched program."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from ..core.client import Client, Rows, Training
+from ..core.model import Model
+from ..core.tables import index, pick
+from ..core.trees import Tree
+from ..errors import RunError, UsageError, is_out_of_memory
+from ..fused import Fused
+from .clients import Clients
+from .gather import Gathered
+from .workers import alike, spread
+
+GRAIN = 1 << 24  # operations of a training step that are worth a worker: in less, workers mostly wait for Python
+PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
+# PyTorch would warn of recurrent layers, which vmap takes apart; `auto` looks for that by itself (choosing.py).
+torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
+Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found
+
+
+class Executor(Protocol):
+    """Runs a program once for each client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids: [K]."""
+
+    name: str
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree: ...
+
+
+class Loop:
+    """Client by client, on as many one-thread workers as there are cores to use.
+
+    With fewer clients than workers each worker gets more threads. On a CPU results are the same bits for any number of
+    workers as long as each has one thread. An exception in a client's program ends all and is raised as one line.
+    """
+
+    name = "loop"
+
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree:
+        members, found = ids.tolist(), Gathered(len(ids))
+        tables, structure = tree_flatten(trees)
+
+        def run(model: Model, place: int, halt: threading.Event) -> None:
+            client = clients.one(members[place], round, model, training, halt)
+            try:
+                found.put(place, program(client, *tree_unflatten([table[place] for table in tables], structure)))
+            except (UsageError, RunError, CancelledError):
+                raise
+            except Exception as problem:
+                name = clients.names[members[place]]
+                if is_out_of_memory(problem):
+                    raise _too_large(round, name) from problem
+                raise RunError(f"round {round + 1}: client {name}: {_line(problem)}") from problem
+
+        # Those with most to do come first, so that no worker is left with a large client at the end.
+        places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
+        count = min(self.workers, len(places))
+        spread(count, self.workers // count, model, places, run)
+        return found.tree()
+
+
+class Batched:
+    """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
+    chunk is halved until it fits.
+
+    Given a model's fused form, local training takes it where it can (`kinfed.fused`), and `threads` are shared by as
+    many workers as there is work for, two threads or more each.
+    """
+
+    def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:
+        self.chunk, self.name, self.threads, self.fused = chunk, name, threads, fused
+
+    def __call__(
+        self,
+        clients: Clients,
+        model: Model,
+        training: Training,
+        round: int,
+        ids: Tensor,
+        program: Program,
+        *trees: Tree,
+    ) -> Tree:
+        found = Gathered(len(ids))
+
+        def run(model: Model, places: Sequence[int], halt: threading.Event | None = None) -> None:
+            todo = deque([places])
+            while todo:
+                part = todo.popleft()
+                if len(part) > self.chunk or not fits(model, part):
+                    chunk = self.chunk
+                    todo.extendleft(part[i : i + chunk] for i in reversed(range(0, len(part), chunk)))
+
+        def fits(model: Model, places: Sequence[int]) -> bool:
+            at = index(places, ids.device)
+            tag, rows, sizes = clients.several(ids[at])
+
+            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
+                client = Client(
+                    tag,
+                    round,
+                    clients.seed,
+                    model,
+                    clients.task,
+                    training,
+                    clients.pool,
+                    rows,
+                    sizes,
+                    True,
+                    fused=self.fused,
+                )
+                return program(client, *mine)
+
+            parts = [tree_map(lambda t: pick(t, at), tree) for tree in trees]
+            try:
+                found.put(at, vmap(together)(tag, rows, *parts))
+            except RuntimeError as problem:
+                if not is_out_of_memory(problem):
+                    raise
+                if len(places) == 1:
+                    raise _too_large(round, clients.names[int(ids[places])]) from problem
+                self.chunk = len(places) // 2
+                return False  # tried again elsewhere: while the exception is held, so is the memory
+            return True
+
+        sizes = [clients.sizes["train"][i] for i in ids.tolist()]
+        # Forward, and gradients of weights and of inputs.
+        workers, each = self._crew(6 * model.layout.size * min(training.batch, max(sizes)) * len(ids), len(ids))
+        chunks = []
+        for group in alike(sizes, self.chunk * workers):
+            if sizes[group[0]] == sizes[group[-1]]:  # neighbours, whose rows are taken and put without a copy
+                chunks += [group[i * len(group) // workers : (i + 1) * len(group) // workers] for i in range(workers)]
+            else:  # about as much work in every chunk
+                chunks += [group[i::workers] for i in range(workers)]
+        spread(workers, each, model, [chunk for chunk in chunks if chunk], run)
+        return found.tree()
+
+    def _crew(self, step: int, clients: int) -> tuple[int, int]:
+        """How many workers, and the threads of each, for so many clients and operations in a step of all of them."""
+        pairs = max(1, self.threads // PAIR) if self.fused else 1
+        allowed = max(1, min(pairs, step // GRAIN))
+        workers = min(allowed, clients)
+        return workers, self.threads // pairs * (allowed // workers)
+
+
+def _too_large(round: int, name: str) -> RunError:
+    return RunError(
+        f"round {round + 1}: the device's memory does not hold the training of a single client, {name}; "
+        "use a smaller batch or --device cpu"
+    )
+
+
+def _line(problem: Exception) -> str:
+    """An exception in one line."""
+    said = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {said[0]}" if said else type(problem).__name__

@@ -1,0 +1,200 @@
+"""Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.client import Pool, Training
+from ..core.fleet import Evaluation as Evaluation
+from ..core.fleet import Key as Key
+from ..core.fleet import raise_if_diverged
+from ..core.method import Method, Roster
+from ..core.model import Model
+from ..core.seeding import generator, tags
+from ..core.trees import Tree
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..ops.gemm import fast_gemm
+from .auto import choose, suits_onednn
+from .clients import Clients
+from .evaluation import Evaluator
+from .precision import check as check_precision
+from .precision import tf32
+from .state_store import States
+
+
+class Simulation:
+    """A fleet on this machine. Executors run the same programs in different ways and agree to rounding.
+
+    `loop` runs client by client on `workers` threads (default: as many as PyTorch would use, so all cores): plain stack
+    traces, any module, fastest for convolutions on a CPU. `vmap` runs `chunk` clients at a time as one batched program:
+    for small dense models, and for a GPU. `fused` does so with plain SGD without autograd, if the model has such a form
+    (`kinfed.fused`): fastest for dense and recurrent models. Both use `workers` threads within operations. `auto` picks
+    one by a rule (`kinfed.simulation.auto`), for rounds with this `share` of the clients, and says why in `reason`.
+    Without a `chunk` it is 20 clients on a CPU, 64 in fused form, and on a GPU as many as half of its memory holds.
+    A GPU has a single worker, whatever their number here.
+
+    `onednn` says whether that library computes products on a CPU (default: by the rule in `kinfed.ops.gemm`).
+    `precision` is that of local training: `float32`, `bf16`, or on a GPU `tf32`. `how` holds all settings that decide
+    about rounding. Large tables of private states are files in `folder`, see `kinfed.simulation.state_store`.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        model: Model,
+        method: Method,
+        training: Training,
+        *,
+        seed: int = 0,
+        executor: str = "auto",
+        workers: int | None = None,
+        chunk: int | None = None,
+        onednn: bool | None = None,
+        precision: str = "float32",
+        device: torch.device | str = "cpu",
+        share: float = 1.0,
+        folder: Path | None = None,
+    ) -> None:
+        for name, count, what in (("workers", workers, "threads"), ("chunk", chunk, "clients")):
+            if count is not None and not (isinstance(count, int) and count >= 1):
+                raise UsageError(f"{name} counts {what}, so it must be at least 1; got {count!r}")
+        training.check(federation.task)
+        self.device = torch.device(device)
+        federation = federation.to(self.device)
+        self.names, self.task = federation.names, federation.task
+        check_precision(precision, self.device, model.theta.dtype)
+        self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
+        if precision == "bf16":
+            self.model = model.twin()  # whoever else uses the model is left alone
+            self.model.bf16 = True
+        self.clients = Clients(
+            federation.names,
+            tags(federation.names).to(self.device),
+            _set_aside(federation, method, seed),
+            Pool(federation.x, federation.y),
+            federation.task,
+            seed,
+        )
+        if self.device.type != "cpu":
+            workers = 1  # others share its one stream
+        workers = workers or torch.get_num_threads()
+        onednn = suits_onednn(self.model, training) if onednn is None else onednn
+        cohort = max(1, round(share * len(self.clients)))
+        self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
+        with self._computing():
+            self._run, self.reason = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
+        self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
+        self.how["device"] = str(self.device)
+        # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
+        self._itself = itself = weakref.proxy(self)
+        self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked), folder)
+        self._folder = folder
+
+    @cached_property
+    def states(self) -> States:
+        """The clients' private states; a client's first one is what its method's `join` gives."""
+
+        itself, method = self._itself, self.method
+
+        def join(ids: Tensor) -> Tree:
+            return itself._each(0, ids, method.join)
+
+        return States(len(self.clients), join, self.device, self._folder)
+
+    @property
+    def state(self) -> Tree:
+        """[N, ...] all private states; where they are in files, zeros for clients that have none yet."""
+        return self.states.tables
+
+    @state.setter
+    def state(self, state: Tree) -> None:
+        self.states.restore((torch.arange(len(self.clients), device=self.device), state))
+
+    @property
+    def executor(self) -> str:
+        """The name of the executor that runs the clients' programs."""
+        return self._run.name
+
+    @property
+    def sizes(self) -> Tensor:
+        """[N] int64 training examples of each client, after what the method set aside."""
+        return torch.tensor(self.clients.sizes["train"], device=self.device)
+
+    def introduce(self) -> Tree:
+        """What every client says before round 1, [N, ...]."""
+        if type(self.method).introduce is Method.introduce:
+            return ()
+        return self._each(0, torch.arange(len(self.clients), device=self.device), self.method.introduce)
+
+    def roster(self, graph: Any = None) -> Roster:
+        """What the server knows before round 1."""
+        return Roster(
+            self.model.theta,
+            self.model.layout,
+            self.sizes,
+            self.training,
+            self.seed,
+            self.clients.tags,
+            graph,
+            self.introduce(),
+        )
+
+    def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
+        """Local training of the cohort: [K]; private states are kept here."""
+        before = self.states.take(cohort)
+        after, uploads = self._each(round, cohort, self.method.train, before, sent)
+        # Before the states are replaced.
+        raise_if_diverged(self.names, round, cohort, (after, uploads), self.method.remedy)
+        self.states.put(cohort, after, before)
+        return cohort, uploads
+
+    def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
+        """Scores of the cohort's models on validation and test examples."""
+        with self._computing():
+            found = self._evaluator(round, cohort, self.states.take, sent)
+        losses = {key: values for key, values in found.scores.items() if key[2] == "loss"}
+        # A model that is tuned to a client was not looked at before.
+        raise_if_diverged(self.names, round, cohort, losses, self.method.remedy)
+        return found
+
+    def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
+        """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
+        with self._computing():
+            return self._run(self.clients, self.model, self.training, round, ids, program, *trees)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with fast_gemm("on" if self.how["onednn"] else "off"), tf32(self.how["precision"] == "tf32"):
+            yield
+
+
+def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, list[Tensor]]:
+    """Rows by split, with the method's feedback examples as `held_out`."""
+    rows = {split: list(parts) for split, parts in federation.rows.items()}
+    if method.feedback == "train":
+        rows["held_out"] = rows["train"]
+    elif method.feedback == "test":
+        rows["held_out"] = rows["test"]
+    elif method.feedback == "val":
+        short = [n for n, r in zip(federation.names, rows["train"], strict=True) if len(r) < 2]
+        if short:
+            raise UsageError(
+                f"{type(method).__name__} sets a ninth of each client's training examples aside for feedback, but "
+                f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
+            )
+        rows["held_out"] = []
+        for i, (mine, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
+            count = max(1, round(len(mine) / 9))
+            order = torch.randperm(len(mine), generator=generator(seed, "held_out", int(tag))).to(mine.device)
+            rows["held_out"].append(mine[order[:count]])
+            rows["train"][i] = mine[order[count:]]
+    elif method.feedback != "none":
+        raise UsageError(f"feedback must be none, train, val or test; got '{method.feedback}'")
+    return rows
