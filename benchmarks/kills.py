@@ -27,7 +27,7 @@ import torch
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "kills.md"
 STOPS, MOST = 200, 5  # in all, and of one command
-COMPARED = ("models.safetensors", "history.csv", "relations.npz", "notes.csv")
+COMPARED = ("models.safetensors", "history.csv", "relations.npz", "diagnostics.csv")
 SMALL = ["federation.clients=6", "federation.partition.groups=2", "rounds=12", "evaluate_every=2", "model=linear"]
 KINDS = ("run", "sweep", "reproduce")
 SETTINGS = [
@@ -65,7 +65,7 @@ from pathlib import Path
 from kinfed import cli
 if __name__ == "__main__":
     if "reproduce" in sys.argv:
-        from kinfed import protocol
+        from kinfed.papers import published_table
         published_table.PAPERS = Path(os.environ["KINFED_KILLS_PAPERS"])
     Path("on").touch()
     sys.exit(cli.main())
@@ -378,8 +378,8 @@ def page(done, bad):
                 f"Written by `python benchmarks/kills.py`: {len(done)} commands, {sum(stops.values())} stops. "
                 "A command is stopped by a signal, goes on by `kinfed resume FOLDER` (`run`) or the same command again "
                 "(`sweep`, `reproduce`), is perhaps stopped again, and ends. Then every "
-                "`models.safetensors`, `history.csv`, `relations.npz` and `notes.csv` is compared, byte by byte, with "
-                "those of a run that nobody stopped. `kinfed resume` is told nothing of executor and precision. "
+                "`models.safetensors`, `history.csv`, `relations.npz` and `diagnostics.csv` is compared, byte by byte, "
+                "with those of a run that nobody stopped. `kinfed resume` is told nothing of executor and precision. "
                 "Half of the commands write a checkpoint whenever they may; the others, as usual, only after ten "
                 "seconds, when such runs are over. After SIGTERM and SIGINT the exit code must be 143 or 130, and what "
                 "is said one line; no process may be left, and no half-written file. "

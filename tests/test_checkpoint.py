@@ -58,7 +58,7 @@ def test_the_formats_own_library_reads_what_is_written(tmp_path_factory, shapes,
 
 def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
     theta = torch.arange(1000.0)
-    history = History(("a", "b"), Classification(2), rounds=[0], scores=[{}], notes=[{}])
+    history = History(("a", "b"), Classification(2), rounds=[0], scores=[{}], diagnostics=[{}])
     history.models = {"theta": theta.expand(500, -1)}
     history.relations = [torch.full((500,), 0.002).expand(500, -1)]
     server = Params(theta.expand(3, 2, -1))
@@ -88,7 +88,7 @@ def test_what_all_clients_share_is_written_once_and_shared_again(tmp_path):
 def test_a_checkpoint_that_no_run_wrote_is_told_in_one_line(tmp_path, words, change):
     path = tmp_path / "a"
     history = History(
-        ("a",), Classification(2), rounds=[0], scores=[{}], notes=[{}], models={"theta": torch.ones(1000)}
+        ("a",), Classification(2), rounds=[0], scores=[{}], diagnostics=[{}], models={"theta": torch.ones(1000)}
     )
     checkpoint.save(path, Progress(1, Params(torch.ones(1000)), (), 0.0, {}), history)
     with safe_open(path, "pt") as file:

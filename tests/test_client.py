@@ -44,7 +44,7 @@ def look(sizes, what, batch=3, epochs=2, executor="loop", module=None, data=None
     fleet = Simulation(
         data, Model(module), Watch(what), Training(epochs=epochs, batch=batch, optimiser=SGD(0.1)), executor=executor
     )
-    fleet.introduce()
+    fleet.client_statistics()
     return data, fleet.train(0, torch.arange(len(sizes)), ())[1]
 
 
@@ -100,7 +100,7 @@ def test_training_may_be_so_many_steps_whatever_a_client_has(executor):
         (Training(99, 3, SGD(0.1), steps=5), lambda c: c.count_steps(epochs=2)),
     ):
         fleet = Simulation(data, Model(module), Watch(program), training, executor=executor)
-        fleet.introduce()
+        fleet.client_statistics()
         found.append(fleet.train(0, torch.arange(3), ())[1])
     assert found[1].tolist() == [5, 5, 5]
     assert found[2].tolist() == [2, 6, 8]

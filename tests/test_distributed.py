@@ -63,13 +63,14 @@ def test_two_processes_end_with_the_models_of_one(tmp_path, method):
 
 STOPPING = """
 import sys
-from kinfed import experiment, RunError, cli
-real = experiment.Distributed.train
+from kinfed import RunError, cli
+from kinfed.simulation.distributed import Distributed
+real = Distributed.train
 def train(self, round, cohort, sent):
     if round == 2 and self._rank == 1:
         self._local.train = lambda *_: (_ for _ in ()).throw(RunError("round 3: no more"))
     return real(self, round, cohort, sent)
-experiment.Distributed.train = train
+Distributed.train = train
 sys.exit(cli.main())
 """
 

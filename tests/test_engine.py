@@ -144,7 +144,7 @@ class Noted(FedAvg):
         self.diary.append((roster.round, len(roster), roster.tags[cohort].tolist()))
         return super().aggregate(roster, server, cohort, uploads)
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         return {"number": roster.everyone.double(), "all": roster.theta.sum()}
 
 
@@ -167,11 +167,11 @@ def test_late_clients_join_when_they_should_and_take_part_from_then_on():
     assert [len(cohort) for _, _, cohort in diary] == [4, 4, 5, 5, 5, 5]  # round(3.5) is even
     assert not unknown & {tag for _, _, cohort in diary[:2] for tag in cohort}
     assert unknown < {tag for _, _, cohort in diary[2:] for tag in cohort}
-    number = history.notes[0]["number"]
+    number = history.diagnostics[0]["number"]
     assert number[late].isnan().all()
     assert number[~number.isnan()].tolist() == list(range(7))
-    assert history.notes[2]["number"].tolist() == list(range(10))
-    assert history.notes[0]["all"].ndim == 0
+    assert history.diagnostics[2]["number"].tolist() == list(range(10))
+    assert history.diagnostics[0]["all"].ndim == 0
     for round, relation in enumerate(history.relations):
         assert relation.shape == (10, 10)
         assert ((relation[:, late] > 0).any(), (relation.sum(1) - 1).abs().max() < 1e-6) == (round >= 2, True)

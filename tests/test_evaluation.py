@@ -46,7 +46,7 @@ def module():
 class Two(FedAvg):
     """A shared model and a personal one, the personal one first."""
 
-    def join(self, client):
+    def init_client(self, client):
         return Params(client.model.theta + 0.1 * client.noise(client.model.theta))
 
     def personalise(self, client, state, received):

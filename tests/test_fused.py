@@ -325,7 +325,7 @@ def uploads(program, executor, name="relu", **how):
         executor=executor,
         **how,
     )
-    fleet.introduce()
+    fleet.client_statistics()
     return fleet.train(0, torch.arange(len(SIZES)), ())[1]
 
 

@@ -24,7 +24,7 @@ from kinfed.simulation.state_store import States
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 COMMAND = ["run", "fedaghn", "rounds=4", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 COMMAND += ["--checkpoint", "0", "--quiet"]
-FILES = ("models.safetensors", "history.csv", "relations.npz", "notes.csv")
+FILES = ("models.safetensors", "history.csv", "relations.npz", "diagnostics.csv")
 
 
 @pytest.fixture(autouse=True)

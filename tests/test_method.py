@@ -35,8 +35,8 @@ def test_a_part_of_a_roster_is_as_if_there_were_no_others():
     assert torch.equal(part.tags, tags("acdf"))
     assert part.graph.origin == "oracle"
     assert part.graph.weights[1].tolist() == [12, 14, 15, 17]
-    assert part.introductions["mean"].tolist() == [[0, 1], [4, 5], [6, 7], [10, 11]]
-    assert part.introductions["count"][0].tolist() == [0, 2, 3, 5]
+    assert part.client_statistics["mean"].tolist() == [[0, 1], [4, 5], [6, 7], [10, 11]]
+    assert part.client_statistics["count"][0].tolist() == [0, 2, 3, 5]
     assert part.round == 4
     assert torch.equal(part.normal("x", 2), roster().normal("x", 2)[OTHERS])
     layered = replace(roster(), graph=Graph(torch.arange(72.0).view(2, 6, 6), "given")).part(JOINED)
@@ -88,7 +88,7 @@ def test_tables_over_clients_get_the_rows_that_start_gives_and_all_else_stays():
         torch.rand(4, 4),
     )
     kept = [t.clone() for t in (*server[:4], *server.table, server.links)]
-    wide = method.admit(everyone, server, JOINED)
+    wide = method.add_clients(everyone, server, JOINED)
     assert wide.number is server.number
     assert wide.shared is server.shared
     assert wide.clusters is server.clusters

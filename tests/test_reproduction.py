@@ -118,7 +118,7 @@ def test_the_least_rand_index_of_all_rounds(tmp_path):
     row = Row("fedcedar", "FedCedar", "tuned")
     found, folder = lines(tmp_path, row, Column("d", "D", "s", changes=nodes), "rand_index_min")
     labels = {}
-    for line in (folder / "notes.csv").read_text().splitlines()[1:]:
+    for line in (folder / "diagnostics.csv").read_text().splitlines()[1:]:
         round, client, note, value = line.split(",")
         if note == "cluster":
             labels.setdefault(round, {})[int(client)] = value

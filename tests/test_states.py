@@ -104,7 +104,7 @@ def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, mo
 class Twice(Local):
     """A model, and what it was before it was first trained."""
 
-    def join(self, client):
+    def init_client(self, client):
         theta = client.model.theta
         return Params(theta), Params(theta)
 

@@ -150,5 +150,5 @@ def test_a_history_makes_room_for_newcomers():
     assert (summary["mean"], summary["validation"]) == (3.0, 2.0)
     assert torch.stack(history.relations).shape == (2, 3, 3)
     assert history.relations[0][2].tolist() == [0, 0, 0]
-    assert history.notes[0]["note"][2].isnan()
-    assert history.notes[0]["all"] == 5
+    assert history.diagnostics[0]["note"][2].isnan()
+    assert history.diagnostics[0]["all"] == 5

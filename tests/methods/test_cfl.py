@@ -176,7 +176,7 @@ def test_a_newcomer_is_put_into_the_largest_cluster(roster):
     server = aggregate(method, known, method.start(known), directions(180, 0, 170, 10, 20))
     assert groups(server.label) == {frozenset({0, 2}), frozenset({1, 3, 4})}
     newcomers = torch.tensor([0, 4])
-    joined = method.admit(everyone, server, newcomers)
+    joined = method.add_clients(everyone, server, newcomers)
     assert groups(joined.label) == {frozenset({1, 3}), frozenset({0, 2, 4, 5, 6})}
     sent = method.send(everyone, joined, everyone.everyone).theta
     torch.testing.assert_close(sent[newcomers], sent[[5, 5]], rtol=0, atol=0)

@@ -188,7 +188,7 @@ def test_a_resumed_run_ends_with_the_same_bits(name, participation, done, tmp_pa
     same(unbroken[1].state, fleet.state, exact=True)
     same(unbroken[2].models, history.models, exact=True)
     assert unbroken[2].summary() == history.summary()
-    for one, other in zip(unbroken[2].notes, history.notes, strict=True):
+    for one, other in zip(unbroken[2].diagnostics, history.diagnostics, strict=True):
         assert one.keys() == other.keys()
         torch.testing.assert_close(list(one.values()), list(other.values()), rtol=0, atol=0, equal_nan=True)
     assert (unbroken[2].bytes_up, unbroken[2].rounds) == (history.bytes_up, history.rounds)
@@ -234,11 +234,11 @@ def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part
         ends.append(method.aggregate(listed, server, cohort, uploads))
     before, there = ends
     kept = copy.deepcopy(trees.pack(before))
-    joined = method.admit(roster, before, newcomers)
+    joined = method.add_clients(roster, before, newcomers)
     same(kept, trees.pack(before), exact=True)
     sent = method.send(roster, joined, roster.everyone)
     assert all(torch.isfinite(t).all() for t in trees.pack(sent).values() if t.is_floating_point())
-    same(joined, method.admit(roster, before, newcomers), exact=True)
+    same(joined, method.add_clients(roster, before, newcomers), exact=True)
     if name in ("pfedhn", "panacea"):  # they have better than random embeddings for newcomers
         return
     same(method.send(roster, there, roster.everyone), sent)
@@ -250,7 +250,7 @@ def test_newcomers_are_dealt_with_as_if_they_had_been_there_and_never_taken_part
 def test_nobody_joins(name):
     method, fleet, roster, history = start(name)
     server = run(method, roster, fleet, history, rounds=2, participation=0.5)
-    same(server, method.admit(roster, server, torch.zeros(0, dtype=torch.int64)), exact=True)
+    same(server, method.add_clients(roster, server, torch.zeros(0, dtype=torch.int64)), exact=True)
 
 
 def test_the_same_seed_gives_the_same_bits(name):

@@ -588,7 +588,7 @@ def test_newcomers(known):
     newcomers, others = torch.tensor([0, 3, 5]), torch.tensor([1, 2, 4])
     everyone, clients, method, at = trained(weights, known, newcomers, optimiser="adam")
     before = method.send(clients, at, clients.everyone).theta
-    joined = method.admit(everyone, at, newcomers)
+    joined = method.add_clients(everyone, at, newcomers)
     table, found = at.network.embedding, joined.network.embedding
     close(found[others], table, atol=0)
     close(found[newcomers], torch.stack((table[0], table.mean(0), table[2])), atol=1e-15)
@@ -605,7 +605,7 @@ def test_newcomers(known):
 
 def test_without_a_graph_newcomers_share_a_model(known):
     everyone, _, method, at = trained(path(4), known, torch.tensor([0, 3]), aggregation="none", reconstruction=0.0)
-    joined = method.admit(everyone, at, torch.tensor([0, 3]))
+    joined = method.add_clients(everyone, at, torch.tensor([0, 3]))
     close(joined.network.embedding[[0, 3]], at.network.embedding.mean(0).expand(2, -1), atol=1e-15)
     theta = method.send(everyone, joined, everyone.everyone).theta
     assert torch.equal(theta[0], theta[3])
@@ -626,7 +626,7 @@ def test_newcomers_bring_their_features(known):
 def test_a_newcomer_with_its_twins_neighbourhood_gets_its_twins_model(known):
     # Client 3 joins the clique of 0, 1, 2 and one layer of means sees the same mean embedding as before.
     everyone, clients, method, at = trained(1 - torch.eye(4), known, torch.tensor([3]), encoder_layers=1)
-    joined = method.admit(everyone, at, torch.tensor([3]))
+    joined = method.add_clients(everyone, at, torch.tensor([3]))
     before = method.send(clients, at, clients.everyone).theta
     close(method.send(everyone, joined, everyone.everyone).theta, before[:1].expand(4, -1), atol=1e-13)
 
@@ -636,7 +636,7 @@ def test_a_newcomer_with_its_twins_neighbourhood_gets_its_twins_model(known):
 def test_a_newcomer_is_felt_within_its_ball_alone(known, weights, depth):
     count = len(weights) - 1
     everyone, clients, method, at = trained(weights, known, torch.tensor([count]), encoder_layers=depth)
-    after = method.send(everyone, method.admit(everyone, at, torch.tensor([count])), clients.everyone).theta
+    after = method.send(everyone, method.add_clients(everyone, at, torch.tensor([count])), clients.everyone).theta
     reach = torch.linalg.matrix_power(weights.double() + torch.eye(count + 1, dtype=float64), depth) > 0
     far = ~reach[count, :count]
     close(after[far], method.send(clients, at, clients.everyone).theta[far], atol=1e-13)
@@ -645,7 +645,7 @@ def test_a_newcomer_is_felt_within_its_ball_alone(known, weights, depth):
 def test_a_spectral_newcomer_with_its_twins_links_gets_its_twins_embedding(known):
     weights = links(7, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (1, 3), (5, 1), (5, 0), (5, 2), (5, 3)])  # 5 is like 1
     everyone, _, method, at = trained(weights, known, torch.tensor([5, 6]), initial="spectral")
-    joined = method.admit(everyone, at, torch.tensor([5, 6])).network.embedding
+    joined = method.add_clients(everyone, at, torch.tensor([5, 6])).network.embedding
     p = weights[:5, :5].double() + torch.eye(5, dtype=float64)
     values = torch.linalg.eigvals(p / p.sum(1, keepdim=True)).real.sort(descending=True).values[:3]
     assert (values.abs() >= 0.1).all()
@@ -655,14 +655,14 @@ def test_a_spectral_newcomer_with_its_twins_links_gets_its_twins_embedding(known
     halfway = weights.clone()
     halfway[5, 0] = halfway[0, 5] = 0
     other = replace(everyone, graph=Graph(halfway, "given"))
-    found = method.admit(other, at, torch.tensor([5, 6])).network.embedding[5]
+    found = method.add_clients(other, at, torch.tensor([5, 6])).network.embedding[5]
     close(found, at.network.embedding[[1, 2, 3]].mean(0) / values, atol=1e-12)
 
 
 def test_eigenvalues_near_zero_are_not_divided_by(known):
     # A star's P has an eigenvalue of 0.5 for every leaf but one, and a clique's is 0 but for the first.
     everyone, _, method, at = trained(1 - torch.eye(5), known, torch.tensor([4]), initial="spectral")
-    joined = method.admit(everyone, at, torch.tensor([4])).network.embedding
+    joined = method.add_clients(everyone, at, torch.tensor([4])).network.embedding
     close(joined[4], at.network.embedding.mean(0), atol=1e-12)
 
 

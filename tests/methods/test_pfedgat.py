@@ -580,7 +580,7 @@ def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph)
     known, everyone, method = roster(3, size=2), roster(5, size=2), PFedGAT(graph=graph)
     learned = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=float64)
     server = method.start(known)._replace(network=Pairs(learned.log() if graph == "logits" else learned))
-    joined = method.admit(everyone, server, torch.tensor([0, 3])).network.weights
+    joined = method.add_clients(everyone, server, torch.tensor([0, 3])).network.weights
     others = torch.tensor([1, 2, 4])
     if graph == "logits":
         close(joined[others[:, None], others], learned.log(), atol=0)

@@ -231,7 +231,7 @@ def test_a_newcomer_has_the_mean_embedding_and_an_optimiser_that_knows_nothing_o
     method = PFedHN(hidden=5)
     uploads = Params(torch.randn(7, 2, generator=torch.Generator().manual_seed(1), dtype=float64))
     server = method.aggregate(known, method.start(known), known.everyone, uploads)
-    joined = method.admit(everyone, server, torch.tensor([0, 4]))
+    joined = method.add_clients(everyone, server, torch.tensor([0, 4]))
     others = [1, 2, 3, 5, 6, 7, 8]
     for table, old, row in (
         (joined.network.embedding, server.network.embedding, server.network.embedding.mean(0)),

@@ -555,7 +555,7 @@ def test_a_newcomer_is_sent_what_its_links_bring_and_sends_nothing(roster):
     everyone = linked(everyone, weights)
     known, method = linked(known, everyone.part(others).graph.weights), SFL()
     server = aggregated(method, known, theta)
-    joined = method.admit(everyone, server, newcomer)
+    joined = method.add_clients(everyone, server, newcomer)
     sent = method.send(everyone, joined, everyone.everyone)
     close(sent.mixed[1], (theta[0] + theta[2]) / 2, atol=1e-14)  # it is linked to 0 and 3
     close(sent.mixed[others], mixed(method, known, server), atol=0)
@@ -570,7 +570,7 @@ def test_of_a_learned_graph_the_rows_make_room_for_a_newcomer(roster, known_grap
     everyone = linked(everyone, weights) if known_graph else everyone
     known, method = everyone.part(others), SFL(structure="similarity", beta=0.5)
     server = aggregated(method, known, normal(3, 2))
-    joined = method.admit(everyone, server, torch.tensor([1]))
+    joined = method.add_clients(everyone, server, torch.tensor([1]))
     # Client 0 is linked to itself, 1 and 2, client 2 to itself and 0, client 3 to itself and 1.
     share = torch.tensor([1 / 3, 0.0, 1 / 2], dtype=float64) if known_graph else torch.zeros(3, dtype=float64)
     close(joined.graph[others, 1], share, atol=1e-15)

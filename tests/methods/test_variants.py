@@ -177,7 +177,7 @@ def outcome(name, variant, executor="loop"):
 def tables(server, state, history):
     """All that a run leaves, by name."""
     scores = {f"{t}/{'/'.join(k)}": v for t, at in enumerate(history.scores) for k, v in at.items()}
-    notes = {f"{t}/{k}": v for t, at in enumerate(history.notes) for k, v in at.items()}
+    notes = {f"{t}/{k}": v for t, at in enumerate(history.diagnostics) for k, v in at.items()}
     return {
         **trees.pack(server, "server."),
         **trees.pack(state, "state."),

@@ -107,7 +107,7 @@ def run(
     for round in range(begin, rounds):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
         if round == drawn.joins and len(late):
-            here, roster, server = whole.everyone, whole, method.admit(whole, server, late)
+            here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
         by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
         cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
         sent = method.send(roster, server, cohort)
@@ -122,15 +122,19 @@ def run(
         server = method.aggregate(roster, server, cohort, uploads)
         if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
-        found = relation = notes = None
+        found = relation = diagnostics = None
         if history.is_due(round, rounds):
             prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             found = fleet.evaluate(round, whole.everyone, prospect)
             answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
-            notes = method.notes(roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads)
-            notes = {name: whole.note(here, value) if value.ndim else value for name, value in notes.items()}
+            diagnostics = method.diagnostics(
+                roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads
+            )
+            diagnostics = {
+                name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
+            }
         with held():  # an interruption comes before the round or after it
-            history.add(round, sent, uploads, found, relation, notes)
+            history.add(round, sent, uploads, found, relation, diagnostics)
             after(round, server)
     history.settle()
     return server
@@ -147,7 +151,7 @@ def _outlook(
     relation = method.relation(roster, server, cohort) if few else None
     if len(here) == len(whole):
         return sent, relation
-    joined = method.admit(whole, server, whole.others(here))
+    joined = method.add_clients(whole, server, whole.others(here))
     prospect = method.send(whole, joined, whole.everyone)
     outlook = method.relation(whole, joined, here[cohort]) if few else None
     if outlook is not None and relation is not None:

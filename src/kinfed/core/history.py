@@ -36,7 +36,7 @@ class History:
     rounds: list[int] = field(default_factory=list)
     scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
     relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
-    notes: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
+    diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
@@ -57,7 +57,7 @@ class History:
         uploads: Tree,
         found: Evaluation | Callable[[], Evaluation] | None = None,
         relation: Tensor | None = None,
-        notes: dict[str, Tensor] | None = None,
+        diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
         """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before.
 
@@ -68,19 +68,19 @@ class History:
         self.bytes_up += trees.size(uploads)
         self.done = round + 1
         if isinstance(found, Evaluation):
-            self._keep(round, found, relation, notes)
+            self._keep(round, found, relation, diagnostics)
         elif found is not None:
-            self.expect(round, found, relation, notes)
+            self.expect(round, found, relation, diagnostics)
 
     def expect(
         self,
         round: int,
         found: Callable[[], Evaluation],
         relation: Tensor | None = None,
-        notes: dict[str, Tensor] | None = None,
+        diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
         """Keep the evaluation of a round that was added before when it arrives."""
-        self._coming = lambda: self._keep(round, found(), relation, notes)
+        self._coming = lambda: self._keep(round, found(), relation, diagnostics)
 
     def settle(self) -> None:
         """Wait for the evaluation that is still on its way, if one is."""
@@ -88,7 +88,9 @@ class History:
         if coming:
             coming()
 
-    def _keep(self, round: int, found: Evaluation, relation: Tensor | None, notes: dict[str, Tensor] | None) -> None:
+    def _keep(
+        self, round: int, found: Evaluation, relation: Tensor | None, diagnostics: dict[str, Tensor] | None
+    ) -> None:
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is None:  # now there are too many clients for it, or the method mixes no models
@@ -97,7 +99,7 @@ class History:
             alike = relation.stride(-2) == 0  # every row is the same: one is kept
             rows = relation[..., :1, :] if alike else relation
             self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
-        self.notes.append({name: value.detach().cpu() for name, value in (notes or {}).items()})
+        self.diagnostics.append({name: value.detach().cpu() for name, value in (diagnostics or {}).items()})
         if self.select_by:
             self._check_selection()
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self._higher)
@@ -273,13 +275,13 @@ class History:
                     for name, value in zip(self.names, values.tolist(), strict=True):
                         table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *beware.values()])
 
-    def write_notes(self, path: Path) -> None:
+    def write_diagnostics(self, path: Path) -> None:
         """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
         with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["round", "client", "note", "value"])
-            for round, notes in zip(self.rounds, self.notes, strict=True):
-                for note, values in notes.items():
+            for round, diagnostics in zip(self.rounds, self.diagnostics, strict=True):
+                for note, values in diagnostics.items():
                     clients = self.names if values.ndim else ("",)
                     for name, value in zip(clients, values.view(-1).tolist(), strict=True):
                         if not math.isnan(value):
@@ -317,10 +319,12 @@ class History:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
         arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
-        arrays |= {f"note.{t}.{name}": v for t, notes in enumerate(self.notes) for name, v in notes.items()}
+        arrays |= {
+            f"note.{t}.{name}": v for t, diagnostics in enumerate(self.diagnostics) for name, v in diagnostics.items()
+        }
         arrays |= {f"model.{name}": t for name, t in self.models.items()}
         keys = list(self.scores[0]) if self.scores else []
-        noted = [list(notes) for notes in self.notes]
+        noted = [list(diagnostics) for diagnostics in self.diagnostics]
         return arrays, json.dumps([self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
@@ -332,7 +336,7 @@ class History:
             raise ValueError("its history is of another form")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
-        self.notes = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
+        self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
         self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 

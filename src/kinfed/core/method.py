@@ -34,7 +34,7 @@ class Roster:
     seed: int
     tags: Tensor  # [N] int64 what stands for a client in random draws
     graph: Graph | None = None  # a known relation, [N, N]
-    introductions: Tree = ()  # what the clients said before round 1, [N, ...]
+    client_statistics: Tree = ()  # what the clients said before round 1, [N, ...]
     round: int = 0
 
     def __len__(self) -> int:
@@ -55,8 +55,8 @@ class Roster:
         if graph is not None:
             at = ids.to(graph.weights.device)
             graph = replace(graph, weights=graph.weights[..., at, :][..., at])
-        said = tree_map(lambda table: table[ids], self.introductions)
-        return replace(self, sizes=self.sizes[ids], tags=self.tags[ids], graph=graph, introductions=said)
+        said = tree_map(lambda table: table[ids], self.client_statistics)
+        return replace(self, sizes=self.sizes[ids], tags=self.tags[ids], graph=graph, client_statistics=said)
 
     def copies(self) -> Tensor:
         """[N, d] the initial model once a client."""
@@ -125,7 +125,7 @@ class Method(ABC):
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
         """Named models, the headline first."""
 
-    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.
 
         What is known of the others stays. Here a newcomer gets, in every table over clients, the row that `start`
@@ -148,7 +148,7 @@ class Method(ABC):
         """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
         return self.origin
 
-    def notes(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         """What is worth writing down of an evaluated round, by name: numbers about all, [], or about each client, [N].
 
         `server` is the state after the round; NaN stands where there is nothing to say. Here: the length of each
@@ -164,11 +164,11 @@ class Method(ABC):
         squares = torch.stack([change @ change for change in changes])
         return {"update": roster.note(cohort, squares.sqrt())}
 
-    def introduce(self, client: Client) -> Tree:
+    def client_statistics(self, client: Client) -> Tree:
         """Said once, before round 1."""
         return ()
 
-    def join(self, client: Client) -> Tree:
+    def init_client(self, client: Client) -> Tree:
         """The client's first private state."""
         return ()
 

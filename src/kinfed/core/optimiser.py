@@ -11,7 +11,7 @@ from ..errors import UsageError
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
-class Memory(NamedTuple):
+class OptState(NamedTuple):
     """What an optimiser remembers between steps; lists run parallel to the parameters."""
 
     step: Tensor  # []
@@ -28,11 +28,11 @@ class Optimiser(Protocol):
     @property
     def lr(self) -> float: ...
 
-    def init(self, values: Tensors) -> Memory: ...
+    def init(self, values: Tensors) -> OptState: ...
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
-    ) -> tuple[list[Tensor], Memory]: ...
+        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+    ) -> tuple[list[Tensor], OptState]: ...
 
 
 def _positive(kind: str, **settings: float) -> None:
@@ -52,13 +52,13 @@ class SGD:
     def __post_init__(self) -> None:
         _positive("sgd", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
-    def init(self, values: Tensors) -> Memory:
+    def init(self, values: Tensors) -> OptState:
         kept = tuple(torch.zeros_like(v) for v in values) if self.momentum else ()
-        return Memory(torch.zeros(()), kept, ())
+        return OptState(torch.zeros(()), kept, ())
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
-    ) -> tuple[list[Tensor], Memory]:
+        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+    ) -> tuple[list[Tensor], OptState]:
         if self.weight_decay:
             slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
         if self.momentum:
@@ -86,14 +86,14 @@ class Adam:
             if not 0 <= beta < 1:
                 raise UsageError(f"adam: {name} must be at least 0 and below 1; got {beta}")
 
-    def init(self, values: Tensors) -> Memory:
+    def init(self, values: Tensors) -> OptState:
         zeros = tuple(torch.zeros_like(v) for v in values)
         step = values[0].new_zeros(()) if values else torch.zeros(())
-        return Memory(step, zeros, zeros)
+        return OptState(step, zeros, zeros)
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: Memory, inplace: bool = False
-    ) -> tuple[list[Tensor], Memory]:
+        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+    ) -> tuple[list[Tensor], OptState]:
         if self.weight_decay:
             slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
         step = memory.step + 1
@@ -105,7 +105,7 @@ class Adam:
         if inplace:
             torch._foreach_copy_(values, moved)
             moved = list(values)
-        return moved, Memory(step, first, second)
+        return moved, OptState(step, first, second)
 
 
 def shorten(slopes: list[Tensor], limit: float) -> list[Tensor]:

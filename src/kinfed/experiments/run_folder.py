@@ -174,8 +174,8 @@ def write_history(
 
     names, metric = list(history.names), history.task.metric
     history.write_csv(out / "history.csv", caution)
-    if any(history.notes):
-        history.write_notes(out / "notes.csv")
+    if any(history.diagnostics):
+        history.write_diagnostics(out / "diagnostics.csv")
     if history.relations:
         history.write_relations(out / "relations.npz", origin, layers)
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"

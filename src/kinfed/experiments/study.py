@@ -155,8 +155,8 @@ def clusters(folder: Path) -> Tensor:
     As the method noted them, or else as its relation tells them; raises UsageError if there is neither.
     """
     noted: dict[int, dict[str, int]] = defaultdict(dict)
-    if (folder / "notes.csv").exists():
-        with (folder / "notes.csv").open(newline="", encoding="utf-8") as file:
+    if (folder / "diagnostics.csv").exists():
+        with (folder / "diagnostics.csv").open(newline="", encoding="utf-8") as file:
             for line in csv.DictReader(file):
                 if line["note"] == "cluster":
                     noted[int(line["round"])][line["client"]] = int(float(line["value"]))

@@ -35,7 +35,7 @@ class Rehearsal:
         self._simulation = Simulation(
             Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
         )
-        self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.introduce())
+        self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.client_statistics())
         self._state = tree_map(torch.clone, self._simulation.state)
         self._uploads: dict[Any, Tree] = {}
 

@@ -39,7 +39,7 @@ class FleetState(NamedTuple):
     accepted: Tensor  # [N] int64 the last round whose answer was taken, -1 before the first
     missed: Tensor  # [N] int64 rounds in a row that a client was drawn for and did not answer
     replied: Tensor  # [N] bool, in the round just over
-    introductions: Tree  # [N, ...]
+    client_statistics: Tree  # [N, ...]
     words: Tensor  # uint8: names, last scores, the round, what travelled and what was counted, as JSON
 
 

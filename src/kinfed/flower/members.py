@@ -26,7 +26,10 @@ def lengthen(history: History, names: Sequence[str]) -> None:
 
     history.scores = [{k: pad(v, 1, torch.nan) for k, v in scores.items()} for scores in history.scores]
     history.relations = [pad(relation, 2, 0.0) for relation in history.relations]
-    history.notes = [{k: pad(v, 1, torch.nan) if v.ndim else v for k, v in notes.items()} for notes in history.notes]
+    history.diagnostics = [
+        {k: pad(v, 1, torch.nan) if v.ndim else v for k, v in diagnostics.items()}
+        for diagnostics in history.diagnostics
+    ]
 
 
 class Axes(tuple[int, ...]):
@@ -67,9 +70,9 @@ class Attentive(Method):
     def start(self, roster: Roster) -> Tree:
         return Heard(self.method.start(roster), torch.zeros_like(roster.sizes))
 
-    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         missed = put(torch.zeros_like(roster.sizes), roster.others(newcomers), server.missed)
-        return Heard(self.method.admit(roster, server.inner, newcomers), missed)
+        return Heard(self.method.add_clients(roster, server.inner, newcomers), missed)
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         """Rows of clients that are left out are zeros."""
@@ -112,8 +115,8 @@ class Attentive(Method):
         whole[..., ids[:, None], ids] = part
         return whole
 
-    def notes(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
-        return self.method.notes(roster, server.inner, cohort, sent, uploads)
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        return self.method.diagnostics(roster, server.inner, cohort, sent, uploads)
 
     def train(self, client: Any, state: Tree, received: Tree) -> tuple[Tree, Tree]:
         raise NotImplementedError("the client's half runs at the sites")

@@ -137,7 +137,7 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
                 _write(facts, out / FACTS)
                 log(f"joined after round {at.done}: {', '.join(new)}")
                 grown = replace(_roster(facts, planned, model, fleet), round=at.done)
-                at = at._replace(server=method.admit(grown, at.server, grown.everyone[len(roster) :]))
+                at = at._replace(server=method.add_clients(grown, at.server, grown.everyone[len(roster) :]))
                 roster = grown
                 members.lengthen(history, fleet.names)
     if not history.rounds:
@@ -285,7 +285,7 @@ def _roster(facts: Words, planned: Plan, model: Model, fleet: FlowerFleet) -> Ro
         planned.table["seed"],
         tags(fleet.names),
         plan.graph_of(facts.get("graph"), len(fleet.names)),
-        state.introductions,
+        state.client_statistics,
     )
 
 

@@ -103,7 +103,7 @@ class Site:
             make_folder(self._at(order))
             checkpoint.write(order.arrays, self._at(order) / "join.safetensors", {"words": json.dumps(order.words)})
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
-        messages.put(tree_map(lambda t: t[0], simulation.introduce()), reply, "introduction")
+        messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "introduction")
         if self._recall(order) is None:
             state = tree_map(lambda t: t[0].clone(), simulation.state)
             self._remember(order, Memory(state, state, done, done, "", Message({}, {}), {}))

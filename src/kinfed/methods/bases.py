@@ -35,7 +35,7 @@ class Averaging(Method):
         """Names of the tensors that leave a client; what a method keeps personal is left out."""
         return layout.names if self.bn == "averaged" else layout.learned
 
-    def join(self, client: Client) -> Tree:
+    def init_client(self, client: Client) -> Tree:
         """The client's whole model, if a part of it is personal."""
         layout = client.model.layout
         return () if self.shared(layout) == layout.names else Params(client.model.theta)
@@ -97,7 +97,7 @@ class GraphMethod(Method):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return self.graph(roster, server, roster.everyone)
 
-    def join(self, client: Client) -> Tree:
+    def init_client(self, client: Client) -> Tree:
         return Params(client.model.theta)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:

@@ -92,9 +92,9 @@ class CFL(Method):
         first = first.to(members.device)
         return sorted((members[first], members[~first]), key=lambda part: int(part[0]))
 
-    def admit(self, roster, server, newcomers):
+    def add_clients(self, roster, server, newcomers):
         """A newcomer is put into the largest cluster, from which its updates may split it."""
-        wide, known = super().admit(roster, server, newcomers), roster.others(newcomers)
+        wide, known = super().add_clients(roster, server, newcomers), roster.others(newcomers)
         crowd = torch.bincount(server.label)[server.label]  # [N - M] how many are in each one's cluster
         by_name = roster.tags[known].argsort()  # so that of equal clusters the same is taken in any order of clients
         largest = server.label[by_name][crowd[by_name].argmax()]
@@ -104,7 +104,7 @@ class CFL(Method):
         same = (server.label[:, None] == server.label[None, :]).to(server.theta.dtype)
         return same / same.sum(1, keepdim=True)
 
-    def join(self, client):
+    def init_client(self, client):
         return Params(client.model.theta)
 
     def train(self, client, state, received):

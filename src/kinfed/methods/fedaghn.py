@@ -144,9 +144,9 @@ class FedAGHN(GraphMethod):
             sketch=put(server.sketch, cohort, self._sketch(roster, change)),
         )
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         names = [""] if self.ablation == "shared" else self._groups(roster).names
-        found = super().notes(roster, server, cohort, sent, uploads)
+        found = super().diagnostics(roster, server, cohort, sent, uploads)
         for name, p, q in zip(names, server.home.T, server.sharpness.T, strict=True):
             found |= {f"p {name}".strip(): p, f"q {name}".strip(): q}
         return found

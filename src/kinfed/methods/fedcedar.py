@@ -108,14 +108,14 @@ class FedCedar(Method):
     def relation(self, roster, server, cohort):
         return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         said = {
             "clusters": torch.tensor(len(server.theta)),
             "cluster": roster.note(cohort, server.label[cohort].to(server.share.dtype)),
             "objective": server.objective,
             "spread": server.spread,
         }
-        return super().notes(roster, server, cohort, sent, uploads) | said
+        return super().diagnostics(roster, server, cohort, sent, uploads) | said
 
     def _deal(self, server, nodes, cohort):
         """[K, ...] the row of nodes: [C, ...] that is meant for each client, or their mean."""

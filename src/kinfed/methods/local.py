@@ -20,7 +20,7 @@ class Local(Method):
     def relation(self, roster, server, cohort):
         return torch.eye(len(roster), device=roster.theta.device)
 
-    def join(self, client):
+    def init_client(self, client):
         return Params(client.model.theta)
 
     def train(self, client, state, received):

@@ -14,7 +14,7 @@ from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..core.method import Params
-from ..core.optimiser import OPTIMISERS, Memory, shorten
+from ..core.optimiser import OPTIMISERS, OptState, shorten
 from ..core.seeding import fold, key
 from ..core.tables import put
 from ..errors import UsageError
@@ -45,7 +45,7 @@ class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: Memory  # the optimiser's
+    memory: OptState  # the optimiser's
 
 
 @dataclass(frozen=True)
@@ -288,13 +288,13 @@ class Panacea(Hypernetwork):
     def neighbours(self, roster):
         return self._links(roster)
 
-    def admit(self, roster, server, newcomers):
+    def add_clients(self, roster, server, newcomers):
         """As above; embeddings that are not learned are found for a newcomer as they were for the others.
 
         Of `spectral` ones that is the extension of Nyström: the mean of its neighbours' divided by the eigenvalue (by 1
         where that is below 0.1, which would only make noise large).
         """
-        server = super().admit(roster, server, newcomers)
+        server = super().add_clients(roster, server, newcomers)
         embedding = server.network.embedding
         if self.initial == "features":
             embedding = self._embedding(roster, None)
@@ -333,11 +333,11 @@ class Panacea(Hypernetwork):
             values, memory = self._optimiser.step(values, shorten(tree_leaves(slopes), self.clip), memory)
         return Server(tree_unflatten(values, structure), memory)
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         links = self._links(roster)
         z = self._encode(server.network, self._aggregate(links))
         away = uploads.theta - self._decode(roster, server.network, z[cohort])
-        found = super().notes(roster, server, cohort, sent, uploads)
+        found = super().diagnostics(roster, server, cohort, sent, uploads)
         found["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
         if self.reconstruction:
             pairs = self._pairs(roster, roster.generator("panacea.notes"))

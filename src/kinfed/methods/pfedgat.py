@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from ..core.method import Method, Params
-from ..core.optimiser import SGD, Memory
+from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
 from ..core.tables import put, take
 from ..core.trees import Tree
@@ -33,7 +33,7 @@ class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: Memory  # the optimiser's
+    memory: OptState  # the optimiser's
     uploads: Tensor  # [N, d] the models as last trained
     change: Tensor  # [N, d] what that training changed; [N, 0] unless it is what the network sees
     theta: Tensor  # [N, d] the models as last mixed: what clients start from
@@ -163,8 +163,8 @@ class PFedGAT(Method):
             mixed += self._channel.perturb(self._mixtures(roster, server, cohort))
         return server._replace(theta=put(server.theta, cohort, mixed))
 
-    def admit(self, roster, server, newcomers):
-        wide = super().admit(roster, server, newcomers)
+    def add_clients(self, roster, server, newcomers):
+        wide = super().add_clients(roster, server, newcomers)
         if self.graph not in ("projected", "raw"):
             return wide
         known, kept = roster.others(newcomers), 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
@@ -178,10 +178,10 @@ class PFedGAT(Method):
             rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
         return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         weights = self._weights(server.network, roster, server, cohort)
         uniform = torch.full_like(weights, 1 / len(cohort))
-        return super().notes(roster, server, cohort, sent, uploads) | {
+        return super().diagnostics(roster, server, cohort, sent, uploads) | {
             "entropy": roster.note(cohort, torch.special.entr(weights.clamp(min=0)).sum(1)),
             "from uniform": roster.note(cohort, (weights - uniform).abs().sum(1) / 2),  # total variation
             "network step": server.step,
@@ -192,7 +192,7 @@ class PFedGAT(Method):
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, answer)
 
-    def join(self, client):
+    def init_client(self, client):
         return Params(client.model.theta)
 
     def personalise(self, client, state, received):

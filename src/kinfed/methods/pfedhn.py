@@ -10,7 +10,7 @@ from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..core.method import Params
-from ..core.optimiser import SGD, Memory, shorten
+from ..core.optimiser import SGD, OptState, shorten
 from ..errors import UsageError
 from .parts.hypernetwork import Hypernetwork, check_size, dense, perceptron
 
@@ -27,7 +27,7 @@ class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: Memory  # the optimiser's
+    memory: OptState  # the optimiser's
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,11 @@ class Scaffold(Averaging):
         theta = server.theta + self.server_lr * (mean - server.theta)
         return Message(theta, server.control + uploads.control.sum(0) / len(roster))
 
-    def admit(self, roster, server, newcomers):
+    def add_clients(self, roster, server, newcomers):
         # c is the mean of all c_i, and those of newcomers are zero.
         return server._replace(control=server.control * (1 - len(newcomers) / len(roster)))
 
-    def join(self, client):
+    def init_client(self, client):
         return Control(torch.zeros_like(client.model.theta))
 
     def train(self, client, state, received):

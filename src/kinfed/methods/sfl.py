@@ -153,12 +153,12 @@ class SFL(Method):
             return after
         return after._replace(graph=self._learn(roster, after, newcomer=seen & ~server.seen))
 
-    def admit(self, roster, server, newcomers):
+    def add_clients(self, roster, server, newcomers):
         """A newcomer is sent what its links bring it of the others' models; they hear of it once it has trained.
 
         Of a learned graph the others' rows give newcomers the share that the known links give them, if there are such.
         """
-        wide, links = super().admit(roster, server, newcomers), self._links(roster)
+        wide, links = super().add_clients(roster, server, newcomers), self._links(roster)
         graph = links
         if self.structure != "given":
             new = torch.isin(roster.everyone, newcomers)
@@ -175,12 +175,12 @@ class SFL(Method):
     def relation(self, roster, server, cohort):
         return server.mixing
 
-    def notes(self, roster, server, cohort, sent, uploads):
+    def diagnostics(self, roster, server, cohort, sent, uploads):
         pull = self.pull if self.reg != "off" and roster.round > 0 else 0.0
         update = (uploads.theta - sent.mixed)[:, self._learned(roster.layout, cohort.device)].norm(dim=1)
         return {"update": roster.note(cohort, update), "pull": torch.tensor(pull)}
 
-    def join(self, client):
+    def init_client(self, client):
         return Params(client.model.theta)
 
     def train(self, client, state, received):

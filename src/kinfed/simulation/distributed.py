@@ -91,7 +91,7 @@ class Distributed:
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
         mine = self._together(lambda: self._local.roster())
-        sizes, said = self._gather(self._everyone, (mine.sizes, mine.introductions), everywhere=True)
+        sizes, said = self._gather(self._everyone, (mine.sizes, mine.client_statistics), everywhere=True)
         return Roster(
             mine.theta,
             mine.layout,

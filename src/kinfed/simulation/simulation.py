@@ -99,12 +99,12 @@ class Simulation:
 
     @cached_property
     def states(self) -> States:
-        """The clients' private states; a client's first one is what its method's `join` gives."""
+        """The clients' private states; a client's first one is what its method's `init_client` gives."""
 
         itself, method = self._itself, self.method
 
         def join(ids: Tensor) -> Tree:
-            return itself._each(0, ids, method.join)
+            return itself._each(0, ids, method.init_client)
 
         return States(len(self.clients), join, self.device, self._folder)
 
@@ -127,11 +127,11 @@ class Simulation:
         """[N] int64 training examples of each client, after what the method set aside."""
         return torch.tensor(self.clients.sizes["train"], device=self.device)
 
-    def introduce(self) -> Tree:
+    def client_statistics(self) -> Tree:
         """What every client says before round 1, [N, ...]."""
-        if type(self.method).introduce is Method.introduce:
+        if type(self.method).client_statistics is Method.client_statistics:
             return ()
-        return self._each(0, torch.arange(len(self.clients), device=self.device), self.method.introduce)
+        return self._each(0, torch.arange(len(self.clients), device=self.device), self.method.client_statistics)
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -143,7 +143,7 @@ class Simulation:
             self.seed,
             self.clients.tags,
             graph,
-            self.introduce(),
+            self.client_statistics(),
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

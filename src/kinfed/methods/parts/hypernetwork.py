@@ -105,7 +105,7 @@ class Hypernetwork(Method):
         """[N, N] the links that say whose embedding is like whose; None where nothing does."""
         return None
 
-    def admit(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """A newcomer's embedding is the mean of its neighbours', or of everybody's where it has none."""
         known, table = roster.others(newcomers), server.network.embedding
         links = self.neighbours(roster)
@@ -129,7 +129,7 @@ class Hypernetwork(Method):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return None
 
-    def join(self, client: Client) -> Tree:
+    def init_client(self, client: Client) -> Tree:
         return Params(client.model.theta)  # of which only the running statistics are used
 
     def written(self, layout: Layout) -> frozenset[str]:

@@ -26,8 +26,8 @@ def related(trial, weights):
     return trial
 
 
-def notes(trial, name):
-    return [at[name] for at in trial.history.notes]
+def diagnostics(trial, name):
+    return [at[name] for at in trial.history.diagnostics]
 
 
 def test_length_of_updates(bowls, executor):
@@ -35,7 +35,7 @@ def test_length_of_updates(bowls, executor):
     trial = bowls(FedAvg(), B, executor=executor)
     server = trial.run(1)
     trial.run(2, begin=1, server=server)
-    first, second = notes(trial, "update")
+    first, second = diagnostics(trial, "update")
     close(first, [0.5, 0.2, 1.0])
     w = server.theta
     close(second, [0.1 * math.dist(b, w.tolist()) for b in B])
@@ -45,12 +45,12 @@ def test_who_was_absent_is_left_out(bowls, tmp_path):
     trial = bowls(FedAvg(), B, every=2)
     trial.run(3, participation=1 / 3)
     assert trial.history.rounds == [1, 2]
-    for at in notes(trial, "update"):
+    for at in diagnostics(trial, "update"):
         assert torch.isnan(at).sum() == 2
-    trial.history.write_notes(tmp_path / "notes.csv")
-    rows = list(csv.DictReader((tmp_path / "notes.csv").open()))
+    trial.history.write_diagnostics(tmp_path / "diagnostics.csv")
+    rows = list(csv.DictReader((tmp_path / "diagnostics.csv").open()))
     assert [row["round"] for row in rows] == ["2", "3"]
-    for row, at in zip(rows, notes(trial, "update"), strict=True):
+    for row, at in zip(rows, diagnostics(trial, "update"), strict=True):
         assert row["note"] == "update"
         assert float(row["value"]) == pytest.approx(float(at[int(row["client"])]), rel=1e-6)
 
@@ -61,13 +61,13 @@ def test_running_statistics_are_no_part_of_an_update(examples, noisy, perceptron
     trial = examples(perceptron(norm=True), x, y, FedAvg(), training=still)
     server = trial.run(1)
     assert (server.theta - trial.roster.theta).abs().max() > 0.01
-    close(notes(trial, "update")[0], torch.zeros(3), atol=1e-12)
+    close(diagnostics(trial, "update")[0], torch.zeros(3), atol=1e-12)
 
 
 def test_a_method_that_sends_nothing_has_nothing_to_say(bowls):
     trial = bowls(Local(), B)
     trial.run(2)
-    assert trial.history.notes == [{}, {}]
+    assert trial.history.diagnostics == [{}, {}]
 
 
 @pytest.mark.parametrize(("reg", "later"), [("squared", 0.3), ("off", 0.0)])
@@ -76,9 +76,9 @@ def test_sfl_tells_its_pull_and_the_distance_from_the_neighbourhood(bowls, execu
     server = trial.run(1)
     sent = trial.method.send(trial.roster, server, trial.roster.everyone)
     after = trial.run(2, begin=1, server=server)
-    close(torch.stack(notes(trial, "pull")), [0.0, later])
-    close(notes(trial, "update")[0], [0.5, 0.2, 1.0])
-    close(notes(trial, "update")[1], (after.theta - sent.mixed).norm(dim=1))
+    close(torch.stack(diagnostics(trial, "pull")), [0.0, later])
+    close(diagnostics(trial, "update")[0], [0.5, 0.2, 1.0])
+    close(diagnostics(trial, "update")[1], (after.theta - sent.mixed).norm(dim=1))
 
 
 @pytest.mark.parametrize("ablation", ["full", "shared"])
@@ -87,7 +87,7 @@ def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, ablation):
     method = FedAGHN(feedback="train", lr=0.5, ablation=ablation)
     trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)))
     server = trial.run(3)
-    found = trial.history.notes[-1]
+    found = trial.history.diagnostics[-1]
     names = {"full": ["p 0", "q 0", "p 2", "q 2"], "shared": ["p", "q"]}[ablation]
     assert [name for name in found if name != "update"] == names
     for layer, (p, q) in enumerate(zip(names[::2], names[1::2], strict=True)):
@@ -100,7 +100,7 @@ def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
     method = FedCedar(clusters=3, steps=1, feature="params", similarity="softmax", tau=0.5)
     trial = bowls(method, B, lr=1.0, executor=executor)  # one step of rate 1 ends at b
     trial.run(1)
-    found, v = trial.history.notes[0], torch.tensor(B, dtype=float64)
+    found, v = trial.history.diagnostics[0], torch.tensor(B, dtype=float64)
     unit = v / v.norm(dim=1, keepdim=True)
     mixed = (unit @ unit.T / 0.5).softmax(1) @ v
     left = (mixed - mixed.mean(0)).norm() / (v - v.mean(0)).norm()
@@ -109,7 +109,7 @@ def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
     close(found["objective"], 0.0)
     trial = bowls(replace(method, clusters=1), B, lr=1.0, executor=executor)
     trial.run(1)
-    close(trial.history.notes[0]["objective"], (v - v.mean(0)).norm(dim=1).sum())
+    close(trial.history.diagnostics[0]["objective"], (v - v.mean(0)).norm(dim=1).sum())
 
 
 def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowls, executor):
@@ -119,28 +119,28 @@ def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowl
     for round in range(3):
         server = trial.run(round + 1, begin=round, server=server)
         servers.append(server)
-    for at, now, relation in zip(trial.history.notes, servers, trial.history.relations, strict=True):
+    for at, now, relation in zip(trial.history.diagnostics, servers, trial.history.relations, strict=True):
         weights = relation.double()
         close(at["entropy"], -(weights * weights.log()).sum(1), atol=1e-6)
         close(at["from uniform"], (weights - 1 / 3).clamp(min=0).sum(1), atol=1e-6)
         assert now is servers[0] or at["network step"] > 0
     before, after = (torch.cat([t.flatten() for t in s.network]) for s in servers[1:])
-    close(trial.history.notes[2]["network step"], (after - before).norm())
-    close(trial.history.notes[0]["network step"], 0.0)
+    close(trial.history.diagnostics[2]["network step"], (after - before).norm())
+    close(trial.history.diagnostics[0]["network step"], 0.0)
 
 
 def test_pfedgat_without_attention_begins_uniform(bowls):
     trial = bowls(PFedGAT(graph="projected", feedback="train"), B)
     trial.run(1)
-    close(trial.history.notes[0]["entropy"], [math.log(3)] * 3)
-    close(trial.history.notes[0]["from uniform"], [0.0] * 3)
+    close(trial.history.diagnostics[0]["entropy"], [math.log(3)] * 3)
+    close(trial.history.diagnostics[0]["from uniform"], [0.0] * 3)
 
 
 def test_panacea_tells_how_near_it_comes(bowls, executor):
     method = Panacea(embedding=4, hidden=5, steps=2, reconstruction=0.5)
     trial = related(bowls(method, B, executor=executor), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     server = trial.run(1)
-    found, trained = trial.history.notes[0], trial.fleet.state.theta
+    found, trained = trial.history.diagnostics[0], trial.fleet.state.theta
     theta = method.send(trial.roster, server, trial.roster.everyone).theta
     close(found["distance"], (trained - theta).square().sum(1) / 2)
     z = method._encode(server.network, method._aggregate(trial.roster.graph.weights.double()))
@@ -149,4 +149,4 @@ def test_panacea_tells_how_near_it_comes(bowls, executor):
     close(found["reconstruction"], nn.functional.binary_cross_entropy(scores.sigmoid(), links))
     trial = related(bowls(replace(method, reconstruction=0.0), B), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     trial.run(1)
-    assert set(trial.history.notes[0]) == {"update", "distance"}
+    assert set(trial.history.diagnostics[0]) == {"update", "distance"}
