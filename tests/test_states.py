@@ -64,7 +64,7 @@ def test_rows_are_taken_put_and_put_back(large, monkeypatch):
 
 def test_nobody_is_asked_where_a_method_keeps_nothing(monkeypatch):
     joined = []
-    monkeypatch.setattr(FedAvg, "join", lambda self, client: joined.append(1) or ())
+    monkeypatch.setattr(FedAvg, "init_client", lambda self, client: joined.append(1) or ())
     fleet = Simulation(federation(), Model(module()), FedAvg(), TRAINING, executor="loop")
     assert fleet.state == ()
     assert len(joined) == 1

@@ -117,7 +117,7 @@ def leaves(tree):
 
 def test_newcomers_have_not_missed_anything():
     around, server = heard(FedAMP(), [0, 0, 2, 0])
-    after = around.admit(roster(6), server, torch.tensor([4, 5]))
+    after = around.add_clients(roster(6), server, torch.tensor([4, 5]))
     assert after.missed.tolist() == [0, 0, 2, 0, 0, 0]
     assert torch.equal(after.inner.theta[:4], server.inner.theta)
     assert torch.equal(after.inner.theta[4], roster(6).theta)

@@ -617,7 +617,7 @@ def test_newcomers_bring_their_features(known):
     few, everyone = known(path(2)), known(path(3))
     method = Panacea(hidden=5, initial="features", features=features[:2])
     at = method.aggregate(few, method.start(few), few.everyone, Params(random(2, 3)))
-    joined = replace(method, features=features).admit(everyone, at, torch.tensor([2]))
+    joined = replace(method, features=features).add_clients(everyone, at, torch.tensor([2]))
     close(joined.network.embedding, torch.tensor(features, dtype=float64), atol=0)
     with pytest.raises(UsageError, match="2 clients need as many features; got 3 rows"):
         replace(method, features=features).start(few)
