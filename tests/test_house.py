@@ -1,0 +1,188 @@
+"""The house as docs/architecture.md draws it, held by what the code itself imports and how long it is."""
+
+import ast
+import functools
+from dataclasses import fields
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from kinfed.methods import METHODS
+
+ROOT = Path(__file__).parents[1] / "src" / "kinfed"
+FLOORS = (  # folders import from floors below their own, never from beside or above
+    ("core",),
+    ("ops", "data", "fused", "metrics"),
+    ("plots", "datasets", "partitions", "graphs", "models"),
+    ("methods", "attacks"),
+    ("papers", "simulation", "baselines"),
+    ("experiments",),
+    ("analyses", "flower", "report"),
+    ("cli",),
+)
+LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
+AT_THE_ROOT = {"__init__", "__main__", "errors", "files", "interrupts"}
+# Libraries that take long to import, or that only some have: imported where they are used.
+HEAVY = {"PIL", "cryptography", "flwr", "matplotlib", "networkx", "polars", "pooch", "requests", "scipy", "sklearn"}
+HEAVY |= {"torch", "uvicorn"}
+# Folders whose functions may import from kinfed itself, and why.
+LATE = {"cli": "so that help and errors about arguments need not wait for PyTorch"}
+LONGEST, MOST_ARGUMENTS = 50, 10
+METHOD_LINES, METHOD_SETTINGS = 130, 8
+COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none is its own
+
+# What still exceeds. Each list only shrinks, and goes when it is empty.
+UPWARDS = {("core", "fused")}  # local training by fused steps
+LATE_STILL = {"datasets/directory.py", "experiments/run_folder.py"}
+LONG_STILL = {
+    "cli/estimate.py:_estimate",
+    "cli/flower.py:add",
+    "cli/running.py:show",
+    "data/federation.py:from_arrays",
+    "data/windows.py:__call__",
+    "experiments/fit.py:fit",
+    "flower/broker.py:ask",
+    "flower/processes.py:_start",
+    "flower/processes.py:_watch",
+    "flower/server.py:_serve",
+    "plots/heatmaps.py:relation_heatmap",
+    "report/compare.py:_row",
+    "simulation/executors.py:__call__",
+}
+MANY_STILL = {
+    "core/client.py:__init__",
+    "data/tables.py:read",
+    "datasets/table.py:table",
+    "experiments/fit.py:fit",
+    "simulation/simulation.py:__init__",
+}
+LARGE_STILL = {"fedaghn", "fedcedar", "feedback", "hypernetwork", "panacea", "pfedgat", "sfl"}  # files of methods
+RICH_STILL = {"fedaghn", "fedcedar", "panacea", "pfedgat", "pfedhn", "sfl"}  # methods by their settings
+
+
+class Arrow(NamedTuple):
+    """An import of one module by another, as the path of each from the package's root."""
+
+    by: str
+    of: str
+    late: bool  # inside a function
+
+
+@functools.cache
+def trees():
+    """Every module's syntax tree, by its path without the suffix, such as core/client."""
+    return {
+        path.relative_to(ROOT).with_suffix("").as_posix(): ast.parse(path.read_text()) for path in ROOT.rglob("*.py")
+    }
+
+
+def functions(tree):
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def named(name, node):
+    """The modules of kinfed that an import statement in the module `name` names, and the other packages."""
+    if isinstance(node, ast.Import):
+        return [], [alias.name.partition(".")[0] for alias in node.names]
+    if not node.level:
+        return [], [node.module.partition(".")[0]]
+    here = name.split("/")
+    base = [*here[: len(here) - node.level], *(node.module or "").split(".")]
+    base = "/".join(part for part in base if part)
+    known = trees()
+    inside = [f"{base}/{alias.name}".lstrip("/") for alias in node.names]
+    folder = f"{base}/__init__".lstrip("/")
+    return [each if each in known else base if base in known else folder for each in inside], []
+
+
+@functools.cache
+def arrows():
+    """Every import within kinfed. The package's own public names, taken when they are first asked for, are none."""
+    found = set()
+    for name, tree in trees().items():
+        if name == "__init__":
+            continue
+        late = {id(node) for function in functions(tree) for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                found |= {Arrow(name, of, id(node) in late) for of in named(name, node)[0]}
+    return found
+
+
+def folder(name):
+    return name.partition("/")[0] if "/" in name else ""
+
+
+def test_every_folder_has_a_floor_and_the_root_has_five_files():
+    assert {folder(name) for name in trees()} == {"", *LEVEL}
+    assert {path.stem for path in ROOT.glob("*.py")} == AT_THE_ROOT
+
+
+def test_imports_point_downwards_only():
+    up = {
+        (folder(a.by), folder(a.of))
+        for a in arrows()
+        if folder(a.by) and folder(a.of) not in ("", folder(a.by)) and LEVEL[folder(a.of)] >= LEVEL[folder(a.by)]
+    }
+    assert not up - UPWARDS
+    base = {a for a in arrows() if a.by in AT_THE_ROOT - {"__main__"} and folder(a.of)}
+    assert not base, "errors, files and interrupts import nothing above them"
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    """Late imports count: they only hide a circle."""
+    ahead = {}
+    for arrow in arrows():
+        ahead.setdefault(arrow.by, set()).add(arrow.of)
+    done = set()
+
+    def walk(name, way):
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name in done:
+            return
+        for other in sorted(ahead.get(name, ())):
+            walk(other, [*way, name])
+        done.add(name)
+
+    for name in sorted(ahead):
+        walk(name, [])
+
+
+def test_only_heavy_libraries_are_imported_inside_functions():
+    own = {f"{a.by}.py" for a in arrows() if a.late and folder(a.by) not in LATE}
+    assert not own - LATE_STILL
+    for name, tree in trees().items():
+        inside = [node for function in functions(tree) for node in ast.walk(function)]
+        for node in inside:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert set(named(name, node)[1]) <= HEAVY, f"{name}.py:{node.lineno} imports late what is no burden"
+
+
+def body(function):
+    """Lines of a function from its first statement after the docstring."""
+    statements = function.body[1:] if ast.get_docstring(function) is not None else function.body
+    return statements[-1].end_lineno - statements[0].lineno + 1 if statements else 0
+
+
+def arguments(function):
+    a = function.args
+    every = [*a.posonlyargs, *a.args, *a.kwonlyargs, *(one for one in (a.vararg, a.kwarg) if one)]
+    return [one.arg for one in every if one.arg not in ("self", "cls")]
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "still"),
+    [(body, LONGEST, LONG_STILL), (lambda f: len(arguments(f)), MOST_ARGUMENTS, MANY_STILL)],
+    ids=["lines", "arguments"],
+)
+def test_functions_are_short(size, most, still):
+    found = {f"{name}.py:{one.name}" for name, tree in trees().items() for one in functions(tree) if size(one) > most}
+    assert not found - still, f"more than {most}"
+
+
+def test_methods_are_as_short_as_their_papers():
+    lines = {path.stem: len(path.read_text().splitlines()) for path in ROOT.glob("methods/**/*.py")}
+    assert not {name for name, count in lines.items() if count > METHOD_LINES} - LARGE_STILL
+    settings = {name: {f.name for f in fields(METHODS[name])} - COMMON for name in METHODS}
+    assert not {name for name, own in settings.items() if len(own) > METHOD_SETTINGS} - RICH_STILL
