@@ -157,35 +157,8 @@ class Federation:
             raise UsageError(f"task must be one such as kinfed.core.tasks.Classification(3); got {task!r:.80}")
         pool = _tensor(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
-        classes: tuple[str, ...] = ()
-        if task is None and (labels := _texts(y)) is not None:
-            found, y = np.unique(labels, return_inverse=True)
-            classes = tuple(map(str, found))
-        target = _tensor(y, "y")
-        if task is None:
-            if target.is_floating_point():
-                task = Regression()
-            else:
-                target = target.to(torch.int64)
-                largest = int(target.max()) if target.numel() else 0
-                if largest > target.numel():
-                    raise UsageError(
-                        f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
-                        "classes from 0; number them anew, or say how many there are: task=Classification(...)"
-                    )
-                task = Classification(largest + 1)
-        elif not target.is_floating_point():
-            target = target.to(torch.int64)
-        if target.is_floating_point():
-            target = target.to(pool.dtype)  # what a model makes of x
-        try:
-            owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
-        except ValueError:  # of unlike lengths
-            owner = np.array(None)
-        if (named := _texts(owner)) is not None:
-            owner = named
-        if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
-            raise UsageError("client must name the owner of every example, each by a number or each by text")
+        target, task, classes = _targets(y, task, pool.dtype)
+        owner = _owners(client)
         if owner.shape != (len(pool),) or len(pool) != len(target) or not len(pool):
             raise UsageError(
                 f"x, y and client must agree on their first axis and not be empty; "
@@ -193,14 +166,7 @@ class Federation:
             )
         names, index = np.unique(owner, return_inverse=True)
         relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
-        if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
-            time = time.astype("datetime64[us]").astype(np.int64)
-        steps = None if time is None else _tensor(time, "time")
-        if steps is not None and (steps.shape != (len(pool),) or steps.is_floating_point()):
-            raise UsageError(
-                f"time must be a whole number for each of {len(pool)} examples; got {steps.dtype} {list(steps.shape)}"
-            )
-        steps = None if steps is None else steps.to("cpu", torch.int64)
+        steps = None if time is None else _steps(time, len(pool))
         owners, whose = tuple(map(str, names)), torch.from_numpy(index)
         dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
@@ -256,6 +222,52 @@ def divide(
     return Federation(
         dataset.x, dataset.y, rows, dataset.task, names, dataset.graph, groups, dataset.classes, caution, dataset.scale
     )
+
+
+def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tuple[Tensor, Task, tuple[str, ...]]:
+    """What models learn, as labels or as floats of this kind; the task, found in y unless given; names of classes."""
+    classes: tuple[str, ...] = ()
+    if task is None and (labels := _texts(y)) is not None:
+        found, y = np.unique(labels, return_inverse=True)
+        classes = tuple(map(str, found))
+    target = _tensor(y, "y")
+    if target.is_floating_point():
+        return target.to(kind), Regression() if task is None else task, classes  # of what a model makes of x
+    target = target.to(torch.int64)
+    if task is None:
+        largest = int(target.max()) if target.numel() else 0
+        if largest > target.numel():
+            raise UsageError(
+                f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
+                "classes from 0; number them anew, or say how many there are: task=Classification(...)"
+            )
+        task = Classification(largest + 1)
+    return target, task, classes
+
+
+def _owners(client: ArrayLike | Tensor) -> NDArray[Any]:
+    """[n] which client owns each example, all by numbers or all by text."""
+    try:
+        owner = np.asarray(client.cpu() if isinstance(client, Tensor) else client)
+    except ValueError:  # of unlike lengths
+        owner = np.array(None)
+    if (named := _texts(owner)) is not None:
+        owner = named
+    if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
+        raise UsageError("client must name the owner of every example, each by a number or each by text")
+    return owner
+
+
+def _steps(time: ArrayLike | Tensor, count: int) -> Tensor:
+    """[n] int64: the time of each example, dates in microseconds."""
+    if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
+        time = time.astype("datetime64[us]").astype(np.int64)
+    steps = _tensor(time, "time")
+    if steps.shape != (count,) or steps.is_floating_point():
+        raise UsageError(
+            f"time must be a whole number for each of {count} examples; got {steps.dtype} {list(steps.shape)}"
+        )
+    return steps.to("cpu", torch.int64)
 
 
 def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:

@@ -6,6 +6,7 @@ slice of it: so the pool is a view of the readings, not a copy, and a row is the
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -63,21 +64,10 @@ class Windows:
         count, length = values.shape[1], len(values)  # N, T
         readings = torch.from_numpy(np.ascontiguousarray(values.T)).to(torch.get_default_dtype())  # [N, T]
         known = ~readings.isnan()
-        total = torch.nn.functional.pad(known.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
-        starts = max(length - self.span + 1, 0)
-        begin = torch.arange(starts)
         at = torch.from_numpy(steps)
-        usable = (at[begin + self.span - 1] - at[begin] == self.span - 1) & (begin % self.stride == 0)  # [starts]
-        middle = total[:, begin + self.past]
-        usable = usable & (middle > total[:, begin]) & (total[:, begin + self.span] > middle)  # [N, starts]
-        without = [name for name, some in zip(names, usable.any(1).tolist(), strict=True) if not some]
-        if without:
-            raise UsageError(
-                f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
-                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; take these out of the data"
-            )
+        usable = self._usable(known, at, names)
         owner = torch.full((count, length), -1)
-        owner[:, :starts] = torch.where(usable, torch.arange(count)[:, None], -1)
+        owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
         filled = _carried_forward(readings, at)
         size = count * length - self.span + 1
         flat = readings.view(-1)
@@ -95,13 +85,7 @@ class Windows:
             scale = {"inputs": told, "targets": told}  # the time of day is as it is
             return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
 
-        def inputs(series: Tensor) -> Tensor:
-            parts = [series.nan_to_num(0)]
-            if clock is not None:
-                parts.append(torch.from_numpy(clock).to(series).expand_as(series))
-            held = torch.stack(parts, -1)  # [N, T, F]
-            width = len(parts)
-            return held.as_strided((size, self.past, width), (width, width, 1))
+        inputs = partial(_inputs, clock=clock, past=self.past, size=size)
 
         return Dataset(
             inputs(filled),
@@ -114,6 +98,22 @@ class Windows:
             span=self.span,
             prepare=scaled,
         )
+
+    def _usable(self, known: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
+        """[N, starts] where windows begin: no gap within, known: [N, T] readings in both parts, a stride apart."""
+        count, length = known.shape
+        total = torch.nn.functional.pad(known.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
+        begin = torch.arange(max(length - self.span + 1, 0))
+        usable = (steps[begin + self.span - 1] - steps[begin] == self.span - 1) & (begin % self.stride == 0)  # [starts]
+        middle = total[:, begin + self.past]
+        usable = usable & (middle > total[:, begin]) & (total[:, begin + self.span] > middle)  # [N, starts]
+        without = [name for name, some in zip(names, usable.any(1).tolist(), strict=True) if not some]
+        if without:
+            raise UsageError(
+                f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
+                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; take these out of the data"
+            )
+        return usable
 
     def _check(self, values: NDArray[Any], steps: NDArray[np.int64], names: Sequence[str]) -> None:
         if values.ndim != 2 or values.dtype.kind != "f" or not values.size or values.shape[1] != len(names):
@@ -133,6 +133,16 @@ class Windows:
                 f"a window covers {self.past} + {self.horizon} steps, but the series have {len(values)}; "
                 "make past or horizon smaller"
             )
+
+
+def _inputs(series: Tensor, clock: NDArray[np.float64] | None, past: int, size: int) -> Tensor:
+    """[size, past, F] windows of series: [N, T], as a view; clock: [T] beside each reading, if any."""
+    parts = [series.nan_to_num(0)]
+    if clock is not None:
+        parts.append(torch.from_numpy(clock).to(series).expand_as(series))
+    held = torch.stack(parts, -1)  # [N, T, F]
+    width = len(parts)
+    return held.as_strided((size, past, width), (width, width, 1))
 
 
 def _carried_forward(readings: Tensor, steps: Tensor) -> Tensor:

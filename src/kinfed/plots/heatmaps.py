@@ -3,13 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
 from .drawing import (
@@ -48,22 +49,9 @@ def relation_heatmap(
     weight may be far above or below them; it stands in grey, and in numbers beside the colour bar. Raises UsageError
     if the shapes do not fit.
     """
-    weights = np.asarray(relation, dtype=np.float64)
-    weights = weights[None] if weights.ndim == 2 else weights  # [L, N, N]
-    count = len(names)
-    labels = np.zeros(count, np.int64) if groups is None else np.asarray(groups)
-    if weights.shape != (len(weights), count, count) or not weights.size:
-        raise UsageError(
-            f"the relation of {count} clients must be [{count}, {count}], or one a layer; got {list(weights.shape)}"
-        )
-    if len(labels) != count:
-        raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")
-    several = len(weights) > 1
-    if several and layers and len(layers) != len(weights):
-        raise UsageError(f"{len(weights)} layers need {len(weights)} names; got {len(layers)}")
-    order = np.argsort(labels, kind="stable")
-    weights, labels = weights[:, order][:, :, order], labels[order]
+    weights, labels, order = _sorted(relation, len(names), groups, layers)
     borders = np.flatnonzero(np.diff(labels)) + 0.5
+    count, several = len(names), len(weights) > 1
 
     side, columns = float(np.clip(count * 0.17, 4, 7)), 5
     tall, rows = side + 0.8, math.ceil(len(weights) / columns) if several else 0
@@ -76,7 +64,44 @@ def relation_heatmap(
         called = [f"layer {name}" if name.isdecimal() else name for name in layers]  # those of an nn.Sequential
         called = called or [f"layer {i + 1}" for i in range(len(weights))]
         _layers(below, weights, called, borders, rows, columns)
-    axes, mean = above.subplots(), weights.mean(0)
+    axes = above.subplots()
+    _coloured(above, axes, weights.mean(0), borders)
+    axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
+    axes.set_xlabel("giving client" + ("" if groups is None else ", sorted by true group"), fontsize=NORMAL, color=INK)
+    for which in ("x", "y"):
+        if groups is None or count <= 40:
+            name_ticks(axes, which, np.arange(count), [names[i] for i in order], side)
+        else:
+            present = np.unique(labels)
+            middles = np.array([np.flatnonzero(labels == group).mean() for group in present])
+            name_ticks(axes, which, middles, [f"group {group}" for group in present], side)
+    axes.tick_params(length=0, labelsize=SMALL, labelcolor=INK)
+    what = "mean over layers" if several else "who receives from whom"
+    axes.set_title(f"Relation between clients ({origin}): {what}", loc="left", fontsize=TITLE, color=INK)
+    write(figure, path)
+
+
+def _sorted(
+    relation: ArrayLike, count: int, groups: ArrayLike | None, layers: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """Weights: [L, N, N] and labels: [N] sorted by group, and that order; raises UsageError if shapes do not fit."""
+    weights = np.asarray(relation, dtype=np.float64)
+    weights = weights[None] if weights.ndim == 2 else weights
+    labels = np.zeros(count, np.int64) if groups is None else np.asarray(groups)
+    if weights.shape != (len(weights), count, count) or not weights.size:
+        raise UsageError(
+            f"the relation of {count} clients must be [{count}, {count}], or one a layer; got {list(weights.shape)}"
+        )
+    if len(labels) != count:
+        raise UsageError(f"{count} clients need {count} group labels; got {len(labels)}")
+    if len(weights) > 1 and layers and len(layers) != len(weights):
+        raise UsageError(f"{len(weights)} layers need {len(weights)} names; got {len(layers)}")
+    order = np.argsort(labels, kind="stable")
+    return weights[:, order][:, :, order], labels[order], order
+
+
+def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[np.float64]) -> None:
+    """The relation mean: [N, N] and its colour bar, which also tells the clients' own weights."""
     image, own = _panel(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
     bar = above.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
@@ -87,19 +112,6 @@ def relation_heatmap(
         fontsize=NORMAL,
         color=INK,
     )
-    axes.set_ylabel("receiving client", fontsize=NORMAL, color=INK)
-    axes.set_xlabel("giving client" + ("" if groups is None else ", sorted by true group"), fontsize=NORMAL, color=INK)
-    present = np.unique(labels)
-    for which in ("x", "y"):
-        if groups is None or count <= 40:
-            name_ticks(axes, which, np.arange(count), [names[i] for i in order], side)
-        else:
-            middles = np.array([np.flatnonzero(labels == group).mean() for group in present])
-            name_ticks(axes, which, middles, [f"group {group}" for group in present], side)
-    axes.tick_params(length=0, labelsize=SMALL, labelcolor=INK)
-    what = "mean over layers" if several else "who receives from whom"
-    axes.set_title(f"Relation between clients ({origin}): {what}", loc="left", fontsize=TITLE, color=INK)
-    write(figure, path)
 
 
 def relation_grid(
