@@ -100,7 +100,7 @@ def _sorted(
     return weights[:, order][:, :, order], labels[order], order
 
 
-def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[np.float64]) -> None:
+def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[Any]) -> None:
     """The relation mean: [N, N] and its colour bar, which also tells the clients' own weights."""
     image, own = _panel(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
