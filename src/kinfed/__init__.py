@@ -7,8 +7,9 @@ if TYPE_CHECKING:
     from .core.client import Client, Training, towards
     from .core.engine import Participation
     from .core.graph import Graph
-    from .core.method import Method, Params, Roster
+    from .core.method import Method, Params, Roster, SharedParams
     from .core.optimiser import SGD, Adam
+    from .core.trees import ModelOf, Pairwise, PerClient, Shared
     from .data.federation import Federation
     from .data.split import Split
     from .data.tables import from_csv, from_parquet
@@ -31,11 +32,16 @@ __all__ = [
     "Graph",
     "GraphMethod",
     "Method",
+    "ModelOf",
+    "Pairwise",
     "Params",
     "Participation",
+    "PerClient",
     "Roster",
     "Run",
     "RunError",
+    "Shared",
+    "SharedParams",
     "Split",
     "Training",
     "UsageError",
@@ -53,6 +59,7 @@ _MODULES = (
     "core.graph",
     "core.method",
     "core.optimiser",
+    "core.trees",
     "data.federation",
     "data.split",
     "data.tables",

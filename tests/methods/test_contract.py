@@ -17,6 +17,7 @@ from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Classification
+from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.experiments.fit import fit
 from kinfed.methods import METHODS
@@ -159,6 +160,26 @@ def test_send_only_reads(name):
     same(first, method.send(roster, server, cohort), exact=True)
     same(before, trees.pack(server), exact=True)
     assert all(t.shape[0] == 3 for t in trees.pack(first).values())
+
+
+def test_every_tensor_of_the_server_says_which_of_its_axes_count_clients(name):
+    """By the sizes that change with the number of clients, which is what a wrong or missing declaration gets wrong."""
+    method, fleet, roster, _ = start(name)
+
+    def sizes(listed, ids):
+        server = method.start(listed)
+        _, uploads = fleet.train(0, ids, method.send(listed, server, listed.everyone))
+        return trees.pack(method.aggregate(listed, server, listed.everyone, uploads))
+
+    few = torch.tensor([0, 2, 3, 5])
+    all_six, four = sizes(roster, roster.everyone), sizes(roster.part(few), few)
+    declared = trees.pack(trees.axes(method.start(roster)))
+    assert declared.keys() == all_six.keys() == four.keys()
+    for key, axis in declared.items():
+        six, less = list(all_six[key].shape), list(four[key].shape)
+        counting = {Axis.PER_CLIENT: [0], Axis.PAIRWISE: [len(six) - 2, len(six) - 1], Axis.SHARED: []}[axis]
+        for i, (wide, narrow) in enumerate(zip(six, less, strict=True)):
+            assert ((wide, narrow) == (6, 4)) == (i in counting), f"{key}: {six} and {less} are declared {axis}"
 
 
 def test_an_absent_client_keeps_its_state(name):

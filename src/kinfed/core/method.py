@@ -14,13 +14,19 @@ from .graph import Graph, Origin
 from .layout import Layout
 from .seeding import fold, generator, key, normal
 from .tables import put
-from .trees import Tree
+from .trees import ModelOf, PerClient, Shared, Tree
 
 
 class Params(NamedTuple):
-    """The message or state that most methods need."""
+    """A model for each client: the message or state that most methods need."""
 
-    theta: Tensor  # [d] to or from one client, [K, d] for a cohort
+    theta: ModelOf[PerClient]  # [d] to or from one client, [K, d] for a cohort, [N, d] for all
+
+
+class SharedParams(NamedTuple):
+    """One model for all clients."""
+
+    theta: ModelOf[Shared]  # [d]
 
 
 @dataclass(frozen=True)

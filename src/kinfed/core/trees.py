@@ -1,12 +1,135 @@
-"""Messages and states as named arrays and back; their size in bytes."""
+"""States and messages: which of their axes count clients, as named arrays and back, their size in bytes.
 
-from typing import Any
+A field of a server state or of a message declares what its tensors' axes are:
+
+    class Server(NamedTuple):
+        theta: PerClient  # [N, d]
+        mean: Shared  # [d]
+        links: Pairwise  # [N, N]
+
+Whatever sends, scores, saves or widens them reads that declaration. What a client keeps or uploads needs none: it is
+the client's own in every field.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
+
+from ..errors import UsageError
 
 Tree = Any  # a NamedTuple, tuple or dict of tensors: what is kept, sent and saved
+
+
+class Axis(Enum):
+    """Which axes of a tensor count clients."""
+
+    PER_CLIENT = "the first"
+    SHARED = "none"
+    PAIRWISE = "the last two"
+
+
+class Role(Enum):
+    """What else there is to know of a field."""
+
+    MODEL = "the model itself"
+
+
+@dataclass(frozen=True)
+class Like:
+    """Marks an optimiser's state, whose lists run parallel to the tensors of another field, named before it."""
+
+    field: str
+
+
+PerClient = Annotated[Tensor, Axis.PER_CLIENT]  # [N, ...] in a state, [K, ...] in a message to a cohort
+Shared = Annotated[Tensor, Axis.SHARED]  # [...] the same for all clients
+Pairwise = Annotated[Tensor, Axis.PAIRWISE]  # [..., N, N], in states only
+_T = TypeVar("_T")
+ModelOf = Annotated[_T, Role.MODEL]  # ModelOf[PerClient] or ModelOf[Shared]: the one field that is a model
+
+
+def axes(tree: Tree) -> Tree:
+    """The declared axes of a server state or of a message: the same tree with an `Axis` in place of each tensor.
+
+    What a field declares holds for everything in it that declares nothing itself. Raises UsageError that names the
+    tensor which nothing declares.
+    """
+    return _axes(tree, None, type(tree).__name__)
+
+
+def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
+    kind: Any = type(tree)
+    if fields := _fields(kind):
+        found: dict[str, Tree] = {}
+        for name, field in fields.items():
+            value = getattr(tree, name)
+            if field.like:
+                found[name] = _parallel(value, tree_leaves(found[field.like]))
+            else:
+                found[name] = _axes(value, field.axis or axis, f"{where}.{name}")
+        return kind(**found)
+    if isinstance(tree, tuple):
+        return tuple(_axes(value, axis, f"{where}[{i}]") for i, value in enumerate(tree))
+    if isinstance(tree, dict):
+        return {key: _axes(value, axis, f"{where}[{key!r}]") for key, value in tree.items()}
+    if axis is None:
+        raise UsageError(
+            f"{where} does not say which of its axes count clients: make it a field of a NamedTuple that is annotated "
+            "kinfed.PerClient, kinfed.Shared or kinfed.Pairwise"
+        )
+    return axis
+
+
+def _parallel(state: Tree, leaves: list[Axis]) -> Tree:
+    """The axes of an optimiser's state whose lists run parallel to tensors with axes `leaves`."""
+    return type(state)(*(tuple(leaves[: len(part)]) if isinstance(part, tuple) else Axis.SHARED for part in state))
+
+
+class _Field(NamedTuple):
+    """What the annotation of a NamedTuple's field says."""
+
+    axis: Axis | None
+    is_model: bool
+    like: str
+
+
+@cache
+def _fields(kind: type) -> dict[str, _Field]:
+    """What the fields of a NamedTuple declare, in order; nothing for another type."""
+    found = {}
+    hints = get_type_hints(kind, include_extras=True) if issubclass(kind, tuple) else {}
+    for name, hint in hints.items():
+        marks = set(_marks(hint))
+        declared = [mark for mark in marks if isinstance(mark, Axis)]
+        if len(declared) > 1:
+            raise UsageError(f"{kind.__name__}.{name} declares several axes; give each tensor a field of its own")
+        like = next((mark.field for mark in marks if isinstance(mark, Like)), "")
+        found[name] = _Field(declared[0] if declared else None, Role.MODEL in marks, like)
+    return found
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """All that is annotated anywhere in a type hint, such as tuple[Shared, ...]."""
+    yield from getattr(hint, "__metadata__", ())
+    for part in get_args(hint):
+        yield from _marks(part)
+
+
+def model_field(tree: Tree) -> str:
+    """The name of the field that is declared as the model; empty if there is none."""
+    kind: Any = type(tree)
+    return next((name for name, field in _fields(kind).items() if field.is_model), "")
+
+
+def pick(message: Tree, at: Any) -> Tree:
+    """What the clients at these places of a cohort receive of a message to it; `at` is whatever indexes a table."""
+    return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
 
 
 def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..core.client import Client
 from ..core.graph import Origin
 from ..core.layout import Layout
-from ..core.method import Method, Params, Roster
+from ..core.method import Method, Params, Roster, SharedParams
 from ..core.seeding import key, normal
 from ..core.trees import Tree
 from ..errors import UsageError
@@ -62,7 +62,7 @@ class Averaging(Method):
         return torch.ones_like(cohort) if self.uniform else roster.sizes[cohort]
 
     def start(self, roster: Roster) -> Tree:
-        return Params(roster.theta[roster.layout.index(self.shared(roster.layout), roster.theta.device)])
+        return SharedParams(roster.theta[roster.layout.index(self.shared(roster.layout), roster.theta.device)])
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
         return Params(server.theta.expand(len(cohort), -1))
@@ -74,7 +74,7 @@ class Averaging(Method):
             learned = layout.trainable_on(theta.device)[layout.index(self.shared(layout), theta.device)]
             draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
             theta = theta + self.noise * learned * normal(draw, theta)
-        return Params(theta)
+        return SharedParams(theta)
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         weights = self.weights(roster, cohort).to(roster.theta.dtype)

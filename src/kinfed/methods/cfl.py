@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..core.method import Method, Params
 from ..core.tables import blank, put, take
+from ..core.trees import PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import mix, weighted_mean
 from ..ops.similarity import cosine, gram
@@ -17,10 +17,10 @@ from ..ops.similarity import cosine, gram
 class Server(NamedTuple):
     """What the server remembers."""
 
-    theta: Tensor  # [C, d] one model a cluster
-    label: Tensor  # [N] int64 each client's cluster
-    change: Tensor  # [N, d] each client's latest update
-    seen: Tensor  # [N] bool, has taken part
+    theta: Shared  # [C, d] one model a cluster
+    label: PerClient  # [N] int64 each client's cluster
+    change: PerClient  # [N, d] each client's latest update
+    seen: PerClient  # [N] bool, has taken part
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.func import vmap
 from ..core.method import Params
 from ..core.seeding import fold, key, normal
 from ..core.tables import put, take
+from ..core.trees import ModelOf, PerClient
 from ..errors import UsageError
 from ..ops.mixing import mix, spread_lists
 from ..ops.similarity import cosine, inner_by_layer, inner_listed
@@ -29,19 +30,19 @@ CHOICES = {
 class Server(NamedTuple):
     """What the server remembers. Each of G groups of layers has a graph of its own."""
 
-    theta: Tensor  # [N, d] each client's latest model
-    change: Tensor  # [N, d] what its last local training changed
-    seen: Tensor  # [N] bool, has taken part
-    home: Tensor  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
-    sharpness: Tensor  # [N, G] how choosy it is among the others: the paper's q
-    sketch: Tensor  # [N, s] of the direction of each update, to find candidates by; [N, 0] if everyone is looked at
+    theta: PerClient  # [N, d] each client's latest model
+    change: PerClient  # [N, d] what its last local training changed
+    seen: PerClient  # [N] bool, has taken part
+    home: PerClient  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
+    sharpness: PerClient  # [N, G] how choosy it is among the others: the paper's q
+    sketch: PerClient  # [N, s] of the direction of each update, to find candidates by; [N, 0] if everyone is looked at
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
-    theta: Tensor  # [d] its trained model
-    uphill: Tensor  # [d] the gradient on held-out examples at the model it received; [0] if that is not used
+    theta: ModelOf[PerClient]  # [d] its trained model
+    uphill: PerClient  # [d] the gradient on held-out examples at the model it received; [0] if that is not used
 
 
 class Attention(NamedTuple):

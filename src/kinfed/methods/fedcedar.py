@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 from torch.func import vmap
 
 from ..core.method import Method, Params
 from ..core.seeding import fold, key, uniform
 from ..core.tables import put, take
+from ..core.trees import PerClient, Shared
 from ..errors import RunError, UsageError
 from ..ops.clustering import Clusters, count_distinct, distances, follow, kmeans
 from ..ops.mixing import mix, mix_freely
@@ -25,14 +25,14 @@ COLLAPSED = 0.01  # of the centres' spread
 class Server(NamedTuple):
     """What the server remembers: of C clusters, the centres rather than the clients' models."""
 
-    theta: Tensor  # [C, d] the mixed centres
-    graph: Tensor  # [C, C] how much of each centre is in each mixed one: R^P
-    label: Tensor  # [N] int64 whose mixed centre a client is sent; -1: the mean of all
-    share: Tensor  # [N] how much of its centre a client's last upload is; 0 outside the last cohort
-    centre: Tensor  # [C, m] float64 the centres' features before mixing; [0, 0] unless the next round starts there
-    objective: Tensor  # [] sum of distances to the centres: the paper's J
-    spread: Tensor  # [] what mixing left of the distance of the centres to their mean, as a share
-    warned: Tensor  # [] bool, of mixing that leaves next to nothing
+    theta: Shared  # [C, d] the mixed centres
+    graph: Shared  # [C, C] how much of each centre is in each mixed one: R^P
+    label: PerClient  # [N] int64 whose mixed centre a client is sent; -1: the mean of all
+    share: PerClient  # [N] how much of its centre a client's last upload is; 0 outside the last cohort
+    centre: Shared  # [C, m] float64 the centres' features before mixing; [0, 0] unless the next round starts there
+    objective: Shared  # [] sum of distances to the centres: the paper's J
+    spread: Shared  # [] what mixing left of the distance of the centres to their mean, as a share
+    warned: Shared  # [] bool, of mixing that leaves next to nothing
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -17,6 +16,7 @@ from ..core.method import Params
 from ..core.optimiser import OPTIMISERS, OptState, shorten
 from ..core.seeding import fold, key
 from ..core.tables import put
+from ..core.trees import Like, PerClient, Shared
 from ..errors import UsageError
 from .parts.hypernetwork import Dense, Form, Hypernetwork, check_size, dense, perceptron
 
@@ -34,18 +34,18 @@ CHOICES = {
 class Network(NamedTuple):
     """The graph hypernetwork: the paper's psi."""
 
-    embedding: Tensor  # [N, m] what the graph network starts from
+    embedding: PerClient  # [N, m] what the graph network starts from
     encoder: Dense  # its layers
     decoder: Dense  # an MLP; its last layer is one linear head a tensor, side by side
     generator: Dense  # before the inner products that rebuild the graph; no layers without `project`
-    chunks: Tensor  # [C, m] what tells the C chunks of a model apart; [0, 0] without
+    chunks: Shared  # [C, m] what tells the C chunks of a model apart; [0, 0] without
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: OptState  # the optimiser's
+    memory: Annotated[OptState, Like("network")]  # the optimiser's
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """pFedGAT: graph attention over the clients' models, trained on held-out loss (Algorithm 1, Equations 2 to 10)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.func import vjp
 
 from ..core.method import Method, Params
 from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
 from ..core.tables import put, take
-from ..core.trees import Tree
+from ..core.trees import Axis, Like, ModelOf, PerClient, Shared, Tree
 from ..errors import UsageError
 from ..ops.mixing import mix_freely, weighted_mean
 from ..ops.sketch import count_sketch
@@ -33,29 +32,29 @@ class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: OptState  # the optimiser's
-    uploads: Tensor  # [N, d] the models as last trained
-    change: Tensor  # [N, d] what that training changed; [N, 0] unless it is what the network sees
-    theta: Tensor  # [N, d] the models as last mixed: what clients start from
-    present: Tensor  # [N] bool, in the cohort that was mixed last
-    seen: Tensor  # [N] bool, has taken part
-    key: Tensor  # [] int64 of the random draws about the last mix
-    step: Tensor  # [] how far the network moved in the last round
-    baseline: Tensor  # [N, 2] last answered loss, and 1 if there was one; [N, 0] unless channel is "one-point"
+    memory: Annotated[OptState, Like("network")]  # the optimiser's
+    uploads: PerClient  # [N, d] the models as last trained
+    change: PerClient  # [N, d] what that training changed; [N, 0] unless it is what the network sees
+    theta: PerClient  # [N, d] the models as last mixed: what clients start from
+    present: PerClient  # [N] bool, in the cohort that was mixed last
+    seen: PerClient  # [N] bool, has taken part
+    key: Shared  # [] int64 of the random draws about the last mix
+    step: Shared  # [] how far the network moved in the last round
+    baseline: PerClient  # [N, 2] last answered loss, and 1 if there was one; [N, 0] unless channel is "one-point"
 
 
 class Sent(NamedTuple):
     """What a client receives."""
 
-    theta: Tensor  # [d] its mixed model
-    asked: Tree  # what its channel asks
+    theta: ModelOf[PerClient]  # [d] its mixed model
+    asked: Annotated[Tree, Axis.PER_CLIENT]  # what its channel asks
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
-    theta: Tensor  # [d] its trained model
-    answer: Tensor  # [...] of its channel, about the model it received
+    theta: ModelOf[PerClient]  # [d] its trained model
+    answer: PerClient  # [...] of its channel, about the model it received
 
 
 @dataclass(frozen=True)

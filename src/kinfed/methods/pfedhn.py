@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.func import vjp
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ..core.method import Params
 from ..core.optimiser import SGD, OptState, shorten
+from ..core.trees import Like, PerClient, Shared
 from ..errors import UsageError
 from .parts.hypernetwork import Hypernetwork, check_size, dense, perceptron
 
@@ -18,16 +18,16 @@ from .parts.hypernetwork import Hypernetwork, check_size, dense, perceptron
 class Network(NamedTuple):
     """An MLP from embeddings to features, and on these one linear head a tensor, side by side: the last layer."""
 
-    embedding: Tensor  # [N, m]
-    weights: tuple[Tensor, ...]  # [out, in] each
-    biases: tuple[Tensor, ...]  # [out] each
+    embedding: PerClient  # [N, m]
+    weights: tuple[Shared, ...]  # [out, in] each
+    biases: tuple[Shared, ...]  # [out] each
 
 
 class Server(NamedTuple):
     """What the server remembers."""
 
     network: Network
-    memory: OptState  # the optimiser's
+    memory: Annotated[OptState, Like("network")]  # the optimiser's
 
 
 @dataclass(frozen=True)

@@ -4,27 +4,34 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..core.client import Quadratic
 from ..core.method import Params
 from ..core.optimiser import SGD
+from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean
 from .bases import Averaging
 
 
-class Message(NamedTuple):
-    """What the server keeps and sends, and what a client sends back."""
+class Server(NamedTuple):
+    """What the server keeps and sends."""
 
-    theta: Tensor  # [d] the shared model, or the client's trained one
-    control: Tensor  # [d] the server's control variate c, or the change of the client's own
+    theta: ModelOf[Shared]  # [d] the shared model
+    control: Shared  # [d] the server's control variate c
+
+
+class Upload(NamedTuple):
+    """What a client sends back."""
+
+    theta: ModelOf[PerClient]  # [d] its trained model
+    control: PerClient  # [d] the change of its own control variate
 
 
 class Control(NamedTuple):
     """A client's control variate."""
 
-    control: Tensor  # [d] c_i
+    control: PerClient  # [d] c_i
 
 
 @dataclass(frozen=True)
@@ -47,18 +54,18 @@ class Scaffold(Averaging):
     def start(self, roster):
         if roster.training.optimiser != SGD(lr=roster.training.optimiser.lr):
             raise UsageError("scaffold needs plain SGD: set training.optimiser to sgd without momentum or decay")
-        return Message(roster.theta, torch.zeros_like(roster.theta))
+        return Server(roster.theta, torch.zeros_like(roster.theta))
 
     def weights(self, roster, cohort):
         return torch.ones(len(cohort), device=cohort.device)
 
     def send(self, roster, server, cohort):
-        return Message(*(t.expand(len(cohort), -1) for t in server))
+        return Upload(*(t.expand(len(cohort), -1) for t in server))
 
     def aggregate(self, roster, server, cohort, uploads):
         mean = weighted_mean(uploads.theta, self.weights(roster, cohort))
         theta = server.theta + self.server_lr * (mean - server.theta)
-        return Message(theta, server.control + uploads.control.sum(0) / len(roster))
+        return Server(theta, server.control + uploads.control.sum(0) / len(roster))
 
     def add_clients(self, roster, server, newcomers):
         # c is the mean of all c_i, and those of newcomers are zero.
@@ -76,7 +83,7 @@ class Scaffold(Averaging):
             span = client.count_steps().to(theta.dtype) * client.training.optimiser.lr
             control = state.control - received.control + (received.theta - theta) / span
             control = control * client.model.layout.trainable_on(theta.device)  # statistics have no gradient
-        return Control(control), Message(theta, control - state.control)
+        return Control(control), Upload(theta, control - state.control)
 
     def personalise(self, client, state, received):
         return {"shared": Params(received.theta)}

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.func import grad
 
 from ..core.client import towards
@@ -14,6 +13,7 @@ from ..core.method import Method, Params
 from ..core.optimiser import SGD
 from ..core.seeding import key
 from ..core.tables import blank, put, take
+from ..core.trees import ModelOf, Pairwise, PerClient
 from ..errors import UsageError
 from ..ops.mixing import mix
 from ..ops.similarity import gram
@@ -38,20 +38,20 @@ SPARSE = 20  # one link in so many pairs, from where on a sparse product is the 
 class Server(NamedTuple):
     """What the server remembers; d' entries of a model leave a client."""
 
-    theta: Tensor  # [N, d'] each client's latest model: the paper's V
-    change: Tensor  # [N, d'] what its last training changed; [N, 0] unless updates are compared, and not by sketches
-    seen: Tensor  # [N] bool, has taken part
-    graph: Tensor  # [N, N] who is linked to whom, itself included: the paper's A + I
-    mixing: Tensor  # [N, N] what the last aggregation made of it: U = mixing V
-    common: Tensor  # [N] and its read-out: w = common V
-    sketch: Tensor  # [N, s] of what is compared, `theta` or `change`; [N, 0] without sketches
+    theta: PerClient  # [N, d'] each client's latest model: the paper's V
+    change: PerClient  # [N, d'] what its last training changed; [N, 0] unless updates are compared, and not by sketches
+    seen: PerClient  # [N] bool, has taken part
+    graph: Pairwise  # [N, N] who is linked to whom, itself included: the paper's A + I
+    mixing: Pairwise  # [N, N] what the last aggregation made of it: U = mixing V
+    common: PerClient  # [N] and its read-out: w = common V
+    sketch: PerClient  # [N, s] of what is compared, `theta` or `change`; [N, 0] without sketches
 
 
 class Sent(NamedTuple):
     """What a client receives."""
 
-    mixed: Tensor  # [d'] its neighbourhood's model: the paper's u_i
-    shared: Tensor  # [d'] the read-out over all clients: the paper's w
+    mixed: ModelOf[PerClient]  # [d'] its neighbourhood's model: the paper's u_i
+    shared: PerClient  # [d'] the read-out over all clients: the paper's w
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...core.trees import Pairwise, Shared
+
 
 class Attention(NamedTuple):
     """Heads that add what speaks for the listener and for the speaker: all listeners of a head rank speakers alike."""
 
-    project: Tensor  # [H, f, m] one projection a head, from m features of a client
-    listen: Tensor  # [H, f] scores the client that listens
-    speak: Tensor  # [H, f] scores the client that is listened to
+    project: Shared  # [H, f, m] one projection a head, from m features of a client
+    listen: Shared  # [H, f] scores the client that listens
+    speak: Shared  # [H, f] scores the client that is listened to
 
 
 class DynamicAttention(NamedTuple):
     """Heads that look at listener and speaker together (Brody et al., 2022): each listener has its own ranking."""
 
-    listen: Tensor  # [H, f, m] projects the client that listens
-    speak: Tensor  # [H, f, m] projects the client that is listened to
-    score: Tensor  # [H, f]
+    listen: Shared  # [H, f, m] projects the client that listens
+    speak: Shared  # [H, f, m] projects the client that is listened to
+    score: Shared  # [H, f]
 
 
 class Pairs(NamedTuple):
     """A graph that is itself what is learned; it knows nothing of clients it has not seen."""
 
-    weights: Tensor  # [N, N]
+    weights: Pairwise  # [N, N]
 
 
 Network = Attention | DynamicAttention | Pairs

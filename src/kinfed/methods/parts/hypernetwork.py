@@ -12,15 +12,15 @@ from ...core.client import Client
 from ...core.layout import Entry, Layout
 from ...core.method import Method, Params, Roster
 from ...core.tables import put
-from ...core.trees import Tree
+from ...core.trees import Shared, Tree
 from ...errors import UsageError
 
 
 class Dense(NamedTuple):
     """The linear layers of a network."""
 
-    weights: tuple[Tensor, ...]  # [out, in] each
-    biases: tuple[Tensor, ...]  # [out] each
+    weights: tuple[Shared, ...]  # [out, in] each
+    biases: tuple[Shared, ...]  # [out] each
 
 
 def dense(shapes: Iterable[tuple[int, int]], draw: torch.Generator, like: Tensor) -> Dense:
