@@ -346,11 +346,11 @@ def _part(kinds: Sequence[type], asked: Any, where: str, default: Any) -> tuple[
 
     A table without a name changes the setting's default; the name of the default's own class keeps what it has set.
     """
-    known = {_name_of(kind): kind for kind in kinds if is_dataclass(kind)}
+    known: dict[str, Any] = {_name_of(kind): kind for kind in kinds if is_dataclass(kind)}
     named = isinstance(default, tuple(known.values()))
     if isinstance(asked, dict) and "name" not in asked and named:
         asked = {"name": _name_of(type(default)), **asked}
-    path = asked if isinstance(asked, str) else asked.get("name") if isinstance(asked, dict) else None
+    path = _name_in(asked)
     if own_parts.is_path(path):
         known = {**known, path: own_parts.load(path, where)}
         wanted = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
@@ -426,6 +426,6 @@ def _wanted(option: Any, said: dict[Any, str]) -> str:
         return "a list"
     if typing.get_origin(option) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(option)))
-    if is_dataclass(option):
-        return f"'{_name_of(option)}'"
-    return said.get(option, '"FILE.py:NAME"' if inspect.isclass(option) else str(option))
+    if isinstance(option, type) and option not in said:
+        return f"'{_name_of(option)}'" if is_dataclass(option) else "'FILE.py:NAME'"
+    return said.get(option, str(option))
