@@ -16,7 +16,7 @@ from torch.func import grad
 from ..errors import UsageError
 from ..fused import Batches, Descent, Fused
 from .model import Model
-from .optimiser import SGD, Optimiser, shorten
+from .optimiser import SGD, Adam, Optimiser, shorten
 from .seeding import fold, fold_numbers, key, normal, number
 from .tasks import Classification, Task
 
@@ -34,7 +34,7 @@ class Training:
 
     epochs: int = 2
     batch: int = 16
-    optimiser: Optimiser = SGD()
+    optimiser: SGD | Adam | Optimiser = SGD()
     steps: int | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
     class_weights: tuple[float, ...] | Literal["balanced"] | None = None
 

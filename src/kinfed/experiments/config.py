@@ -2,12 +2,13 @@
 
 import inspect
 import math
+import re
 import tomllib
 import types
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,6 @@ from ..core.client import Training
 from ..core.engine import Participation, check_counts
 from ..core.graph import Graph
 from ..core.method import Method
-from ..core.optimiser import OPTIMISERS
 from ..core.seeding import generator
 from ..core.tasks import Classification, check_selection
 from ..data.dataset import Partition
@@ -35,13 +35,13 @@ from ..methods import METHODS
 from ..models import MODELS
 from ..papers import published_table
 from ..partitions import PARTITIONS
+from . import own_parts
 
 Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
 LARGEST = 3.4e38  # a setting that is a number: what single precision can hold
-NAMED = ("method", "dataset", "partition", "graph", "optimiser", "model", "attack")  # may be a name alone
 BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
 
 
@@ -166,11 +166,13 @@ def override(table: Table, overrides: list[str]) -> Table:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value
+        if isinstance(parsed, str) and any(key.startswith(f"{dotted}.") for key in asked):
+            dotted += ".name"  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
-            if isinstance(held, str) and part in NAMED:
+            if isinstance(held, str):  # a part that is named alone
                 held = inner[part] = {"name": held}
             if not isinstance(held, dict):
                 raise UsageError(f"'{dotted}': '{part}' is not a table")
@@ -224,13 +226,9 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         top["select_by"] = _value(raw, "select_by", str, "")
         check_selection(top["select_by"])
     asked = raw.get("participation", 1.0)
-    asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")}
+    asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")[0]}
     participation, participation_table = call(Participation, asked, "participation")
-    training = dict(_table(raw, "training", ""))
-    asked = training.pop("optimiser", {})
-    asked = {"name": "sgd", **asked} if isinstance(asked, dict) else asked
-    optimiser, optimiser_table = make(OPTIMISERS, asked, "training.optimiser")
-    made, training_table = call(Training, training, "training", optimiser=optimiser)
+    training, training_table = call(Training, _table(raw, "training", ""), "training")
     chosen = _named(raw.get("method"), "method", METHODS)
     tuned = _table(raw, "methods", "")
     _only(tuned, set(METHODS), "methods.")
@@ -240,10 +238,10 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         **top,
         "participation": participation_table,
         "model": model_table,
-        "training": {**training_table, "optimiser": optimiser_table},
+        "training": training_table,
         "method": method_table,
     }
-    return Learning(table, method, made, participation, model)
+    return Learning(table, method, training, participation, model)
 
 
 def resolve(raw: Table) -> Experiment:
@@ -307,21 +305,28 @@ def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given:
     return part, {"name": name, **table}
 
 
-def call(part: Callable[..., Any], asked: Table, where: str, given: int = 0, **ready: Any) -> tuple[Any, Table]:
-    """Call a part with checked settings; returns what it made and the complete table without what was `ready`."""
+def call(
+    part: Callable[..., Any], asked: Table, where: str, given: int = 0, default: Any = None, **ready: Any
+) -> tuple[Any, Table]:
+    """Call a part with checked settings; returns what it made and the complete table without what was `ready`.
+
+    What `asked` leaves out is as in `default`, an object that the part has made before, if there is one.
+    """
     if not isinstance(asked, dict):
         raise UsageError(f"{where} must be a table; got {asked!r}")
     known = {name: p for name, p in settings(part, given).items() if name not in ready}
     _only(asked, set(known), where + ".", set(ready))
     hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
-    values = {
-        name: _check(asked[name], hints.get(name, Any), f"{where}.{name}") if name in asked else p.default
-        for name, p in known.items()
-    }
+    values, table = {}, {}
+    for name, p in known.items():
+        values[name] = getattr(default, name, p.default)
+        if name in asked:
+            values[name], table[name] = _check(asked[name], hints.get(name, Any), f"{where}.{name}", values[name])
+        elif (written := _plain(values[name])) is not None:
+            table[name] = written
     missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
     if missing:
         raise UsageError(f"{where} needs a value for {', '.join(missing)}")
-    table = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v is not None}
     if given:
         return (lambda *first: part(*first, **values)), table
     return part(**values, **ready), table
@@ -336,6 +341,42 @@ def _named(asked: Any, where: str, shelf: Mapping[str, Any]) -> Table:
     return dict(asked)
 
 
+def _part(kinds: Sequence[type], asked: Any, where: str, default: Any) -> tuple[Any, Table]:
+    """The object that a setting names, one of `kinds` or of a class of one's own, and its complete table.
+
+    A table without a name changes the setting's default; the name of the default's own class keeps what it has set.
+    """
+    known: dict[str, Any] = {_name_of(kind): kind for kind in kinds if is_dataclass(kind)}
+    named = isinstance(default, tuple(known.values()))
+    if isinstance(asked, dict) and "name" not in asked and named:
+        asked = {"name": _name_of(type(default)), **asked}
+    path = _name_in(asked)
+    if own_parts.is_path(path):
+        known = {**known, path: own_parts.load(path, where)}
+        wanted = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
+        wanted -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
+        if lacks := sorted(wanted - set(dir(known[path]))):
+            raise UsageError(f"{where}: '{path}' cannot stand here: it has no {', '.join(lacks)}")
+    asked = _named(asked, where, known)
+    name = asked.pop("name")
+    kind = known[name]
+    made, table = call(kind, asked, where, default=default if type(default) is kind else None)
+    return made, {"name": name, **table}
+
+
+def _name_of(kind: type) -> str:
+    """What a config calls a class: KnownGraph is "known-graph", QP is "qp"."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", kind.__name__).lower()
+
+
+def _plain(value: Any) -> Any:
+    """A setting's value as a config says it."""
+    if is_dataclass(value):
+        held = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        return {"name": _name_of(type(value)), **{name: inner for name, inner in held.items() if inner is not None}}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
 def _table(table: Table, name: str, where: str) -> Table:
     held = table.get(name, {})
     if not isinstance(held, dict):
@@ -344,7 +385,7 @@ def _table(table: Table, name: str, where: str) -> Table:
 
 
 def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -> Any:
-    return _check(table.get(name, default), kind, where + name)
+    return _check(table.get(name, default), kind, where + name)[0]
 
 
 def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -> None:
@@ -354,25 +395,27 @@ def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -
             raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
 
 
-def _check(value: Any, kind: Any, where: str) -> Any:
-    """The value as the annotated kind, or UsageError."""
+def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any, Any]:
+    """The value as the annotated kind, and as a complete config says it; or UsageError."""
     options = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
     for option in options:
         if typing.get_origin(option) in (tuple, Sequence) and isinstance(value, list | tuple):
             inner = typing.get_args(option)[0]
-            return tuple(_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value))
+            held = [_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value)]
+            return tuple(one for one, _ in held), [written for _, written in held]
         if option is float and isinstance(value, int | float) and not isinstance(value, bool):
             if LARGEST < abs(value) < math.inf:
                 raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
-            return float(value)
-        if option is bool and isinstance(value, bool):
-            return value
-        if option is int and isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if option is str and isinstance(value, str):
-            return value
-        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
-            return value
+            return float(value), float(value)
+        if (
+            (option is bool and isinstance(value, bool))
+            or (option is int and isinstance(value, int) and not isinstance(value, bool))
+            or (option is str and isinstance(value, str))
+            or (typing.get_origin(option) is typing.Literal and value in typing.get_args(option))
+        ):
+            return value, value
+    if any(map(is_dataclass, options)) and isinstance(value, str | dict):
+        return _part([option for option in options if option is not type(None)], value, where, default)
     said = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
     wanted = " or ".join(_wanted(option, said) for option in options)
     raise UsageError(f"{where} must be {wanted}; got {value!r}")
@@ -383,4 +426,6 @@ def _wanted(option: Any, said: dict[Any, str]) -> str:
         return "a list"
     if typing.get_origin(option) is typing.Literal:
         return "one of " + ", ".join(map(repr, typing.get_args(option)))
+    if isinstance(option, type) and option not in said:
+        return f"'{_name_of(option)}'" if is_dataclass(option) else "'FILE.py:NAME'"
     return said.get(option, str(option))
