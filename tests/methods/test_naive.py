@@ -22,6 +22,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
+from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
@@ -350,11 +351,9 @@ def partitions(items, count):
 
 
 CEDARS = [
-    {"similarity": "relu"},
-    {"similarity": "softmax", "tau": 0.5, "floor": 0.2, "steps": 1},
-    {"similarity": "shift", "feature": "delta"},
-    {"similarity": "softmax", "feature": "centred"},
-    {"similarity": "softmax", "feature": "head"},
+    {"similarity": Relu()},
+    {"similarity": Softmax(0.5), "feature": "params"},
+    {"similarity": Softmax(0.1), "feature": "centred", "steps": 2},
     {"clusters": 0},
     {"distribution": "mean"},
 ]
@@ -373,8 +372,7 @@ def test_fedcedar(settings, share, rounds):
         upload = {i: descended(sent[i], ours.train[i]) for i in cohort}
         middle = sum(upload.values()) / len(cohort)
         feature = {
-            i: {"params": w, "delta": w - sent[i], "centred": w - middle, "head": w[list(LAYERS[1])]}[method.feature]
-            for i, w in upload.items()
+            i: {"params": w, "centred": w - middle}[method.feature] for i, w in upload.items()
         }
 
         def cost(clusters, feature=feature):
@@ -390,12 +388,11 @@ def test_fedcedar(settings, share, rounds):
         graph = []
         for k, a in enumerate(nodes):
             cos = [1.0 if k == m else dot(a, b) / math.sqrt(dot(a, a) * dot(b, b)) for m, b in enumerate(nodes)]
-            row = {
-                "relu": lambda cos=cos: [max(0.0, c) for c in cos],
-                "shift": lambda cos=cos: [(1 + c) / 2 for c in cos],
-                "softmax": lambda cos=cos: list(softmax([c / method.tau for c in cos])),
-            }[method.similarity]()
-            graph.append([method.floor * (k == m) + (1 - method.floor) * r / sum(row) for m, r in enumerate(row)])
+            if method.similarity == Relu():
+                row = [max(0.0, c) for c in cos]
+            else:
+                row = list(softmax([c / method.similarity.tau for c in cos]))
+            graph.append([r / sum(row) for r in row])
         mixed = centres
         for _ in range(method.steps):
             mixed = [sum(graph[k][m] * mixed[m] for m in range(len(mixed))) for k in range(len(mixed))]

@@ -8,9 +8,12 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
+from ..core.seeding import fold, uniform
 from .similarity import Gram
 
+RESTARTS = 10
 IDENTICAL = 1e-12  # squared distances below this share of the widest are rounding
 
 
@@ -34,28 +37,34 @@ def count_distinct(apart: Tensor) -> int:
     return len(first.unique())
 
 
-def kmeans(apart: Tensor, count: int, lots: Tensor, *, medians: bool = False) -> Clusters:
+def cluster(vectors: Gram, count: int, key: Tensor, tags: Tensor) -> Clusters:
+    """B vectors in at most `count` clusters: as many as there are different vectors, if these are fewer.
+
+    With `count` 0 every vector is a cluster of its own. Random draws follow key: [] and what stands for each vector,
+    tags: [B], so the order of the vectors means nothing.
+    """
+    if not count:
+        alone = torch.eye(len(tags), dtype=torch.float64, device=tags.device)
+        return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0]))
+    apart = distances(vectors)
+    count = min(count, count_distinct(apart))
+    like = apart.new_empty(RESTARTS * count)
+    lots = vmap(lambda mine: uniform(mine, like))(fold(key, tags)) + 2**-24  # never 0
+    return kmeans(apart, count, lots.T.view(RESTARTS, count, -1))
+
+
+def kmeans(apart: Tensor, count: int, lots: Tensor) -> Clusters:
     """The best of R runs of Lloyd's algorithm from k-means++ (Arthur and Vassilvitskii, 2007).
 
     apart: [B, B] squared distances of at least `count` different points. lots: [R, K, B] uniform numbers in (0, 1):
     they alone decide which centres a run starts from and how clusters are numbered, so lots that move with the points
-    make the result independent of their order. With `medians` a centre minimises the sum of distances to its members
-    and not of squared distances.
+    make the result independent of their order.
     """
-    label, weights, away = _lloyd(apart, _seeds(apart, lots[:, :count]), medians)
-    cost = (away.sqrt() if medians else away).sum(1)
+    label, weights, away = _lloyd(apart, _seeds(apart, lots[:, :count]))
+    cost = away.sum(1)
     # Of runs that differ by rounding only the first is taken, whatever the rounding.
     best = int((cost <= cost.min() * (1 + 1e-9)).int().argmax())
     return Clusters(label[best], weights[best], away[best].sqrt())
-
-
-def follow(apart: Tensor, square: Tensor, *, medians: bool = False) -> Clusters:
-    """Lloyd's algorithm from given centres, whose numbers the clusters keep.
-
-    apart: [B, B] squared distances of the points, square: [K, B] of the centres to the points.
-    """
-    label, weights, away = _lloyd(apart, square[None], medians)
-    return Clusters(label[0], weights[0], away[0].sqrt())
 
 
 def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
@@ -72,7 +81,7 @@ def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
     return torch.stack(chosen, 1)
 
 
-def _lloyd(apart: Tensor, square: Tensor, medians: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _lloyd(apart: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Labels [R, B], weights [R, K, B] and squared distances to the own centre [R, B].
 
     square: [R, K, B] squared distances to the first centres. At most 100 iterations, or until none of the objectives
@@ -82,10 +91,10 @@ def _lloyd(apart: Tensor, square: Tensor, medians: bool) -> tuple[Tensor, Tensor
     for _ in range(100):
         label = _assign(square)
         member = F.one_hot(label, square.shape[1]).mT.to(apart.dtype)
-        weights = _medians(apart, member) if medians else member / member.sum(-1, keepdim=True)
+        weights = member / member.sum(-1, keepdim=True)
         square = _from_centres(apart, weights)
         away = square.gather(1, label[:, None])[:, 0]
-        now = (away.sqrt() if medians else away).sum(1)
+        now = away.sum(1)
         if (now >= (1 - 1e-6) * before).all():
             break
         before = now
@@ -112,35 +121,3 @@ def _from_centres(apart: Tensor, weights: Tensor) -> Tensor:
     """[R, K, B] squared distances of all points to the centres weights: [R, K, B], which are affine combinations."""
     inner = weights @ apart
     return (inner - (inner * weights).sum(-1, keepdim=True) / 2).clamp(min=0)
-
-
-def _medians(apart: Tensor, member: Tensor) -> Tensor:
-    """[R, K, B] weights of the members' geometric medians (Weiszfeld's iteration as mended by Vardi and Zhang, 2000).
-
-    Begun at the mean, as two members alone have no other point to agree on; or at the best of the members if it is the
-    median, because the iteration would be slow to arrive there.
-    """
-    reach = apart.max().sqrt()
-
-    def pull(weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Which way the members pull the centres: [R, K, B], how far, how hard, and how many hold on: [R, K, 1]."""
-        near = _from_centres(apart, weights).sqrt()
-        touches = near <= 1e-7 * reach  # a point that the centre lies on would pull with infinite force
-        force = torch.where(touches, 0.0, member / near)
-        total = force.sum(-1, keepdim=True)
-        step = torch.where(total > 0, force / total, weights) - weights
-        length = (-(step @ apart * step).sum(-1, keepdim=True) / 2).clamp(min=0).sqrt()
-        held = (member * touches).sum(-1, keepdim=True)
-        return step, length, total * length, held
-
-    begin = torch.where(member > 0, member @ apart.sqrt(), torch.inf).argmin(-1)
-    best = F.one_hot(begin, member.shape[-1]).to(apart.dtype)
-    _, _, strength, held = pull(best)
-    weights = torch.where(strength < held - 1e-6, best, member / member.sum(-1, keepdim=True))
-    for _ in range(3000):
-        step, length, strength, held = pull(weights)
-        part = 1 - torch.where(held < strength, held / strength, 1.0)
-        weights = weights + part * step
-        if (part * length <= 1e-9 * reach).all():
-            break
-    return weights

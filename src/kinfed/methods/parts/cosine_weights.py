@@ -1,0 +1,35 @@
+"""How cosines become the weights of a mean."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...errors import UsageError
+
+
+@dataclass(frozen=True)
+class Relu:
+    """The cosine, or zero where that is negative, divided by the row's sum."""
+
+    def weights(self, alike: Tensor) -> Tensor:
+        """[C, C] rows summing to one from cosines: [C, C] with a diagonal of ones."""
+        return _rows(alike.clamp(min=0))
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """The softmax of the cosines over a temperature."""
+
+    tau: float = 0.1  # the temperature: the smaller, the more is kept of the most similar alone
+
+    def __post_init__(self) -> None:
+        if self.tau <= 0:
+            raise UsageError(f"softmax: tau must be positive; got {self.tau}")
+
+    def weights(self, alike: Tensor) -> Tensor:
+        """[C, C] rows summing to one from cosines: [C, C]."""
+        return _rows((alike / self.tau).softmax(1))
+
+
+def _rows(weights: Tensor) -> Tensor:
+    return weights / weights.sum(1, keepdim=True)
