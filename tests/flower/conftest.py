@@ -33,9 +33,9 @@ from kinfed.simulation.simulation import Simulation
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
-    "fedcedar": {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.5},
+    "fedcedar": {"clusters": 2, "similarity": {"name": "softmax", "tau": 0.5}},
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
-    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedgat": {"graph": {"name": "attention", "heads": 2, "width": 3}, "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},

@@ -9,6 +9,8 @@ from kinfed import SGD, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
+from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.features import Head
 
 LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
 PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
@@ -53,12 +55,15 @@ def run(method, weights=PATH, train=9, module=None, **settings):
         (lambda: run(Panacea(initial="spectral"), LOPSIDED), "initial='spectral' need a symmetric graph"),
         (lambda: run(SFL(), None), "sfl needs a graph of the clients and this data set has none"),
         (lambda: run(Panacea(), None), "panacea needs a graph of the clients"),
-        (lambda: run(PFedGAT(heads=500, memory=1e-5)), "pfedgat: a network of 500 heads .* more than memory=1e-05"),
+        (
+            lambda: run(PFedGAT(Attention(heads=500, memory=1e-5))),
+            "attention: a network of 500 heads .* more than memory=1e-05",
+        ),
         (lambda: run(Panacea(memory=1e-5)), "panacea: a network of .* more than memory=1e-05"),
         (lambda: run(PFedHN(memory=1e-5)), "pfedhn: a network of .* more than memory=1e-05"),
         (lambda: run(FedAGHN(), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
         (lambda: run(PFedGAT(), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
-        (lambda: run(FedCedar(feature="head"), module=nn.PReLU(2)), "fedcedar: feature='head'"),
+        (lambda: run(PFedGAT(Attention(features=Head())), module=nn.PReLU(2)), "features='head' needs"),
         (lambda: run(SFL(personal=["head.*"])), r"no tensor of the model matches 'head.\*'"),
     ],
 )
@@ -86,10 +91,10 @@ DG15 = ["federation.dataset=dg15", "federation.partition=natural", "federation.c
         (graph((1, 2, float("nan"))), ["panacea"], "entry [1, 2] is nan"),
         (LOPSIDED, ["sfl", "method.structure=given", "method.norm=sym"], "needs a symmetric graph"),
         (LOPSIDED, ["panacea", "method.aggregation=sym"], "need a symmetric graph"),
-        (PATH, ["pfedgat", "method.graph=attention", "method.memory=1e-6"], "more than memory=1e-06"),
+        (PATH, ["pfedgat", "method.graph={name='attention', memory=1e-6}"], "more than memory=1e-06"),
         (PATH, ["panacea", "method.memory=1e-6"], "more than memory=1e-06"),
         (PATH, ["fedaghn", "method.feedback=val", "federation.split.examples=3"], "sets a ninth of each client's"),
-        (PATH, ["fedcedar", "method.clusters=-1"], "clusters, steps and neighbours must be zero or more"),
+        (PATH, ["fedcedar", "method.clusters=-1"], "clusters and steps must be zero or more"),
     ],
 )
 def test_one_line_from_the_command_line(weights, asked, said, tmp_path, capsys):

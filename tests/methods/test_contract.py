@@ -21,6 +21,8 @@ from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.experiments.fit import fit
 from kinfed.methods import METHODS
+from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
@@ -30,9 +32,9 @@ ROUNDS = 4
 LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
-    "fedcedar": {"clusters": 2, "feature": "centred", "similarity": "softmax", "tau": 0.5},
+    "fedcedar": {"clusters": 2, "similarity": Softmax(0.5)},
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
-    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},

@@ -12,6 +12,9 @@ from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAGHN, FedAvg, FedCedar, Local, Panacea, PFedGAT
+from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.cosine_weights import Softmax
+from kinfed.methods.parts.learned_graph import Projected
 
 float64 = torch.float64
 B = [[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]]
@@ -97,7 +100,7 @@ def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, ablation):
 
 
 def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
-    method = FedCedar(clusters=3, steps=1, feature="params", similarity="softmax", tau=0.5)
+    method = FedCedar(clusters=3, steps=1, feature="params", similarity=Softmax(0.5))
     trial = bowls(method, B, lr=1.0, executor=executor)  # one step of rate 1 ends at b
     trial.run(1)
     found, v = trial.history.diagnostics[0], torch.tensor(B, dtype=float64)
@@ -113,7 +116,7 @@ def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
 
 
 def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowls, executor):
-    method = PFedGAT(heads=2, width=3, lr=0.5, feedback="train")
+    method = PFedGAT(Attention(heads=2, width=3), lr=0.5, feedback="train")
     trial = bowls(method, B, executor=executor)
     servers, server = [], None
     for round in range(3):
@@ -130,7 +133,7 @@ def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowl
 
 
 def test_pfedgat_without_attention_begins_uniform(bowls):
-    trial = bowls(PFedGAT(graph="projected", feedback="train"), B)
+    trial = bowls(PFedGAT(Projected(), feedback="train"), B)
     trial.run(1)
     close(trial.history.diagnostics[0]["entropy"], [math.log(3)] * 3)
     close(trial.history.diagnostics[0]["from uniform"], [0.0] * 3)

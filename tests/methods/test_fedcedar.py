@@ -154,7 +154,13 @@ def test_the_warning_comes_once_a_run(bowls):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 4), st.sampled_from([*SIMILARITIES.values()]), st.integers(0, 10_000))
+@given(
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.integers(0, 4),
+    st.sampled_from([*SIMILARITIES.values()]),
+    st.integers(0, 10_000),
+)
 def test_mixed_centres_are_convex_and_follow_from_the_graph(roster, count, clusters, steps, similarity, seed):
     known, uploads = roster(count, two_layers()), None
     uploads = random(count, known.layout.size, seed=seed)
@@ -391,5 +397,5 @@ def test_refuses(wrong, said):
 
 
 def test_refuses_a_temperature_of_zero():
-    with pytest.raises(UsageError, match="softmax: tau must be positive; got 0.0"):
+    with pytest.raises(UsageError, match="softmax: tau must be positive"):
         Softmax(0.0)

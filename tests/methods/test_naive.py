@@ -22,6 +22,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
+from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.simulation.simulation import Simulation
 
@@ -208,9 +209,9 @@ def attention(project, listen, speak, thetas):
 
 
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), *ROUNDS])
-@pytest.mark.parametrize("settings", [{"feedback": "test"}, {"feedback": "train", "newcomer": "initial"}], ids=str)
+@pytest.mark.parametrize("settings", [{"feedback": "test"}, {"feedback": "train"}], ids=str)
 def test_pfedgat(settings, share, rounds):
-    method = PFedGAT(heads=2, width=3, lr=0.3, **settings)
+    method = PFedGAT(Attention(heads=2, width=3), lr=0.3, **settings)
     ours = Ours(method, share, rounds)
     project, listen, speak = (t.numpy() for t in ours.begin.network)
     judged = ours.test if method.feedback == "test" else ours.train
@@ -218,7 +219,7 @@ def test_pfedgat(settings, share, rounds):
     last, seen = [], []
     for cohort in ours.cohorts:
         begin = list(start)
-        if method.newcomer == "mean" and seen:
+        if seen:
             for i in set(range(N)) - set(seen):
                 begin[i] = sum(start[j] for j in seen) / len(seen)
         uploads = {i: descended(begin[i], ours.train[i]) for i in cohort}
@@ -249,7 +250,7 @@ def test_pfedgat(settings, share, rounds):
         close(found, expected)
         assert rounds == 1 or np.abs(expected - before.numpy()).max() > 1e-3
     close(ours.server.theta, start)
-    if len(seen) < N and method.newcomer == "mean":
+    if len(seen) < N:
         for i in set(range(N)) - set(seen):
             start[i] = sum(start[j] for j in seen) / len(seen)
     close(ours.models["mixed"], start)
@@ -371,9 +372,7 @@ def test_fedcedar(settings, share, rounds):
         sent = {i: start(i) for i in cohort}
         upload = {i: descended(sent[i], ours.train[i]) for i in cohort}
         middle = sum(upload.values()) / len(cohort)
-        feature = {
-            i: {"params": w, "centred": w - middle}[method.feature] for i, w in upload.items()
-        }
+        feature = {i: {"params": w, "centred": w - middle}[method.feature] for i, w in upload.items()}
 
         def cost(clusters, feature=feature):
             total = 0.0

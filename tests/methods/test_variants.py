@@ -4,8 +4,9 @@ A setting that no variant below changes, and a choice that none makes, fail a te
 """
 
 import inspect
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from importlib.util import find_spec
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -22,7 +23,14 @@ from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.methods import METHODS
+from kinfed.methods import METHODS, FedCedar
+from kinfed.methods.parts.attention import Attention, DynamicAttention
+from kinfed.methods.parts.cosine_weights import Relu, Softmax
+from kinfed.methods.parts.features import Head, Update
+from kinfed.methods.parts.features import Sketch as Sketched
+from kinfed.methods.parts.feedback import Delta, Sketch
+from kinfed.methods.parts.learned_graph import Logits, Projected
+from kinfed.methods.parts.spsa import Spsa
 from kinfed.ops import similarity, sketch
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.simulation import Simulation
@@ -30,10 +38,11 @@ from kinfed.simulation.simulation import Simulation
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
 LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone
 ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
+SMALL = Attention(heads=2, width=3)
 BASE = {
     "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0},
     "fedcedar": {"clusters": 2},
-    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
+    "pfedgat": {"graph": SMALL, "lr": 1.0},
     "pfedhn": {"hidden": 5},
     "panacea": {"embedding": 3, "hidden": 5, "steps": 2, "lr": 0.5},
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
@@ -93,13 +102,9 @@ VARIANTS = {
     "fedcedar": [
         {"clusters": 0},
         {"steps": 0},
-        {"feature": "centred", "similarity": "softmax", "tau": 0.3},
-        {"feature": "delta", "similarity": "shift", "steps": 1},
-        {"feature": "head", "similarity": "abs", "floor": 0.3},
-        {"feature": "params", "similarity": "raw", "centre": "geometric_median"},
-        {"init": "warm", "memory": "last_seen"},
-        {"distribution": "mean", "restarts": 2},
-        {"clusters": 0, "neighbours": 1},
+        {"similarity": Softmax(0.3)},
+        {"similarity": Relu(), "feature": "params"},
+        {"distribution": "mean"},
     ],
     "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 2}],
     "fedaghn": [
@@ -115,18 +120,16 @@ VARIANTS = {
         {"neighbours": 2},
     ],
     "pfedgat": [
-        {"heads": 3, "width": 2, "slope": 0.1, "lr": 0.1},
-        {"graph": "projected", "feedback": "train"},
-        {"graph": "raw", "feedback": "test"},
-        {"graph": "logits", "memory": 0.5},
-        {"attention": "v2", "newcomer": "initial"},
-        {"features": "sketch", "feature_size": 5},
-        {"features": "head", "channel": "directional"},
-        {"features": "delta", "channel": "delta", "feedback": "train"},
-        {"channel": "sketch", "sketch": 8},
-        {"channel": "spsa", "probes": 2, "radius": 0.1},
-        {"channel": "one-point", "balanced": False},
-        {"neighbours": 1},
+        {"graph": Attention(heads=3, width=2, slope=0.1), "lr": 0.1},
+        {"graph": Projected(), "feedback": "train"},
+        {"graph": Logits(), "feedback": "test"},
+        {"graph": DynamicAttention(heads=2, width=3)},
+        {"graph": replace(SMALL, features=Sketched(5))},
+        {"graph": replace(SMALL, features=Head())},
+        {"graph": replace(SMALL, features=Update()), "channel": Delta(), "feedback": "train"},
+        {"channel": Sketch(8)},
+        {"channel": Spsa(probes=2, radius=0.1)},
+        {"graph": replace(SMALL, neighbours=1, memory=0.5)},
     ],
 }
 CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in variants]
@@ -238,12 +241,36 @@ def left_out(roster):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_and_every_choice_has_a_variant(name):
-    method = METHODS[name]
-    tried = [{**BASE.get(name, {}), **variant} for variant in VARIANTS[name]]
-    for setting in fields(method):
+    tried = [METHODS[name](**{**BASE.get(name, {}), **variant}) for variant in VARIANTS[name]]
+    assert_varied(METHODS[name], tried, name)
+
+
+def assert_varied(kind, tried, where, own=False):
+    """Some of the objects tried differ from the default in each setting; so do the parts of each kind within them.
+
+    With `own` only in those settings that the kind does not inherit from another.
+    """
+    hints = get_type_hints(kind)
+    for setting in fields(kind):
+        if own and setting.name not in vars(kind).get("__annotations__", {}):
+            continue
         default = setting.default if setting.default is not MISSING else None
-        values = [variant.get(setting.name, default) for variant in tried]
-        assert any(v != default for v in values), f"no variant changes {setting.name}"
-        choices = getattr(inspect.getmodule(method), "CHOICES", {}).get(setting.name, ())
-        for choice in choices:
-            assert choice in (default, *values), f"no variant has {setting.name}={choice}"
+        values, hint = [getattr(one, setting.name) for one in tried], hints[setting.name]
+        assert any(v != default for v in values), f"no variant of {where} changes {setting.name}"
+        choices = getattr(inspect.getmodule(kind), "CHOICES", {}).get(setting.name, ())
+        for choice in (*choices, *(get_args(hint) if get_origin(hint) is Literal else ())):
+            assert choice in (default, *values), f"no variant of {where} has {setting.name}={choice}"
+        for part in filter(is_dataclass, (hint, *get_args(hint))):
+            alike = [v for v in values if isinstance(v, part)]
+            assert part in map(type, alike), f"no variant of {where} has a {part.__name__} as {setting.name}"
+            assert_varied(part, alike, f"{where}.{setting.name}", own=True)
+
+
+def test_a_part_without_a_variant_of_its_own_is_noticed():
+    for tried, lacks in (
+        ([FedCedar(similarity=Softmax(0.3))], "no variant of fedcedar has a Relu as similarity"),
+        ([FedCedar(similarity=Relu()), FedCedar()], "no variant of fedcedar.similarity changes tau"),
+    ):
+        settings = [replace(one, clusters=2, steps=0, feature="params", distribution="mean") for one in tried]
+        with pytest.raises(AssertionError, match=lacks):
+            assert_varied(FedCedar, [*settings, FedCedar()], "fedcedar")

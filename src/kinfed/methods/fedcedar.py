@@ -35,7 +35,7 @@ class Server(NamedTuple):
 class FedCedar(Method):
     r"""k-means of the cohort's models; $\hat V = R^P V$, the rows of $R$ weights from $\cos(v_k, v_l)$ summing to one.
 
-    A client of the last cohort is sent its cluster's $\hat v_k$, everybody else the plain mean of all (Section 3.5). The
+    A client of the last cohort is sent its cluster's $\hat v_k$, everybody else the mean of all (Section 3.5). The
     paper's recipe, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly one, so
     it is not the default. Its ablations are settings: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
     """

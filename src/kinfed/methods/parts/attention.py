@@ -1,62 +1,117 @@
-"""Learned graphs: who listens to whom, from what describes the clients, or by one free number a pair."""
+"""Attention: a graph that a network reads off what describes the clients, so that it also serves newcomers."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.trees import Pairwise, Shared
+from ...core.method import Roster
+from ...core.trees import Shared, Tree
+from ...errors import UsageError
+from ...ops.sparsify import prune
+from .features import Full, Head, Sketch, Update
+from .learned_graph import LearnedGraph
+
+Glorot = Callable[..., Tensor]
+Network = Any  # one of the two below
 
 
-class Attention(NamedTuple):
-    """Heads that add what speaks for the listener and for the speaker: all listeners of a head rank speakers alike."""
+class Heads(NamedTuple):
+    """The network: its H heads add what speaks for the listener and for the speaker."""
 
     project: Shared  # [H, f, m] one projection a head, from m features of a client
     listen: Shared  # [H, f] scores the client that listens
     speak: Shared  # [H, f] scores the client that is listened to
 
 
-class DynamicAttention(NamedTuple):
-    """Heads that look at listener and speaker together (Brody et al., 2022): each listener has its own ranking."""
+class DynamicHeads(NamedTuple):
+    """The network of dynamic attention."""
 
     listen: Shared  # [H, f, m] projects the client that listens
     speak: Shared  # [H, f, m] projects the client that is listened to
     score: Shared  # [H, f]
 
 
-class Pairs(NamedTuple):
-    """A graph that is itself what is learned; it knows nothing of clients it has not seen."""
+@dataclass(frozen=True)
+class Attention(LearnedGraph):
+    """The paper's attention. Within a head all listeners rank speakers alike, so that one head can show no groups."""
 
-    weights: Pairwise  # [N, N]
+    heads: int = 8  # H, how many heads are averaged
+    width: int = 8  # f, how many numbers a head makes of a client's features
+    slope: float = 0.2  # of LeakyReLU below zero
+    features: Full | Head | Update | Sketch = Full()  # what the network sees of a client
+    neighbours: int = 0  # how many others a client's mix keeps, those with most attention; 0: all
+    memory: float = 1.0  # GiB that the network may take; a larger one is refused
+    projections: ClassVar[int] = 1  # that a head has
 
+    def __post_init__(self) -> None:
+        if min(self.heads, self.width) < 1 or self.neighbours < 0 or self.memory <= 0:
+            raise UsageError(
+                "attention: heads and width must be at least 1, neighbours zero or more (0 means all) and memory "
+                f"positive; got heads={self.heads}, width={self.width}, neighbours={self.neighbours}, "
+                f"memory={self.memory}"
+            )
 
-Network = Attention | DynamicAttention | Pairs
+    @property
+    def sees_updates(self) -> bool:
+        return self.features == Update()
 
+    def draw(self, roster: Roster) -> Heads | DynamicHeads:
+        size = self.features.count(roster)
+        gib = self.projections * self.heads * self.width * size * roster.theta.element_size() / 2**30
+        if gib > self.memory:
+            raise UsageError(
+                f"attention: a network of {self.heads} heads of width {self.width} over {size:,} features would take "
+                f"{gib:.3g} GiB, more than memory={self.memory:g}; use features='sketch', or fewer heads"
+            )
+        generator = roster.generator("pfedgat")
 
-def draw_attention(heads: int, width: int, size: int, dynamic: bool, draw: torch.Generator, like: Tensor) -> Network:
-    """A network for `size` features a client, with numbers after Glorot and Bengio (2010), of the type of `like`."""
+        def glorot(fans: int, *shape: int) -> Tensor:
+            """[H, f, ...] numbers after Glorot and Bengio (2010)."""
+            numbers = 2 * torch.rand(self.heads, self.width, *shape, generator=generator) - 1
+            return (numbers * (6 / fans) ** 0.5).to(roster.theta)
 
-    def glorot(fans: int, *shape: int) -> Tensor:
-        numbers: Tensor = (2 * torch.rand(shape, generator=draw) - 1) * (6 / fans) ** 0.5
-        return numbers.to(like)
+        return self.network(glorot, size)
 
-    project = glorot(size + width, heads, width, size)
-    if dynamic:
-        return DynamicAttention(project, glorot(size + width, heads, width, size), glorot(width + 1, heads, width))
-    return Attention(project, glorot(2 * width + 1, heads, width), glorot(2 * width + 1, heads, width))
+    def network(self, glorot: Glorot, size: int) -> Heads | DynamicHeads:
+        """The first network for `size` features a client."""
+        fans = 2 * self.width + 1
+        return Heads(glorot(size + self.width, size), glorot(fans), glorot(fans))
 
+    def weights(self, network: Network, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        rows = self.attend(network, self.features.of(roster, server, cohort))
+        if not self.neighbours:
+            return rows
+        rows = prune(rows, self.neighbours)
+        return rows / rows.sum(1, keepdim=True)
 
-def attend(network: Attention | DynamicAttention, described: Tensor, slope: float) -> Tensor:
-    """[K, K] positive rows that sum to one, from described: [K, m]; `slope` is LeakyReLU's below zero."""
-    features = F.layer_norm(described, described.shape[1:])
-    if isinstance(network, Attention):
+    def attend(self, network: Network, described: Tensor) -> Tensor:
+        """[K, K] positive rows that sum to one, from features: [K, m]."""
+        features = F.layer_norm(described, described.shape[1:])
+        return self.scores(network, features).softmax(-1).mean(0)
+
+    def scores(self, network: Network, features: Tensor) -> Tensor:
+        """[H, K, K] how much each head lets listeners (rows) hear speakers (columns); features: [K, m]."""
         seen = torch.einsum("hfm,km->hkf", network.project, features)
         listen = torch.einsum("hkf,hf->hk", seen, network.listen)
         speak = torch.einsum("hkf,hf->hk", seen, network.speak)
-        scores = F.leaky_relu(listen[:, :, None] + speak[:, None, :], slope)  # [H, K, K]
-    else:
+        return F.leaky_relu(listen[:, :, None] + speak[:, None, :], self.slope)
+
+
+@dataclass(frozen=True)
+class DynamicAttention(Attention):
+    """Heads that look at listener and speaker together (Brody et al., 2022): each listener has its own ranking."""
+
+    projections: ClassVar[int] = 2
+
+    def network(self, glorot: Glorot, size: int) -> DynamicHeads:
+        project = glorot(size + self.width, size), glorot(size + self.width, size)
+        return DynamicHeads(*project, glorot(self.width + 1))
+
+    def scores(self, network: Network, features: Tensor) -> Tensor:
         listener, speaker = (torch.einsum("hfm,km->hkf", w, features) for w in (network.listen, network.speak))
-        together = F.leaky_relu(listener[:, :, None] + speaker[:, None, :], slope)  # [H, K, K, f]
-        scores = torch.einsum("hijf,hf->hij", together, network.score)
-    return scores.softmax(-1).mean(0)
+        together = F.leaky_relu(listener[:, :, None] + speaker[:, None, :], self.slope)  # [H, K, K, f]
+        return torch.einsum("hijf,hf->hij", together, network.score)

@@ -6,15 +6,16 @@ says what the server asks beside the mixture, what the client answers, and how t
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...core.client import Client
-from ...core.seeding import fold
+from ...core.method import Roster
+from ...core.optimiser import SGD, Optimiser
 from ...core.tables import take
-from ...core.trees import Tree
+from ...core.trees import Axis, ModelOf, PerClient, Tree
+from ...errors import UsageError
 from ...ops.similarity import inner
 from ...ops.sketch import count_sketch
 
@@ -28,6 +29,16 @@ class Mixtures(NamedTuple):
     listeners: Tensor  # [K] int64 what stands for the receivers
     key: Tensor  # [] int64 of the random draws about this mix
     learned: Tensor  # [d] bool, False on buffers
+    rate: Tensor  # [K] how far local training goes against the gradient: learning rate times steps
+
+    @staticmethod
+    def of(roster: Roster, server: Tree, cohort: Tensor) -> "Mixtures":
+        """What the cohort: [K] was sent at the end of the last round."""
+        mixed = server.present.nonzero().squeeze(1)
+        learned = roster.layout.trainable_on(server.theta.device)
+        steps = roster.training.count_steps(roster.sizes[cohort]).to(server.theta.dtype)
+        names = roster.tags[mixed], roster.tags[cohort]
+        return Mixtures(server.uploads, mixed, *names, server.key, learned, steps * roster.training.optimiser.lr)
 
     @property
     def theta(self) -> Tensor:
@@ -35,17 +46,32 @@ class Mixtures(NamedTuple):
         return take(self.table, self.mixed)
 
 
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    theta: ModelOf[PerClient]  # [d] its mixed model
+    asked: Annotated[Tree, Axis.PER_CLIENT]  # what its channel asks
+
+
+class Upload(NamedTuple):
+    """What a client sends back."""
+
+    theta: ModelOf[PerClient]  # [d] its trained model
+    answer: PerClient  # [...] of its channel, about the model it received
+
+
 class Replies(NamedTuple):
     """What the K clients sent back."""
 
     answers: Tensor  # [K, ...]
     change: Tensor  # [K, d] what local training from the mixture changed; [K, 0] if nobody reads it
-    rate: Tensor  # [K] how far that went against the gradient: learning rate times steps
-    baseline: Tensor  # [K, 2] the last answer before this one, and 1 if there was one; [K, 0] if nobody reads it
 
 
 class Channel(ABC):
     """By default the server asks nothing and the client answers nothing."""
+
+    def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:  # noqa: B027 most need nothing
+        """Raise UsageError where it cannot know the gradient on these examples, or from this local training."""
 
     def ask(self, mix: Mixtures) -> Tree:
         """[K, ...] what is sent beside the mixtures."""
@@ -75,30 +101,32 @@ class Exact(Channel):
 class Delta(Channel):
     """Nothing new is sent: local training went down the training loss, exactly so in one step on all examples."""
 
+    def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:
+        if feedback != "train":
+            raise UsageError(
+                "pfedgat: channel 'delta' reads the training loss off local training, so it needs feedback='train'; "
+                f"got '{feedback}'"
+            )
+        if optimiser is not None and optimiser != SGD(optimiser.lr):
+            raise UsageError(
+                "pfedgat: channel 'delta' reads gradients off what plain SGD changed: set training.optimiser to sgd "
+                "without momentum or decay, or use channel 'exact'"
+            )
+
     def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
         change = replies.change if mix.learned.all() else replies.change * mix.learned
-        return -inner(change, mix.theta) / replies.rate[:, None]
-
-
-@dataclass(frozen=True)
-class Directional(Channel):
-    """The client is sent all models that were mixed: [M, d], and answers its row of G: [M]."""
-
-    def ask(self, mix: Mixtures) -> Tree:
-        return mix.theta.expand(len(mix.listeners), -1, -1)
-
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
-        return asked @ client.gradient(theta, client.held_out)  # type: ignore[no-any-return]
-
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        return replies.answers
+        return -inner(change, mix.theta) / mix.rate[:, None]
 
 
 @dataclass(frozen=True)
 class Sketch(Channel):
     """The client is sent a key: [] and answers a count sketch of its gradient: [size]."""
 
-    size: int
+    size: int = 256  # how many numbers an answer has
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise UsageError(f"sketch: size must be at least 1; got {self.size}")
 
     def ask(self, mix: Mixtures) -> Tree:
         return mix.key.expand(len(mix.listeners))
@@ -108,84 +136,3 @@ class Sketch(Channel):
 
     def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
         return replies.answers @ count_sketch(mix.theta, mix.key, self.size).T
-
-
-@dataclass(frozen=True)
-class TwoPoint(Channel):
-    """The client is sent steps: [probes, d] and answers its loss ahead and behind: [probes, 2] (Spall, 1992).
-
-    A step moves all weights of a row by `radius` times random signs.
-    """
-
-    probes: int
-    radius: float
-    balanced: bool
-
-    def ask(self, mix: Mixtures) -> Tree:
-        return _steps(mix, self._signs(mix), self.radius).movedim(0, 1)
-
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
-        losses = [client.loss(theta + way * step, client.held_out) for step in asked.unbind(0) for way in (1, -1)]
-        return torch.stack(losses).view(self.probes, 2)
-
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        along = (replies.answers[..., 0] - replies.answers[..., 1]) / (2 * self.radius)  # [K, probes]
-        rows = torch.einsum("kp,pkm->km", along, self._signs(mix).to(along.dtype)) / self.probes
-        return rows * _correction(rows, self.balanced)
-
-    def _signs(self, mix: Mixtures) -> Tensor:
-        keys = fold(mix.key, torch.arange(self.probes, device=mix.key.device))
-        return draw_signs(keys, mix.listeners, mix.speakers, self.balanced)
-
-
-@dataclass(frozen=True)
-class OnePoint(Channel):
-    """The mixture itself is moved by such a step, and the client answers its loss there: []."""
-
-    radius: float
-    balanced: bool
-
-    def perturb(self, mix: Mixtures) -> Tensor:
-        """[K, d] what is added to the mixtures."""
-        return _steps(mix, self._signs(mix), self.radius)
-
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
-        return client.loss(theta, client.held_out)
-
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        last, known = replies.baseline.unbind(1)
-        along = known * (replies.answers - last) / self.radius  # a first answer says nothing
-        rows = along[:, None] * self._signs(mix)
-        return rows * _correction(rows, self.balanced)
-
-    def _signs(self, mix: Mixtures) -> Tensor:
-        return draw_signs(mix.key, mix.listeners, mix.speakers, self.balanced)
-
-
-def draw_signs(key: Tensor, listeners: Tensor, speakers: Tensor, balanced: bool) -> Tensor:
-    """[..., K, M] int64 random signs from key: [...], one a pair of listeners: [K] and speakers: [M].
-
-    Balanced rows sum to zero: half their signs are 1 and half -1, with one 0 if their number is odd.
-    """
-    lots = fold(fold(key[..., None, None], listeners[:, None]), speakers)
-    if not balanced:
-        return 1 - 2 * (lots & 1)
-    rank, half = lots.argsort(-1).argsort(-1), len(speakers) // 2
-    return (rank < half).long() - (rank >= len(speakers) - half).long()
-
-
-def _steps(mix: Mixtures, signs: Tensor, radius: float) -> Tensor:
-    """[..., K, d] steps of the mixtures; running statistics stay, for they may not become negative."""
-    theta = mix.theta
-    steps = signs.to(theta.dtype) @ theta
-    return steps.mul_(radius).mul_(mix.learned)
-
-
-def _correction(rows: Tensor, balanced: bool) -> float:
-    """What frees the estimate of bias: rows: [K, M].
-
-    The mean of sign sign^T should be I, or I - 1/M for balanced signs, which cannot see what a row of G has in common.
-    With an even number of them different signs have correlation -1 / (M - 1), so the mean is M / (M - 1) times that.
-    """
-    count = rows.shape[1]
-    return (count - 1) / count if balanced and count and count % 2 == 0 else 1.0

@@ -1,0 +1,75 @@
+"""Graphs that are learned from how well their mixtures do: what a graph needs for that, and graphs that are free."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...core.method import Roster
+from ...core.trees import Pairwise, Tree
+from ...ops.sparsify import project_simplex
+
+
+class LearnedGraph(ABC):
+    """A graph of the clients of a cohort, made by a network: a NamedTuple of tensors that an optimiser moves."""
+
+    @property
+    def sees_updates(self) -> bool:
+        """Whether it reads the table `change` of the server."""
+        return False
+
+    @abstractmethod
+    def draw(self, roster: Roster) -> Any:
+        """The first network."""
+
+    @abstractmethod
+    def weights(self, network: Any, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        """[K, K] rows that sum to one: how much each of the cohort: [K] is given of whom."""
+
+    def settle(self, network: Any) -> Any:
+        """What the network becomes after a step of its optimiser."""
+        return network
+
+    def add_clients(self, roster: Roster, before: Any, wide: Any, newcomers: Tensor) -> Any:
+        """The network once newcomers: [M] are in the roster; `wide` is that of before with their first rows."""
+        return wide
+
+
+class Pairs(NamedTuple):
+    """A number for each pair of clients; it knows nothing of clients it has not seen."""
+
+    weights: Pairwise  # [N, N]
+
+
+@dataclass(frozen=True)
+class Projected(LearnedGraph):
+    """No attention: the weights themselves are learned, and after each step projected onto the simplex."""
+
+    def draw(self, roster: Roster) -> Pairs:
+        return Pairs(roster.theta.new_full((len(roster),) * 2, 1 / len(roster)))
+
+    def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        part = network.weights[cohort][:, cohort]
+        total = part.sum(1, keepdim=True)
+        alone = torch.eye(len(cohort), dtype=part.dtype, device=part.device)
+        return torch.where(total > 0, part / total.clamp(min=1e-12), alone)
+
+    def settle(self, network: Pairs) -> Pairs:
+        return Pairs(project_simplex(network.weights))
+
+    def add_clients(self, roster: Roster, before: Pairs, wide: Pairs, newcomers: Tensor) -> Pairs:
+        known, kept = roster.others(newcomers), 1 - len(newcomers) / len(roster)  # so that rows sum to what they did
+        return Pairs(wide.weights.index_put((known[:, None], known), kept * before.weights))
+
+
+@dataclass(frozen=True)
+class Logits(LearnedGraph):
+    """No attention: the logits of the weights are learned."""
+
+    def draw(self, roster: Roster) -> Pairs:
+        return Pairs(roster.theta.new_zeros(len(roster), len(roster)))
+
+    def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
+        return network.weights[cohort][:, cohort].softmax(1)
