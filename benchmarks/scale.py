@@ -28,6 +28,8 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.experiments import run_folder
 from kinfed.methods import METHODS
+from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.features import Sketch
 from kinfed.models import MODELS
 from kinfed.simulation.simulation import Simulation
 
@@ -40,7 +42,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "fedrep": ({}, 100_000),  # this and the next have private states
     "local": ({}, 100_000),
     "sfl": ({"structure": "similarity", "neighbours": 20, "sketch": 512}, 10_000),
-    "pfedgat": ({"features": "sketch", "neighbours": 20}, 10_000),
+    "pfedgat": ({"graph": Attention(features=Sketch(), neighbours=20)}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),
     "panacea": ({"heads": "chunked", "encoder": "sparse"}, 10_000),

@@ -50,10 +50,9 @@ GRID = {
         "pull": [0.01, 0.03, 0.1],
     },
     "fedcedar": {
-        "similarity": ["softmax"],
         "steps": [1],
         "feature": ["params", "centred"],
-        "tau": [0.01, 0.1, 1.0],
+        "method.similarity.tau": [0.01, 0.1, 1.0],
         "clusters": [3, 5, 8],
     },
     "fedamp": {"alpha": [0.5, 1.0], "sigma": [20.0, 40.0, 60.0], "pull": [0.03, 0.1, 0.3]},
@@ -77,10 +76,9 @@ FEW = {
     "cfl": {"eps1": [0.5, 0.8, 1.2], "eps2": [0.5, 1.2], "begin": [1]},
     "sfl": {"structure": ["similarity"], "neighbours": [3, 5], "begin": ["mixed"], "pull": [0.01, 0.03, 0.1]},
     "fedcedar": {
-        "similarity": ["softmax"],
         "steps": [1],
         "feature": ["centred"],
-        "tau": [0.01, 0.1],
+        "method.similarity.tau": [0.01, 0.1],
         "clusters": [4, 5, 8],
     },
     "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 100.0, 500.0], "pull": [0.1]},
