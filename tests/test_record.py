@@ -17,7 +17,13 @@ from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.report.compare import compare
 
-SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "method.heads=2", "method.width=2"]
+SMALL = [
+    "rounds=2",
+    "federation.clients=4",
+    "federation.partition.groups=2",
+    "method.graph.heads=2",
+    "method.graph.width=2",
+]
 
 
 @pytest.fixture

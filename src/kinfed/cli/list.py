@@ -54,7 +54,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     for name, part in shelf.items():
         text = inspect.getdoc(inspect.getmodule(part) if asked.shelf == "methods" else part) or ""
         known = {
-            key: None if p.default is inspect.Parameter.empty else p.default
+            key: None if p.default is inspect.Parameter.empty else config.plain(p.default)
             for key, p in config.settings(part, given).items()
         }
         entries[name] = (text.partition("\n")[0], known)
@@ -70,6 +70,8 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(map(_toml, value)) + "]"
     return "(unset)" if value is None else json.dumps(value)

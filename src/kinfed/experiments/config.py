@@ -322,7 +322,7 @@ def call(
         values[name] = getattr(default, name, p.default)
         if name in asked:
             values[name], table[name] = _check(asked[name], hints.get(name, Any), f"{where}.{name}", values[name])
-        elif (written := _plain(values[name])) is not None:
+        elif (written := plain(values[name])) is not None:
             table[name] = written
     missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
     if missing:
@@ -369,12 +369,12 @@ def _name_of(kind: type) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", kind.__name__).lower()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A setting's value as a config says it."""
     if is_dataclass(value):
-        held = {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        held = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
         return {"name": _name_of(type(value)), **{name: inner for name, inner in held.items() if inner is not None}}
-    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+    return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def _table(table: Table, name: str, where: str) -> Table:

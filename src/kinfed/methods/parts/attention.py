@@ -71,8 +71,8 @@ class Attention(LearnedGraph):
 
         def glorot(fans: int, *shape: int) -> Tensor:
             """[H, f, ...] numbers after Glorot and Bengio (2010)."""
-            numbers = 2 * torch.rand(self.heads, self.width, *shape, generator=generator) - 1
-            return (numbers * (6 / fans) ** 0.5).to(roster.theta)
+            numbers: Tensor = 2 * torch.rand(self.heads, self.width, *shape, generator=generator) - 1
+            return numbers.mul_((6 / fans) ** 0.5).to(roster.theta)
 
         return self.network(glorot, size)
 
@@ -90,8 +90,8 @@ class Attention(LearnedGraph):
 
     def attend(self, network: Network, described: Tensor) -> Tensor:
         """[K, K] positive rows that sum to one, from features: [K, m]."""
-        features = F.layer_norm(described, described.shape[1:])
-        return self.scores(network, features).softmax(-1).mean(0)
+        scores = self.scores(network, F.layer_norm(described, described.shape[1:]))
+        return scores.softmax(-1).mean(0)
 
     def scores(self, network: Network, features: Tensor) -> Tensor:
         """[H, K, K] how much each head lets listeners (rows) hear speakers (columns); features: [K, m]."""

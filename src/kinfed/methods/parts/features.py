@@ -1,6 +1,5 @@
 """Features: what a network sees of a client. The server holds the tables `uploads` and `change`, both [N, d]."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +20,7 @@ class Full:
 
     table: ClassVar[str] = "uploads"
 
-    def names(self, layout: Layout) -> Collection[str]:
+    def names(self, layout: Layout) -> frozenset[str]:
         """The tensors that describe a client."""
         return layout.learned
 
@@ -47,7 +46,7 @@ class Update(Full):
 class Head(Full):
     """The last linear layer of the client's model."""
 
-    def names(self, layout: Layout) -> Collection[str]:
+    def names(self, layout: Layout) -> frozenset[str]:
         if not layout.head:
             raise UsageError("features='head' needs a model with a linear layer as head; use features='full'")
         return layout.head
