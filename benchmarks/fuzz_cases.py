@@ -38,14 +38,14 @@ from kinfed.attacks import ATTACKS
 from kinfed.cli import main as command
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data import graph_files
-from kinfed.datasets.images import FORMS
+from kinfed.datasets.files import IMAGES
 from kinfed.experiments import config
 from kinfed.flower import grid, plan
 from kinfed.flower.broker import Failure, Node
 from kinfed.flower.messages import Message
 from kinfed.flower.server import serve
 from kinfed.flower.site import Site
-from kinfed.graphs.known import GRAPHS
+from kinfed.graphs import GRAPHS
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
@@ -495,7 +495,7 @@ def edges(draw):
 
 
 def images(draw, name):
-    form, rng, arrays = FORMS[name], np.random.default_rng(draw.randrange(99)), {}
+    form, rng, arrays = IMAGES[name], np.random.default_rng(draw.randrange(99)), {}
     for split, count in (("train", draw.choice([30, 60])), ("test", draw.choice([4, 20]))):
         arrays[f"x_{split}"] = rng.integers(0, 256, (count, *form.shape), np.uint8)
         arrays[f"y_{split}"] = np.arange(count) % form.classes
@@ -516,7 +516,7 @@ def sensors(draw, name):
 def archives(draw):
     name = draw.choice(["mnist", "svhn", "metr_la_week", "pems_bay_subset", "dg15", "tpt48"])
     rng = np.random.default_rng(draw.randrange(99))
-    if name in FORMS:
+    if name in IMAGES:
         images(draw, name)
     elif name == "dg15":
         owned = {"x": rng.random((120, 2)), "y": np.arange(120) % 2, "client": np.arange(120) // 2 % 15}
@@ -528,8 +528,8 @@ def archives(draw):
         sensors(draw, name)
     if draw.random() < 0.05:
         return cli("data", "inspect", name, "--data-dir", ".")
-    dataset = {"name": name} | ({"past": 2, "horizon": 2} if name not in (*FORMS, "dg15") else {})
-    dealt = {"clients": 2, "partition": "iid"} if name in FORMS else {"partition": "natural"}
+    dataset = {"name": name} | ({"past": 2, "horizon": 2} if name not in (*IMAGES, "dg15") else {})
+    dealt = {"clients": 2, "partition": "iid"} if name in IMAGES else {"partition": "natural"}
     table = learning(draw) | {"model": "linear", "federation": {"dataset": dataset, "graph": "complete", **dealt}}
     Path("c.toml").write_text(tomli_w.dumps(table))
     run(draw, "c.toml")

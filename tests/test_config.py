@@ -19,7 +19,7 @@ from kinfed.datasets import DATASETS, OWNED
 from kinfed.errors import UsageError
 from kinfed.experiments import config
 from kinfed.experiments.config import EMBEDDED, call, make, override, read, resolve, settings, write
-from kinfed.graphs.known import GRAPHS
+from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS

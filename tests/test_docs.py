@@ -1,11 +1,8 @@
 """What the documents tell people to type does what they say."""
 
-import argparse
-import importlib
 import re
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,14 +10,13 @@ import pytest
 import kinfed
 from kinfed.analyses import ANALYSES
 from kinfed.cli import main
-from kinfed.cli.program import _parser
+from kinfed.cli.program import COMMANDS, _parser
 from kinfed.datasets import DATASETS
 from kinfed.datasets.sources import ORIGINALS
 from kinfed.experiments import config
 from kinfed.experiments.launch import Machine
 from kinfed.experiments.study import Study
 from kinfed.experiments.sweep import sweep
-from kinfed.methods import METHODS
 from kinfed.papers.published_table import load, tables
 
 ROOT = Path(__file__).parents[1]
@@ -65,21 +61,14 @@ def test_the_table_on_the_page_about_data_is_a_whole_experiment(tmp_path, monkey
 
 def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):
     """The file goes beside the other methods, its line into the table; then the command line knows it."""
-    package = tmp_path / "recipe"
-    package.mkdir()
-    code = (
-        python_block("CONTRIBUTING.md")
-        .replace("from ..", "from kinfed.")
-        .replace("from .bases", "from kinfed.methods.bases")
-    )
-    (package / "stay_home.py").write_text(code)
-    monkeypatch.syspath_prepend(str(package))
-    monkeypatch.setitem(METHODS, "stay-home", importlib.import_module("stay_home").StayHome)
-    out = str(tmp_path / "run")
-    assert main(["run", "stay-home", "method.share=0.3", "rounds=2", "--out", out, "--quiet"]) == 0
-    assert main(["list", "methods"]) == 0
-    assert "Stay-Home: clients move only part of the way" in capsys.readouterr().out
-    sys.modules.pop("stay_home")
+    monkeypatch.chdir(tmp_path)
+    Path("stay_home.py").write_text(python_block("CONTRIBUTING.md"))
+    name = "stay_home.py:StayHome"
+    assert main(["run", name, "method.share=0.3", "rounds=2", "--out", "run", "--quiet"]) == 0
+    assert main(["run", name, "method.share=1.3", "--quiet"]) == 2
+    assert "method.share must be in [0, 1]; got 1.3" in capsys.readouterr().err
+    assert main(["list", "methods", name]) == 0
+    assert "share = 0.5  (a number, in [0, 1])\n        s: 0 is Local, 1 is FedAvg" in capsys.readouterr().out
 
 
 def commands(text):
@@ -106,22 +95,17 @@ def test_commands_are_found_wherever_a_page_shows_them():
 def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkeypatch):
     """The real parser and the real config read it; nothing is run."""
     monkeypatch.chdir(tmp_path)
-
-    def stay_home(share: float = 0.5) -> None:
-        """The recipe's, which has a test of its own."""
-
-    monkeypatch.setitem(METHODS, "stay-home", stay_home)
+    Path("stay_home.py").write_text(python_block("CONTRIBUTING.md"))
+    Path("mine.py").write_text(python_block("docs/own-parts.md"))
     Path("config.toml").write_text('method = "local"\n' + config.DEFAULT.read_text())
     Path("my-run").mkdir()
     shutil.copy("config.toml", "my-run")  # as the command above it leaves
-    parser = _parser()
-    known = next(a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     for command in commands(page.read_text()):
         words = shlex.split(command, comments=True)[1:]
-        named = words[0] in known and (len(words) == 1 or (len(words) == 2 and words[1] in ANALYSES))
+        named = words[0] in COMMANDS and (len(words) == 1 or (len(words) == 2 and words[1] in ANALYSES))
         if named or (words[-1].endswith("...") and page.parent.name != "methods"):
             continue  # spoken of, not shown
-        asked = parser.parse_args(words)
+        asked = _parser(words[0]).parse_args(words)
         if words[0] == "sweep":
             study = Study(config.read(asked.source, []), Machine(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
@@ -129,7 +113,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             words[0] in ("reproduce", "estimate") and (name := getattr(asked, "table", "") or asked.subject) in tables()
         ):
             known_rows, known_columns = load(name).rows, load(name).columns
-            assert {*asked.method.split(","), ""} <= {*known_rows, ""}, command
+            assert {*asked.method.split(","), "", "mine.py:Stay"} <= {*known_rows, "", "mine.py:Stay"}, command
             assert {*asked.column.split(","), ""} <= {*known_columns, ""}, command
         elif words[0] == "reproduce":
             raise AssertionError(f"there is no table {asked.table}: {command}")

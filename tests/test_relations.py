@@ -14,7 +14,8 @@ from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
 from kinfed.data.graph_files import adjacency, distance, read
 from kinfed.errors import UsageError
-from kinfed.graphs.known import GRAPHS, label_overlap
+from kinfed.graphs import GRAPHS
+from kinfed.graphs.known import label_overlap
 
 INF = math.inf
 
@@ -250,7 +251,7 @@ def test_graphs_are_listed(capsys):
     assert main(["list", "graphs", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert set(listed) == set(GRAPHS)
-    assert listed["label_overlap"]["arguments"] == {"most": 5}
+    assert [(one["name"], one["default"]) for one in listed["label_overlap"]["settings"]] == [("most", 5)]
     assert all(entry["what"].endswith(".") for entry in listed.values())
 
 

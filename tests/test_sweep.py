@@ -121,7 +121,7 @@ def test_folders_are_safe_different_and_the_same_again(ask):
         (["seeds=1,2"], [], "write which seeds, as in seed=0..2"),
         (["seed=0,a"], [], "seed must be a whole number; got 'a'"),
         (["method=local,fedavg"], [], "methods are named by --method local,fedavg, not by method="),
-        ([], ["locl"], "there is no method 'locl'; did you mean 'local'?"),
+        ([], ["locl"], "--method: there is no 'locl'; did you mean 'local'?"),
         ([], ["local", "local"], "names a method twice"),
         (["methods.cfl.eps1=1,2"], ["local"], "methods.cfl.eps1 is a setting of cfl, which is not swept"),
         (["methods.fedprox.nu=1,2"], ["fedprox"], "unknown key 'method.nu'; known: bn, mu"),

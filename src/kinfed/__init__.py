@@ -4,83 +4,152 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .core.client import Client, Training, towards
-    from .core.engine import Participation
-    from .core.graph import Graph
-    from .core.method import Method, Params, Roster, SharedParams
-    from .core.optimiser import SGD, Adam
-    from .core.trees import ModelOf, Pairwise, PerClient, Shared
-    from .data.federation import Federation
-    from .data.split import Split
-    from .data.tables import from_csv, from_parquet
-    from .errors import RunError, UsageError
-    from .experiments.fit import fit
-    from .experiments.run import Run
-    from .experiments.run_folder import load_model, save
-    from .methods import METHODS
-    from .methods.bases import Averaging, GraphMethod
+    from .attacks.attack import Attack as Attack
+    from .attacks.backdoor import Backdoor as Backdoor
+    from .attacks.label_flip import LabelFlip as LabelFlip
+    from .attacks.noise import Noise as Noise
+    from .attacks.poison import Poison as Poison
+    from .core.client import Client as Client
+    from .core.client import Quadratic as Quadratic
+    from .core.client import Training as Training
+    from .core.client import towards as towards
+    from .core.engine import Participation as Participation
+    from .core.graph import Graph as Graph
+    from .core.history import History as History
+    from .core.method import Method as Method
+    from .core.method import Params as Params
+    from .core.method import Roster as Roster
+    from .core.method import SharedParams as SharedParams
+    from .core.model import Model as Model
+    from .core.optimiser import SGD as SGD
+    from .core.optimiser import Adam as Adam
+    from .core.settings import Count as Count
+    from .core.settings import CountOrZero as CountOrZero
+    from .core.settings import In as In
+    from .core.settings import NonNegative as NonNegative
+    from .core.settings import Positive as Positive
+    from .core.settings import Settings as Settings
+    from .core.settings import Share as Share
+    from .core.tables import put as put
+    from .core.tasks import Classification as Classification
+    from .core.tasks import Forecasting as Forecasting
+    from .core.tasks import Regression as Regression
+    from .core.trees import ModelOf as ModelOf
+    from .core.trees import Pairwise as Pairwise
+    from .core.trees import PerClient as PerClient
+    from .core.trees import Shared as Shared
+    from .data.dataset import Dataset as Dataset
+    from .data.dataset import Parts as Parts
+    from .data.federation import Federation as Federation
+    from .data.split import Split as Split
+    from .data.tables import from_csv as from_csv
+    from .data.tables import from_parquet as from_parquet
+    from .datasets import DATASETS as DATASETS
+    from .errors import DataError as DataError
+    from .errors import RunError as RunError
+    from .errors import UsageError as UsageError
+    from .experiments.fit import fit as fit
+    from .experiments.run import Run as Run
+    from .experiments.run_folder import load_model as load_model
+    from .experiments.run_folder import save as save
+    from .methods import METHODS as METHODS
+    from .methods.bases import Averaging as Averaging
+    from .methods.bases import GraphMethod as GraphMethod
+    from .methods.cfl import CFL as CFL
+    from .methods.fedaghn import FedAGHN as FedAGHN
+    from .methods.fedamp import FedAMP as FedAMP
+    from .methods.fedavg import FedAvg as FedAvg
+    from .methods.fedavg_ft import FedAvgFT as FedAvgFT
+    from .methods.fedcedar import FedCedar as FedCedar
+    from .methods.fedprox import FedProx as FedProx
+    from .methods.fedrep import FedRep as FedRep
+    from .methods.local import Local as Local
+    from .methods.panacea import Panacea as Panacea
+    from .methods.per_fedavg import PerFedAvg as PerFedAvg
+    from .methods.pfedgat import PFedGAT as PFedGAT
+    from .methods.pfedhn import PFedHN as PFedHN
+    from .methods.scaffold import Scaffold as Scaffold
+    from .methods.sfl import SFL as SFL
+    from .models import MODELS as MODELS
+    from .ops.mixing import mix as mix
+    from .partitions.dirichlet import Dirichlet as Dirichlet
+    from .partitions.iid import IID as IID
+    from .partitions.label_groups import LabelGroups as LabelGroups
+    from .partitions.label_permutations import LabelPermutations as LabelPermutations
+    from .partitions.natural import Natural as Natural
+    from .partitions.pathological import Pathological as Pathological
+    from .partitions.rotations import Rotations as Rotations
+    from .partitions.shards import Shards as Shards
+    from .partitions.topologies import Topologies as Topologies
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "METHODS",
-    "SGD",
-    "Adam",
-    "Averaging",
-    "Client",
-    "Federation",
-    "Graph",
-    "GraphMethod",
-    "Method",
-    "ModelOf",
-    "Pairwise",
-    "Params",
-    "Participation",
-    "PerClient",
-    "Roster",
-    "Run",
-    "RunError",
-    "Shared",
-    "SharedParams",
-    "Split",
-    "Training",
-    "UsageError",
-    "fit",
-    "from_csv",
-    "from_parquet",
-    "load_model",
-    "save",
-    "towards",
-]
+_PLACES = {  # each public name, by its module
+    "attacks.attack": ("Attack",),
+    "attacks.backdoor": ("Backdoor",),
+    "attacks.label_flip": ("LabelFlip",),
+    "attacks.noise": ("Noise",),
+    "attacks.poison": ("Poison",),
+    "core.client": ("Client", "Quadratic", "Training", "towards"),
+    "core.engine": ("Participation",),
+    "core.graph": ("Graph",),
+    "core.history": ("History",),
+    "core.method": ("Method", "Params", "Roster", "SharedParams"),
+    "core.model": ("Model",),
+    "core.optimiser": ("SGD", "Adam"),
+    "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
+    "core.tables": ("put",),
+    "core.tasks": ("Classification", "Forecasting", "Regression"),
+    "core.trees": ("ModelOf", "Pairwise", "PerClient", "Shared"),
+    "data.dataset": ("Dataset", "Parts"),
+    "data.federation": ("Federation",),
+    "data.split": ("Split",),
+    "data.tables": ("from_csv", "from_parquet"),
+    "datasets": ("DATASETS",),
+    "errors": ("DataError", "RunError", "UsageError"),
+    "experiments.fit": ("fit",),
+    "experiments.run": ("Run",),
+    "experiments.run_folder": ("load_model", "save"),
+    "methods": ("METHODS",),
+    "methods.bases": ("Averaging", "GraphMethod"),
+    "methods.cfl": ("CFL",),
+    "methods.fedaghn": ("FedAGHN",),
+    "methods.fedamp": ("FedAMP",),
+    "methods.fedavg": ("FedAvg",),
+    "methods.fedavg_ft": ("FedAvgFT",),
+    "methods.fedcedar": ("FedCedar",),
+    "methods.fedprox": ("FedProx",),
+    "methods.fedrep": ("FedRep",),
+    "methods.local": ("Local",),
+    "methods.panacea": ("Panacea",),
+    "methods.per_fedavg": ("PerFedAvg",),
+    "methods.pfedgat": ("PFedGAT",),
+    "methods.pfedhn": ("PFedHN",),
+    "methods.scaffold": ("Scaffold",),
+    "methods.sfl": ("SFL",),
+    "models": ("MODELS",),
+    "ops.mixing": ("mix",),
+    "partitions.dirichlet": ("Dirichlet",),
+    "partitions.iid": ("IID",),
+    "partitions.label_groups": ("LabelGroups",),
+    "partitions.label_permutations": ("LabelPermutations",),
+    "partitions.natural": ("Natural",),
+    "partitions.pathological": ("Pathological",),
+    "partitions.rotations": ("Rotations",),
+    "partitions.shards": ("Shards",),
+    "partitions.topologies": ("Topologies",),
+}
+_MODULES = {name: module for module, names in _PLACES.items() for name in names}
 
-_MODULES = (
-    "core.client",
-    "core.engine",
-    "core.graph",
-    "core.method",
-    "core.optimiser",
-    "core.trees",
-    "data.federation",
-    "data.split",
-    "data.tables",
-    "errors",
-    "experiments.fit",
-    "experiments.run",
-    "experiments.run_folder",
-    "methods",
-    "methods.bases",
-)
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """What `__all__` lists, when it is first asked for: until then PyTorch is not imported, which takes a second."""
-    if name in __all__:
-        for module in _MODULES:
-            found = vars(import_module(f".{module}", __name__))
-            if name in found:
-                globals()[name] = found[name]
-                return found[name]
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    """A public name, when it is first asked for: until then PyTorch is not imported, which takes a second."""
+    if name not in _MODULES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    globals()[name] = getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -3,9 +3,8 @@
 import difflib
 import re
 import signal
+import sys
 from collections.abc import Iterable
-
-import torch
 
 from .interrupts import CODES, Terminated
 
@@ -43,7 +42,8 @@ def short(text: str) -> str:
 
 def is_out_of_memory(problem: BaseException) -> bool:
     """Whether a GPU had too little memory; cuBLAS and cuDNN, which take some themselves, have words of their own."""
-    return isinstance(problem, torch.cuda.OutOfMemoryError) or (
+    torch = sys.modules.get("torch")  # which whoever could run out of a GPU's memory has imported
+    return (torch is not None and isinstance(problem, torch.cuda.OutOfMemoryError)) or (
         isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
     )
 

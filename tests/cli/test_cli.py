@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 import kinfed
 from kinfed.cli import main
 from kinfed.experiments.config import DEFAULT
+from kinfed.methods import METHODS
 
 SMALL = ["rounds=3", "federation.clients=6", "federation.partition.groups=2"]
 
@@ -170,7 +171,11 @@ def test_compare_and_list(tmp_path, capsys):
         assert all(entry["what"] for entry in entries.values())
     code, out, _ = kinfed_run(capsys, "list", "methods")
     assert "fedaghn" in out
-    assert "sharpness=" in out
+    assert len(out.splitlines()) == len(METHODS)
+    code, out, _ = kinfed_run(capsys, "list", "methods", "fedprox")
+    assert "    mu = 0.01  (a number" in out
+    code, _, err = kinfed_run(capsys, "list", "methods", "fedprx")
+    assert (code, err) == (2, "kinfed: kinfed list: there is no 'fedprx'; did you mean 'fedprox'?\n")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,10 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", f"training.epochs={'9' * 300}"], f"got {'9' * 40}...{'9' * 10}"),
         (["analyse", "weigths", "fedavg"], "there is no analysis 'weigths'; did you mean 'weights'?"),
         (["analyse", "defence", "cfl", "analysis=1000"], "analysis must be a table; got 1000"),
-        (["sweep", "per-fedavg", "training.optimiser=3,-0.5"], "training.optimiser needs a name"),
+        (
+            ["sweep", "per-fedavg", "training.optimiser=3,-0.5"],
+            "training.optimiser must be 'sgd' or 'adam' or 'FILE.py",
+        ),
         (["run", "fedavg", "training.epochs=true"], "training.epochs must be a whole number; got True"),
         (["run", "fedavg", "federation.dataset=digit"], "did you mean 'digits'?"),
         (["run", "fedavg", "federation.partition.name=rotation"], "did you mean 'rotations'?"),

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from kinfed.datasets import DATASETS
-from kinfed.datasets.images import FORMS
+from kinfed.datasets.files import IMAGES
 from kinfed.errors import UsageError
 
 
 def write(folder, name, **changed):
     """NAME.npz with three training and two test images; a change to None leaves an array out."""
-    classes, shape = FORMS[name]
+    classes, shape = IMAGES[name]
     random = np.random.default_rng(0)
     arrays = {
         "x_train": random.integers(0, 256, (3, *shape), dtype=np.uint8),
@@ -24,16 +24,16 @@ def write(folder, name, **changed):
     return arrays
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", IMAGES)
 def test_training_and_test_images_are_pooled_and_scaled(tmp_path, name):
     arrays = write(tmp_path, name)
     found = DATASETS[name](tmp_path)
-    assert found.x.shape == (5, *FORMS[name].shape)
+    assert found.x.shape == (5, *IMAGES[name].shape)
     assert found.x.dtype == torch.float32
     pixels = np.concatenate([arrays["x_train"], arrays["x_test"]])
     np.testing.assert_allclose(found.x.numpy(), (pixels / 255 - 0.5) / 0.5, rtol=0, atol=1e-6)
-    assert found.y.tolist() == [0, FORMS[name].classes - 1, 1, 2, 0]
-    assert found.task.classes == FORMS[name].classes
+    assert found.y.tolist() == [0, IMAGES[name].classes - 1, 1, 2, 0]
+    assert found.task.classes == IMAGES[name].classes
     assert found.classes == ()
     found.task.check(found.y)
 
@@ -87,7 +87,7 @@ def test_real_images_have_the_known_moments(name):
     if not folder or not (Path(folder) / f"{name}.npz").is_file():
         pytest.skip(f"needs {name}.npz in the folder named by KINFED_DATA")
     found = DATASETS[name]()
-    classes, (channels, _, _) = FORMS[name]
+    classes, (channels, _, _) = IMAGES[name]
     assert (len(found.x) - 10_000) in (50_000, 60_000)
     if name != "mnist":
         assert torch.bincount(found.y).tolist() == [len(found.x) // classes] * classes

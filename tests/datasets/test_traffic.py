@@ -10,7 +10,7 @@ import torch
 from kinfed import SGD, Split, Training, UsageError, fit
 from kinfed.data.federation import divide
 from kinfed.datasets import DATASETS
-from kinfed.datasets.traffic import SENSORS
+from kinfed.datasets.files import TRAFFIC
 from kinfed.methods import SFL, FedAvg, Local
 from kinfed.models import MODELS
 from kinfed.partitions import Natural
@@ -130,7 +130,7 @@ def test_the_real_series_train_with_three_methods(name):
     weights = federation.graph.weights
     assert int((weights.clone().fill_diagonal_(0) > 0).sum()) == links
     torch.manual_seed(0)
-    kind, width = ("rnn", 8) if name in SENSORS else ("mlp", (16, 16))
+    kind, width = ("rnn", 8) if name in TRAFFIC else ("mlp", (16, 16))
     module = MODELS[kind](tuple(federation.x.shape[1:]), federation.outputs, hidden=width)
 
     def train(method, lr):

@@ -1,26 +1,19 @@
 """Analyses by name: what the papers look at beyond accuracy, one file each."""
 
-from collections.abc import Callable
+from ..core.shelf import Shelf
 
-from ..experiments.study import Finding
-from .controls import controls
-from .curves import curves
-from .defence import defence
-from .late import late
-from .layers import layers
-from .map import map
-from .novel import novel
-from .topologies import topologies
-from .weights import weights
-
-ANALYSES: dict[str, Callable[..., Finding]] = {
-    "controls": controls,
-    "weights": weights,
-    "layers": layers,
-    "curves": curves,
-    "map": map,
-    "topologies": topologies,
-    "late": late,
-    "novel": novel,
-    "defence": defence,
-}
+ANALYSES = Shelf(
+    __name__,
+    {
+        "controls": "controls:controls",
+        "weights": "weights:weights",
+        "layers": "layers:layers",
+        "curves": "curves:curves",
+        "map": "map:map",
+        "topologies": "topologies:topologies",
+        "late": "late:late",
+        "novel": "novel:novel",
+        "defence": "defence:defence",
+    },
+    base="kinfed.experiments.study:Finding",
+)

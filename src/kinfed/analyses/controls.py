@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..experiments.study import Finding, Study, score, setting
-from ..graphs.known import GRAPHS
+from ..graphs import GRAPHS
 from ..plots.charts import score_by_name
 
 

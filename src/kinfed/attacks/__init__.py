@@ -1,16 +1,16 @@
 """The attacks, by the name that a config or the command line uses."""
 
-from .attack import Attack
-from .backdoor import Backdoor
-from .label_flip import LabelFlip
-from .noise import Noise
-from .poison import Poison
+from ..core.shelf import Shelf
 
-ATTACKS: dict[str, type[Attack]] = {
-    "poison": Poison,
-    "noise": Noise,
-    "label_flip": LabelFlip,
-    "backdoor": Backdoor,
-}
+ATTACKS = Shelf(
+    __name__,
+    {
+        "poison": "poison:Poison",
+        "noise": "noise:Noise",
+        "label_flip": "label_flip:LabelFlip",
+        "backdoor": "backdoor:Backdoor",
+    },
+    base="kinfed.attacks.attack:Attack",
+)
 
-__all__ = ["ATTACKS", *sorted(cls.__name__ for cls in ATTACKS.values())]
+__getattr__ = ATTACKS.attribute

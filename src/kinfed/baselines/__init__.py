@@ -1,14 +1,11 @@
 """Centralised references, by the name that the command line uses."""
 
-from collections.abc import Callable
+from ..core.shelf import Shelf
 
-from .centralised import Reference
-from .graph_wavenet import GraphWaveNet
-from .stgcn import STGCN
+REFERENCES = Shelf(
+    __name__,
+    {"stgcn": "stgcn:STGCN", "graph-wavenet": "graph_wavenet:GraphWaveNet"},
+    base="kinfed.baselines.centralised:Reference",
+)
 
-REFERENCES: dict[str, Callable[..., Reference]] = {
-    "stgcn": STGCN,
-    "graph-wavenet": GraphWaveNet,
-}
-
-__all__ = ["REFERENCES", "STGCN", "GraphWaveNet"]
+__getattr__ = REFERENCES.attribute

@@ -20,7 +20,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     analyse = commands.add_parser(
         "analyse",
         parents=[options(), common],
-        help="look deeper: what a graph is worth, whose models are mixed, late clients, ...",
         description="Run what an analysis needs and write its table and pictures. Finished runs are kept.",
         epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )

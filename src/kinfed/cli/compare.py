@@ -13,7 +13,7 @@ from .console import literal
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
-    beside = commands.add_parser("compare", parents=[common], help="set runs side by side")
+    beside = commands.add_parser("compare", parents=[common])
     beside.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     beside.set_defaults(command=_compare)
 

@@ -32,7 +32,7 @@ WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your tabl
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the commands into the parser."""
-    data = commands.add_parser("data", help="data sets: which there are, fetch one, look into one")
+    data = commands.add_parser("data")
     kinds = data.add_subparsers(required=True, metavar="list|fetch|inspect")
     where = argparse.ArgumentParser(add_help=False)
     where.add_argument(

@@ -25,7 +25,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     ahead = commands.add_parser(
         "estimate",
         parents=[request(), options(), common],
-        help="what a run or a published table will take in time and memory",
         description="Time a few rounds of the real thing with some of its examples, a few seconds for each method and "
         "column, and multiply.",
         epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",

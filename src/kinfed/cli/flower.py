@@ -22,7 +22,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the commands into the parser."""
     flower = commands.add_parser(
         "flower",
-        help="run a real federation: every client on a machine of its own",
         description="Train with clients that keep their examples on machines of their own, joined by Flower.",
         epilog="in this order: keys and up on the server, node at every site, run on the server; see docs/deploy.md",
     )

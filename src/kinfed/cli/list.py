@@ -3,25 +3,23 @@
 import argparse
 import inspect
 import json
-from typing import Any
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from ..analyses import ANALYSES
 from ..attacks import ATTACKS
 from ..baselines import REFERENCES
+from ..core.shelf import Shelf
 from ..datasets import DATASETS
-from ..experiments import config
-from ..graphs.known import GRAPHS
+from ..errors import UsageError
+from ..graphs import GRAPHS
 from ..methods import METHODS
 from ..models import MODELS
-from ..papers import published_table
 from ..partitions import PARTITIONS
-from .console import literal
 
-SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how many arguments are not settings
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many arguments of its parts are not settings
     "methods": (METHODS, 0),
     "datasets": (DATASETS, 1),
     "partitions": (PARTITIONS, 0),
@@ -35,43 +33,86 @@ SHELVES: dict[str, tuple[dict[str, Any], int]] = {  # name: the table, and how m
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the command into the parser."""
-    shelf = commands.add_parser("list", parents=[common], help="available methods, data sets, models and other parts")
+    shelf = commands.add_parser(
+        "list",
+        parents=[common],
+        description="What a config can name, in one line each; with a NAME its settings: their kind, default and use.",
+        epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list partitions",
+    )
     shelf.add_argument("shelf", choices=[*SHELVES, "papers", "tables"])
+    shelf.add_argument("name", nargs="?", metavar="NAME", help="of a part, such as fedaghn or mine.py:Stay")
     shelf.set_defaults(command=_list)
 
 
-def _list(asked: argparse.Namespace, console: Console) -> None:
-    shelf, given = SHELVES.get(asked.shelf, ({}, 0))
-    entries: dict[str, tuple[str, dict[str, Any]]] = {}
-    if asked.shelf == "tables":
-        for name in published_table.tables():
-            found = published_table.load(name)
-            entries[name] = (found.title, {"methods": list(found.rows), "columns": list(found.columns)})
-    if asked.shelf == "papers":
-        for name, (table, column) in published_table.experiments().items():
-            at = published_table.load(table).columns[column]
-            entries[name] = (f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset, {})
-    for name, part in shelf.items():
-        text = inspect.getdoc(inspect.getmodule(part) if asked.shelf == "methods" else part) or ""
-        known = {
-            key: None if p.default is inspect.Parameter.empty else config.plain(p.default)
-            for key, p in config.settings(part, given).items()
-        }
-        entries[name] = (text.partition("\n")[0], known)
+def _list(asked: argparse.Namespace, console: "Console") -> None:
+    if asked.shelf in ("papers", "tables"):
+        if asked.name:
+            raise UsageError(f"kinfed list {asked.shelf} takes no name; got '{asked.name}'")
+        entries = _papers() if asked.shelf == "papers" else _tables()
+    else:
+        shelf, given = SHELVES[asked.shelf]
+        if asked.name is None and not asked.json:
+            entries = {name: {"what": shelf.summary(name)} for name in shelf}
+        else:
+            names = list(shelf) if asked.name is None else [asked.name]
+            entries = {name: _described(shelf, name, given) for name in names}
     if asked.json:
-        print(json.dumps({name: {"what": what, "arguments": known} for name, (what, known) in entries.items()}))
+        print(json.dumps(entries))
         return
-    out = literal()
-    for name, (what, known) in entries.items():
-        out.print(Text.assemble((name, "bold"), "  ", what))
-        if known:
-            said = Text(", ".join(f"{k}={_toml(v)}" for k, v in known.items()), style="dim")
-            out.print(Padding(said, (0, 0, 0, 4)))
+    for name, entry in entries.items():
+        print(f"{name}  {entry['what']}")
+        for key, value in entry.items():
+            if key not in ("what", "settings"):
+                print(f"    {key}: {', '.join(value)}")
+        for setting in entry.get("settings", ()):
+            print(f"    {setting['name']} = {_toml(setting['default'])}  ({setting['kind']})")
+            if setting["use"]:
+                print(f"        {setting['use']}")
+
+
+def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
+    """A part: what it is, and its settings."""
+    from ..core.settings import described, kinds_of, sentences
+    from ..experiments import config, own_parts
+
+    part = config.take(shelf, name, "kinfed list")
+    kinds, uses = kinds_of(part), sentences(part)
+    settings = [
+        {
+            "name": key,
+            "kind": described(kinds.get(key, Any)),
+            "default": None if p.default is inspect.Parameter.empty else config.plain(p.default),
+            "use": uses.get(key, ""),
+        }
+        for key, p in config.settings(part, given).items()
+    ]
+    what = (inspect.getdoc(part) or "").partition("\n")[0] if own_parts.is_path(name) else shelf.summary(name)
+    return {"what": what, "settings": settings}
+
+
+def _tables() -> dict[str, dict[str, Any]]:
+    from ..papers import published_table
+
+    loaded = {name: published_table.load(name) for name in published_table.tables()}
+    return {
+        name: {"what": found.title, "methods": list(found.rows), "columns": list(found.columns)}
+        for name, found in loaded.items()
+    }
+
+
+def _papers() -> dict[str, dict[str, Any]]:
+    from ..papers import published_table
+
+    found = {}
+    for name, (table, column) in published_table.experiments().items():
+        at = published_table.load(table).columns[column]
+        found[name] = {"what": f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset}
+    return found
 
 
 def _toml(value: Any) -> str:
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, tuple | list):
+    if isinstance(value, list):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return "(unset)" if value is None else json.dumps(value)
+    return "(left out)" if value is None else json.dumps(value)

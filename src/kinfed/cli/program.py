@@ -6,16 +6,34 @@ import re
 import sys
 import traceback
 import warnings
-from typing import Any, NoReturn
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
 
 from .. import __version__
 from ..errors import explain, short
 from ..interrupts import heard
-from . import analyse, compare, data, estimate, flower, reference, reproduce, run, sweep
-from . import list as shelves
-from .console import literal
 
-COMMANDS = (run, reproduce, estimate, sweep, analyse, compare, reference, flower, data, shelves)
+
+class Command(NamedTuple):
+    """A command's file, which is imported when it is the one that runs, and what it does."""
+
+    file: str
+    help: str
+
+
+COMMANDS = {
+    "run": Command("run", "train one personalised model a client"),
+    "resume": Command("run", "go on with an interrupted run"),
+    "reproduce": Command("reproduce", "rebuild a published table, ours beside the paper's"),
+    "estimate": Command("estimate", "what a run or a published table will take in time and memory"),
+    "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
+    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
+    "compare": Command("compare", "set runs side by side"),
+    "reference": Command("reference", "train one published network on all clients' series together"),
+    "flower": Command("flower", "run a real federation: every client on a machine of its own"),
+    "data": Command("data", "data sets: which there are, fetch one, look into one"),
+    "list": Command("list", "available methods, data sets, models and other parts"),
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -27,13 +45,16 @@ class _Parser(argparse.ArgumentParser):
 
 def execute(arguments: list[str] | None) -> int:
     """Run a command; returns the exit code, see `kinfed.cli.main`."""
-    parser = _parser()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _parser(arguments[0] if arguments else "")
     asked, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(asked, "overrides")]
     if len(behind) < len(rest):
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings that stand behind an option
         asked.overrides = [*asked.overrides, *behind]
+    from .console import literal  # rich, for which help and errors about arguments need not wait
+
     console = literal(stderr=True)
     said = set()
 
@@ -59,7 +80,8 @@ def execute(arguments: list[str] | None) -> int:
         return code
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(chosen: str) -> argparse.ArgumentParser:
+    """The parser of the chosen command, which knows of the others only that they are there."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     common.add_argument("--json", action="store_true", help="print one JSON object on standard output")
@@ -68,6 +90,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kinfed {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in COMMANDS:
-        command.add(commands, common)
+    for name, command in COMMANDS.items():
+        if chosen not in COMMANDS or command.file != COMMANDS[chosen].file:
+            commands.add_parser(name, help=command.help)
+        elif name == chosen:  # a file adds all of its commands
+            import_module(f".{command.file}", __package__).add(commands, common)
     return parser

@@ -25,7 +25,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reference = commands.add_parser(
         "reference",
         parents=[place(), common],
-        help="train one published network on all clients' series together",
         description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
         epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
     )

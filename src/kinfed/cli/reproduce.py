@@ -51,7 +51,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reproduce = commands.add_parser(
         "reproduce",
         parents=[request(), options(), common],
-        help="rebuild a published table, ours beside the paper's",
         description="Run a published table's methods on its columns, several seeds each, and set ours beside what is "
         "printed: table.md, table.csv and table.tex. Finished runs are kept, interrupted ones go on, so the same "
         "command again does what is left. kinfed list tables names the tables.",
@@ -153,11 +152,11 @@ def _command(made: Reproduction, lines: Sequence[Line]) -> str:
     """The command that makes all that the table shows, which may have come bit by bit."""
     words = ["kinfed", "reproduce", made.protocol.name]
     for option, names, whole in (
-        ("--method", {line.row.name for line in lines}, made.protocol.rows),
-        ("--column", {line.column.name for line in lines}, made.protocol.columns),
+        ("--method", {line.row.name for line in lines}, {name: row.asked for name, row in made.protocol.rows.items()}),
+        ("--column", {line.column.name for line in lines}, {name: name for name in made.protocol.columns}),
     ):
-        if len(names) < len(whole):
-            words += [option, ",".join(name for name in whole if name in names)]
+        if len(names) < len(whole) or any(asked != name for name, asked in whole.items()):
+            words += [option, ",".join(asked for name, asked in whole.items() if name in names)]
     seeds = max([made.count, *(len(line.by_seed) for line in lines)])
     if seeds != made.protocol.seeds:
         words += ["--seeds", str(seeds)]

@@ -18,7 +18,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run = commands.add_parser(
         "run",
         parents=[running, common],
-        help="train one personalised model a client",
         description="Run an experiment: a method's name runs the embedded one, rotated digits; a .toml file its own.",
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
         "kinfed run fedaghn federation.dataset.name=csv federation.dataset.path=shops.csv "
@@ -33,7 +32,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     again = commands.add_parser(
         "resume",
         parents=[running, common],
-        help="go on with an interrupted run",
         description="Go on with an interrupted run, to the same bytes: executor, precision, workers and device are "
         "those that it began with, unless others are named here. Another precision is refused.",
     )

@@ -24,7 +24,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     sweeping = commands.add_parser(
         "sweep",
         parents=[options(), common],
-        help="try every combination of settings, and choose on validation data",
         description="Run every combination of values for every method and seed. Finished runs are kept: the same "
         "command with the same --out goes on, and one with more values runs what is missing.",
         epilog="example: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr",

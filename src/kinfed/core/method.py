@@ -13,6 +13,7 @@ from .client import Client, Training
 from .graph import Graph, Origin
 from .layout import Layout
 from .seeding import fold, generator, key, normal
+from .settings import Settings
 from .tables import put
 from .trees import ModelOf, PerClient, Shared, Tree
 
@@ -82,7 +83,7 @@ class Roster:
         return generator(self.seed, purpose, self.round)
 
 
-class Method(ABC):
+class Method(Settings, ABC):
     """Frozen hyper-parameters and pure functions.
 
     Server functions see tensors whose first axis counts clients; client functions see one client. `personalise` names

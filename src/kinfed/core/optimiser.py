@@ -1,12 +1,12 @@
 """SGD and Adam as pure functions on lists of tensors, for clients and server alike."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Annotated, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from .settings import In, NonNegative, Positive, Settings
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
@@ -35,22 +35,13 @@ class Optimiser(Protocol):
     ) -> tuple[list[Tensor], OptState]: ...
 
 
-def _positive(kind: str, **settings: float) -> None:
-    for name, value in settings.items():
-        if not value >= 0 or value == float("inf") or (name == "lr" and value == 0):
-            raise UsageError(f"{kind}: {name} must be {'positive' if name == 'lr' else 'zero or more'}; got {value}")
-
-
 @dataclass(frozen=True)
-class SGD:
+class SGD(Settings):
     """Stochastic gradient descent; momentum and weight decay as in `torch.optim.SGD`."""
 
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _positive("sgd", lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+    lr: Positive = 0.01  # learning rate
+    momentum: NonNegative = 0.0  # share of the former step that is added to the next
+    weight_decay: NonNegative = 0.0  # times a parameter, added to its gradient
 
     def init(self, values: Tensors) -> OptState:
         kept = tuple(torch.zeros_like(v) for v in values) if self.momentum else ()
@@ -71,20 +62,14 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Settings):
     """Adam (Kingma & Ba, 2015), with bias correction; weight decay is added to the gradient."""
 
-    lr: float = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-
-    def __post_init__(self) -> None:
-        _positive("adam", lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
-        for name, beta in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= beta < 1:
-                raise UsageError(f"adam: {name} must be at least 0 and below 1; got {beta}")
+    lr: Positive = 0.001  # learning rate
+    beta1: Annotated[float, In("[0, 1)")] = 0.9  # decay of the mean of gradients
+    beta2: Annotated[float, In("[0, 1)")] = 0.999  # decay of the mean of their squares
+    eps: NonNegative = 1e-8  # added to the root of that mean
+    weight_decay: NonNegative = 0.0  # times a parameter, added to its gradient
 
     def init(self, values: Tensors) -> OptState:
         zeros = tuple(torch.zeros_like(v) for v in values)

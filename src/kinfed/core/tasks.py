@@ -202,16 +202,23 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
 
 
-def check_selection(metric: str) -> None:
-    """Raise UsageError unless some task has a score of this name that may select rounds."""
-    every = {name for kind in (Classification, Regression, Forecasting) for name in kind.selectable}
+TASKS: dict[str, type[Classification] | type[Regression] | type[Forecasting]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "forecasting": Forecasting,
+}
+
+
+def check_selection(metric: str, *others: Task) -> None:
+    """Raise UsageError unless some task, also of `others`, has a score of this name that may select rounds."""
+    every = {name for kind in (*TASKS.values(), *others) for name in kind.selectable}
     if not isinstance(metric, str) or metric not in every:
         raise UsageError(f"select_by: there is no score {metric!r:.80}; {nearest(str(metric), every)}")
 
 
 def selected_task(task: Task, metric: str) -> Task:
     """The task with the score that selects rounds among its scores; raises UsageError if it has none of this name."""
-    check_selection(metric)
+    check_selection(metric, task)
     if metric not in task.selectable:
         raise UsageError(
             f"select_by: {type(task).__name__.lower()} has no '{metric}'; choose one of {', '.join(task.selectable)}"

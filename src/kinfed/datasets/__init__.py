@@ -1,43 +1,37 @@
 """The data sets, by the name that a config or the command line uses: each is called with the data directory."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.dataset import Dataset
-from .cars import compcars
-from .digits import digits
-from .domains import domains
-from .images import FORMS, images
-from .synthetic import synthetic
-from .table import table
-from .tpt48 import tpt48
-from .traffic import SENSORS, traffic
+from ..core.shelf import Made, Shelf
+from .files import IMAGES, TRAFFIC
 
-DATASETS: dict[str, Callable[..., Dataset]] = {
-    "digits": digits,
-    "synthetic": synthetic,
-    "csv": table,
-    "parquet": table,
-    "dg15": domains("dg15"),
-    "dg60": domains("dg60"),
-    **{name: images(name) for name in FORMS},
-    **{name: traffic(name) for name in SENSORS},
-    "tpt48": tpt48,
-    "compcars": compcars,
-}
+DATASETS = Shelf(
+    __name__,
+    {
+        "digits": "digits:digits",
+        "synthetic": "synthetic:synthetic",
+        "csv": "table:table",
+        "parquet": "table:table",
+        "dg15": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg15.npz."),
+        "dg60": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg60.npz."),
+        **{name: Made("images:images", form.summary(name)) for name, form in IMAGES.items()},
+        **{name: Made("traffic:traffic", form.summary(name)) for name, form in TRAFFIC.items()},
+        "tpt48": "tpt48:tpt48",
+        "compcars": "cars:compcars",
+    },
+    base="kinfed.data.dataset:Dataset",
+)
 
-OWNED = frozenset(DATASETS) - {"digits", *FORMS}  # whose examples come with their owners
+OWNED = frozenset(DATASETS) - {"digits", *IMAGES}  # whose examples come with their owners
 
 
 def is_table(name: str) -> bool:
     """Whether a data set is your own file of rows."""
-    return DATASETS.get(name) is table
+    return name in ("csv", "parquet")
 
 
 def called(settings: Mapping[str, Any]) -> str:
-    """What people know a configured data set by: its name, or that of the file if it is a table."""
-    return Path(settings["path"]).stem if is_table(settings["name"]) else settings["name"]
-
-
-__all__ = ["DATASETS", "OWNED", "called", "is_table"]
+    """What people know a configured data set by: its name, or that of a table's file or of one's own function."""
+    return Path(settings["path"]).stem if is_table(settings["name"]) else settings["name"].rpartition(":")[2]

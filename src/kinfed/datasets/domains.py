@@ -43,5 +43,4 @@ def domains(name: str) -> Callable[..., Dataset]:
             graph=Graph(weights, "given"),
         )
 
-    load.__doc__ = f"Points [n, 2] of two classes in domains that are linked, from {name}.npz."
     return load

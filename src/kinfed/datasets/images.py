@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -10,35 +9,17 @@ from ..core.tasks import Classification
 from ..data.dataset import Dataset
 from ..errors import UsageError
 from .directory import labels, read
-
-
-class Form(NamedTuple):
-    """What a data set's file must hold."""
-
-    classes: int
-    shape: tuple[int, int, int]  # of one image: channels, height, width
-
-
-FORMS = {
-    "mnist": Form(10, (1, 28, 28)),
-    "fashion_mnist": Form(10, (1, 28, 28)),
-    "svhn": Form(10, (3, 32, 32)),
-    "cifar10": Form(10, (3, 32, 32)),
-    "cifar100": Form(100, (3, 32, 32)),
-    "cifar100_subset": Form(100, (3, 32, 32)),
-    "tiny_imagenet": Form(200, (3, 64, 64)),
-    "tiny_imagenet_subset": Form(200, (3, 64, 64)),
-}
+from .files import IMAGES
 
 
 def images(name: str) -> Callable[..., Dataset]:
-    """The loader of one of FORMS: x: [n, channels, height, width] float32 in [-1, 1], training before test images.
+    """The loader of one of IMAGES: x: [n, channels, height, width] float32 in [-1, 1], training before test images.
 
     NAME.npz holds x_train: uint8 [n, channels, height, width], y_train: [n] integers, x_test and y_test likewise, and
     perhaps class_names: [C]. The loader raises UsageError or DataError naming the file when it is missing, damaged or
     otherwise.
     """
-    form = FORMS[name]
+    form = IMAGES[name]
 
     def load(data_dir: Path | None = None) -> Dataset:
         path, arrays = read(data_dir, name, ("x_train", "y_train", "x_test", "y_test"), ("class_names",))
@@ -66,5 +47,5 @@ def images(name: str) -> Callable[..., Dataset]:
         x.div_(127.5).sub_(1)
         return Dataset(x, torch.cat(y), Classification(form.classes), () if names is None else tuple(map(str, names)))
 
-    load.__doc__ = f"Images [n, {', '.join(map(str, form.shape))}] of {form.classes} classes, from {name}.npz."
+    load.__doc__ = form.summary(name)
     return load

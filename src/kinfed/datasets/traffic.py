@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -11,44 +11,20 @@ from ..data.graph_files import adjacency
 from ..data.windows import Windows, clock
 from ..errors import UsageError
 from .directory import read
+from .files import TRAFFIC
 
 MINUTES = 5  # between two readings, in all of these
 
 
-class Form(NamedTuple):
-    """What a data set holds."""
-
-    what: str
-    missing: float | None = None  # how its file says that a reading is missing
-
-
-METR_LA = Form("Speeds (mph) at 207 loop detectors in Los Angeles County, March to June 2012", 0.0)
-PEMS_BAY = Form("Speeds (mph) at 325 sensors in the San Francisco Bay Area, January to June 2017", 0.0)
-PEMS04 = Form("Flows (vehicles per 5 minutes) at 307 detectors of district 4, January and February 2018")
-PEMS08 = Form("Flows (vehicles per 5 minutes) at 170 detectors of district 8, July and August 2016")
-
-SENSORS = {
-    "metr_la": METR_LA,
-    "metr_la_subset": METR_LA._replace(what="Part of METR-LA: 29 of its 207 sensors, the whole time", missing=0.0),
-    "metr_la_week": METR_LA._replace(what="Part of METR-LA: all sensors, its first week, gaps filled in the source"),
-    "pems_bay": PEMS_BAY,
-    "pems_bay_subset": PEMS_BAY._replace(what="Part of PEMS-BAY: 67 of its 325 sensors, the whole time"),
-    "pems04": PEMS04,
-    "pems04_head": PEMS04._replace(what="Part of PEMS04: its first 2.4 days"),
-    "pems08": PEMS08,
-    "pems08_partial": PEMS08._replace(what="Part of PEMS08: 8,438 of its 17,856 steps, with one long gap"),
-}
-
-
 def traffic(name: str) -> Callable[..., Dataset]:
-    """The loader of one of SENSORS: windows x: [n, past, 2] of (reading, time of day), y: [n, horizon].
+    """The loader of one of TRAFFIC: windows x: [n, past, 2] of (reading, time of day), y: [n, horizon].
 
     NAME.npz holds values: float [T, N] or [T, N, F] (the first feature is used), adjacency: [N, N], start (the time of
     step 0) and perhaps sensor_ids: [N], and time_index: [T] or minutes_from_start: [T] where steps are left out. The
     graph is the published one: a Gaussian kernel of road distances (Li et al., 2018), or 1 for a road that joins two
     detectors. The loader raises UsageError or DataError naming the file when it is missing, damaged or otherwise.
     """
-    form = SENSORS[name]
+    form = TRAFFIC[name]
 
     def load(
         data_dir: Path | None = None,
@@ -85,7 +61,7 @@ def traffic(name: str) -> Callable[..., Dataset]:
         except ValueError as problem:  # of numpy, or ours
             raise UsageError(f"{path}: {problem}") from None
 
-    load.__doc__ = f"{form.what}; from {name}.npz."
+    load.__doc__ = form.summary(name)
     return load
 
 

@@ -1,10 +1,7 @@
 """Config: TOML tables and overrides become constructor arguments; no part ever reads a config."""
 
 import inspect
-import math
-import re
 import tomllib
-import types
 import typing
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,14 +20,16 @@ from ..core.engine import Participation, check_counts
 from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
-from ..core.tasks import Classification, check_selection
+from ..core.settings import check, kinds_of, name_of, options_of, parted
+from ..core.shelf import Shelf
+from ..core.tasks import TASKS, Classification, Task, check_selection
 from ..data.dataset import Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
 from ..datasets import DATASETS, OWNED, is_table
 from ..errors import UsageError, nearest
 from ..files import replacing
-from ..graphs.known import GRAPHS
+from ..graphs import GRAPHS
 from ..methods import METHODS
 from ..models import MODELS
 from ..papers import published_table
@@ -41,7 +40,6 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
-LARGEST = 3.4e38  # a setting that is a number: what single precision can hold
 BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
 
 
@@ -69,10 +67,14 @@ class Experiment:
     dataset: Callable[..., Any]
     model: Callable[..., nn.Module]
     attack: Attack | None = None
+    task: Task | None = None  # in place of the data set's own
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
         """Load the data set, deal it to the clients and relate these."""
         dataset = self.dataset(data_dir)
+        if self.task is not None and dataset.prepare is not None:
+            raise UsageError("federation.task: series come with their task, as it knows their scale; leave it out")
+        dataset = replace(dataset, task=self.task or dataset.task)
         clients = self.table["federation"]["clients"]
         owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
         asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
@@ -97,10 +99,10 @@ def read(source: str, overrides: list[str]) -> Table:
     whose settings are for its data.
     """
     path = Path(source)
-    if source in METHODS:
+    if source in METHODS or own_parts.is_path(source):
         path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
         mine = override({}, list(overrides))
-        if is_table(str(_dataset_in(mine))):
+        if _is_yours(_dataset_in(mine)):
             return mine
     elif not path.exists() and source.startswith("papers/"):
         published = published_table.experiments()
@@ -111,6 +113,8 @@ def read(source: str, overrides: list[str]) -> Table:
         settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
         told = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
         raise UsageError(f"'{source}' is a table, not a config: name it in one, or run a method with {told}")
+    elif path.suffix == ".py":
+        raise UsageError(f"'{source}' is a file of code: name a method in it, such as {source}:Stay")
     elif path.suffix != ".toml" and not path.exists():
         raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
     try:
@@ -134,10 +138,12 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) 
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
         return
     for name in methods:
-        if rates := METHODS[name].rates:
-            where = "method" if len(methods) == 1 else f"methods.{name}"
+        if rates := take(METHODS, name, "method").rates:
+            where = "method" if len(methods) == 1 else f"methods.{own_parts.called(name)}"
             said = " and ".join(f"{where}.{rate}" for rate in rates)
-            warnings.warn(f"{name} leaves training.optimiser aside; its rates are {said}", stacklevel=2)
+            warnings.warn(
+                f"{own_parts.called(name)} leaves training.optimiser aside; its rates are {said}", stacklevel=2
+            )
 
 
 def _is_complete(table: Table) -> bool:
@@ -181,13 +187,18 @@ def override(table: Table, overrides: list[str]) -> Table:
             for key in [key for key in inner if ".".join([*outer, key]) not in asked]:
                 del inner[key]
         inner[last] = parsed
-    if (now := _dataset_in(table)) != before and now in OWNED:
+    if (now := _dataset_in(table)) != before and (now in OWNED or own_parts.is_path(now)):
         dealt = table["federation"]
         if not any(key.startswith("federation.partition") for key in asked):
             dealt.pop("partition", None)
         if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
             dealt.pop("clients", None)
     return table
+
+
+def _is_yours(dataset: Any) -> bool:
+    """Whether a data set is a table or code of one's own."""
+    return is_table(str(dataset)) or own_parts.is_path(dataset)
 
 
 def _dataset_in(table: Table) -> Any:
@@ -212,7 +223,7 @@ def _is_unicode(text: str) -> bool:
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
     """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
     known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
-    _only(raw, known | {"model", "training", "method", "methods"} | beside, "")
+    _only(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
     top = {
         "rounds": _value(raw, "rounds", int, 20),
         "seed": _value(raw, "seed", int, 0),
@@ -224,15 +235,16 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:
         top["select_by"] = _value(raw, "select_by", str, "")
-        check_selection(top["select_by"])
+        if not own_parts.is_path(_dataset_in(raw)) and "task" not in _table(raw, "federation", ""):
+            check_selection(top["select_by"])  # else a score of one's own, of which a run knows
     asked = raw.get("participation", 1.0)
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")[0]}
     participation, participation_table = call(Participation, asked, "participation")
     training, training_table = call(Training, _table(raw, "training", ""), "training")
     chosen = _named(raw.get("method"), "method", METHODS)
-    tuned = _table(raw, "methods", "")
-    _only(tuned, set(METHODS), "methods.")
-    method, method_table = make(METHODS, {**_table(tuned, chosen["name"], "methods."), **chosen}, "method")
+    tuned, name = _table(raw, "methods", ""), own_parts.called(chosen["name"])
+    _only(tuned, {*METHODS, name}, "methods.")
+    method, method_table = make(METHODS, {**_table(tuned, name, "methods."), **chosen}, "method")
     model, model_table = make(MODELS, raw.get("model"), "model", given=2)
     table = {
         **top,
@@ -251,12 +263,12 @@ def resolve(raw: Table) -> Experiment:
     """
     federation = _table(raw, "federation", "")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
-    if is_table(dataset_table["name"]):
+    if _is_yours(dataset_table["name"]):
         model = raw.get("model", {})
         raw = raw | {"model": {"name": "mlp", **model} if isinstance(model, dict) else model}
     parts = learning(raw, frozenset({"federation", "attack"}))
-    _only(federation, {"dataset", "clients", "partition", "split", "graph", *BY_CLASS}, "federation.")
-    dealt = "natural" if dataset_table["name"] in OWNED else None
+    _only(federation, {"dataset", "clients", "partition", "split", "graph", "task", *BY_CLASS}, "federation.")
+    dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None
     partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
     split, split_table = call(Split, _table(federation, "split", "federation."), "federation.split")
     graph, graph_table = make(GRAPHS, federation.get("graph", "given"), "federation.graph", given=2)
@@ -274,12 +286,15 @@ def resolve(raw: Table) -> Experiment:
     table["federation"] |= {
         name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation
     }
-    attack = None
+    task = attack = None
+    if "task" in federation:
+        task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
+        if not isinstance(task, Task):
+            raise UsageError(f"federation.task: {task!r:.80} is no task: it has not all that kinfed.Regression has")
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
-    return Experiment(
-        table, parts.method, parts.training, parts.participation, partition, split, graph, dataset, parts.model, attack
-    )
+    table |= own_parts.code(table, raw.get("code", {}))
+    return Experiment(table, *parts[1:4], partition, split, graph, dataset, parts.model, attack, task)
 
 
 def write(table: Table, path: Path) -> None:
@@ -291,7 +306,7 @@ def write(table: Table, path: Path) -> None:
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
     """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set."""
     parameters = list(inspect.signature(part).parameters.values())
-    return {p.name: p for p in parameters[given:]}
+    return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
 def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
@@ -301,8 +316,13 @@ def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given:
     """
     asked = _named(asked, where, shelf)
     name = asked.pop("name")
-    part, table = call(shelf[name], asked, where, given=given)
-    return part, {"name": name, **table}
+    part = take(shelf, name, where)
+    if not own_parts.is_path(name):
+        made, table = call(part, asked, where, given=given)
+        return made, {"name": name, **table}
+    base = shelf.base if isinstance(shelf, Shelf) else object
+    made, table = call(own_parts.checked(part, name, where, base, given), asked, where, given=given)
+    return made, {"name": name, **table}
 
 
 def call(
@@ -316,7 +336,7 @@ def call(
         raise UsageError(f"{where} must be a table; got {asked!r}")
     known = {name: p for name, p in settings(part, given).items() if name not in ready}
     _only(asked, set(known), where + ".", set(ready))
-    hints = typing.get_type_hints(part.__init__ if inspect.isclass(part) else part)
+    hints = kinds_of(inspect.unwrap(part))
     values, table = {}, {}
     for name, p in known.items():
         values[name] = getattr(default, name, p.default)
@@ -332,12 +352,19 @@ def call(
     return part(**values, **ready), table
 
 
-def _named(asked: Any, where: str, shelf: Mapping[str, Any]) -> Table:
+def take(shelf: Mapping[str, Any], name: str, where: str) -> Any:
+    """The part of a shelf, or of your own, that has this name or path; raises UsageError if there is none."""
+    if own_parts.is_path(name):
+        return own_parts.load(name, where)
+    if name not in shelf:
+        raise UsageError(f"{where}: there is no '{name}'; {nearest(name, shelf)}")
+    return shelf[name]
+
+
+def _named(asked: Any, where: str, known: Iterable[str]) -> Table:
     asked = {"name": asked} if isinstance(asked, str) else asked
     if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
-        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(shelf))}")
-    if asked["name"] not in shelf:
-        raise UsageError(f"{where}: there is no '{asked['name']}'; {nearest(asked['name'], shelf)}")
+        raise UsageError(f"{where} needs a name; known: {', '.join(sorted(known))}")
     return dict(asked)
 
 
@@ -346,34 +373,28 @@ def _part(kinds: Sequence[type], asked: Any, where: str, default: Any) -> tuple[
 
     A table without a name changes the setting's default; the name of the default's own class keeps what it has set.
     """
-    known: dict[str, Any] = {_name_of(kind): kind for kind in kinds if is_dataclass(kind)}
+    known: dict[str, Any] = {name_of(kind): kind for kind in kinds if is_dataclass(kind)}
     named = isinstance(default, tuple(known.values()))
     if isinstance(asked, dict) and "name" not in asked and named:
-        asked = {"name": _name_of(type(default)), **asked}
-    path = _name_in(asked)
-    if own_parts.is_path(path):
-        known = {**known, path: own_parts.load(path, where)}
-        wanted = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
-        wanted -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
-        if lacks := sorted(wanted - set(dir(known[path]))):
-            raise UsageError(f"{where}: '{path}' cannot stand here: it has no {', '.join(lacks)}")
+        asked = {"name": name_of(type(default)), **asked}
     asked = _named(asked, where, known)
     name = asked.pop("name")
-    kind = known[name]
+    kind = take(known, name, where)
+    if own_parts.is_path(name):
+        wanted = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
+        wanted -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
+        if not inspect.isclass(kind) or (lacks := sorted(wanted - set(dir(kind)))):
+            why = f"it has no {', '.join(lacks)}" if inspect.isclass(kind) else "it is no class"
+            raise UsageError(f"{where}: '{name}' cannot stand here: {why}")
     made, table = call(kind, asked, where, default=default if type(default) is kind else None)
     return made, {"name": name, **table}
-
-
-def _name_of(kind: type) -> str:
-    """What a config calls a class: KnownGraph is "known-graph", QP is "qp"."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", kind.__name__).lower()
 
 
 def plain(value: Any) -> Any:
     """A setting's value as a config says it."""
     if is_dataclass(value):
         held = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
-        return {"name": _name_of(type(value)), **{name: inner for name, inner in held.items() if inner is not None}}
+        return {"name": name_of(type(value)), **{name: inner for name, inner in held.items() if inner is not None}}
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
@@ -397,35 +418,21 @@ def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -
 
 def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any, Any]:
     """The value as the annotated kind, and as a complete config says it; or UsageError."""
-    options = typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
-    for option in options:
-        if typing.get_origin(option) in (tuple, Sequence) and isinstance(value, list | tuple):
-            inner = typing.get_args(option)[0]
-            held = [_check(v, inner, f"{where}[{i}]") for i, v in enumerate(value)]
-            return tuple(one for one, _ in held), [written for _, written in held]
-        if option is float and isinstance(value, int | float) and not isinstance(value, bool):
-            if LARGEST < abs(value) < math.inf:
-                raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
-            return float(value), float(value)
-        if (
-            (option is bool and isinstance(value, bool))
-            or (option is int and isinstance(value, int) and not isinstance(value, bool))
-            or (option is str and isinstance(value, str))
-            or (typing.get_origin(option) is typing.Literal and value in typing.get_args(option))
-        ):
-            return value, value
-    if any(map(is_dataclass, options)) and isinstance(value, str | dict):
+    options = options_of(kind)
+    scalar = isinstance(value, str) and any(parted(option)[0] in (str, Any) for option in options)
+    literal = any(
+        typing.get_origin(option) is typing.Literal and value in typing.get_args(option) for option in options
+    )
+    if any(map(is_dataclass, options)) and isinstance(value, str | dict) and not (scalar or literal):
         return _part([option for option in options if option is not type(None)], value, where, default)
-    said = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
-    wanted = " or ".join(_wanted(option, said) for option in options)
-    raise UsageError(f"{where} must be {wanted}; got {value!r}")
+    check(value, kind, where)
+    made = _made(value, [parted(option)[0] for option in options])
+    return made, plain(made)
 
 
-def _wanted(option: Any, said: dict[Any, str]) -> str:
-    if typing.get_origin(option) in (tuple, Sequence):
-        return "a list"
-    if typing.get_origin(option) is typing.Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(option)))
-    if isinstance(option, type) and option not in said:
-        return f"'{_name_of(option)}'" if is_dataclass(option) else "'FILE.py:NAME'"
-    return said.get(option, str(option))
+def _made(value: Any, kinds: Sequence[Any]) -> Any:
+    """A checked value as a part wants it: whole numbers as such unless they may be broken, lists as tuples."""
+    if isinstance(value, list | tuple):
+        inner = next((typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), Any)
+        return tuple(_made(one, [parted(option)[0] for option in options_of(inner)]) for one in value)
+    return float(value) if float in kinds and int not in kinds and isinstance(value, int) else value

@@ -15,7 +15,7 @@ from ..errors import DataError, RunError, UsageError
 from ..files import make_folder
 from ..interrupts import held
 from ..simulation import distributed
-from . import config
+from . import config, own_parts
 from .config import Experiment
 from .fit import CHECKPOINT, fit
 from .run_folder import check_same, read_summary, tidy, write_json, write_run
@@ -68,7 +68,7 @@ def launch(experiment: Experiment, out: Path | None, machine: Machine) -> dict[s
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
     if out is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        parent = Path("runs") / table["method"]["name"] / called(table["federation"]["dataset"])
+        parent = Path("runs") / own_parts.called(table["method"]["name"]) / called(table["federation"]["dataset"])
         out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
     if (out / "config.toml").exists():
         raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")

@@ -1,18 +1,31 @@
 """Parts of one's own: a class or function of a file, named "mine.py:Stay", or of an installed package.
 
 A file's path is relative to the folder that the program runs in, as every path in a config is. It is executed once for
-each content, by itself: it may import what is installed, but not its neighbours.
+each content, by itself: it may import what is installed, but not its neighbours. A complete config says which content
+it was written with, `[code]`, and is refused with another one.
+
+At a site of a real federation the operator names the files, `local(files)` around whatever reads the server's config:
+the server then sends names without folders, `for_sites(table)`, and the hashes, and nothing that a site would execute.
 """
 
 import hashlib
 import importlib
+import inspect
 import sys
 import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ..errors import UsageError, nearest
+
+Table = dict[str, Any]
+
+_FILES: ContextVar[Mapping[str, Path] | None] = ContextVar("files", default=None)  # None: any that a config names
 
 
 def is_path(name: object) -> bool:
@@ -20,10 +33,15 @@ def is_path(name: object) -> bool:
     return isinstance(name, str) and ":" in name and name.rpartition(":")[2].isidentifier()
 
 
+def called(name: str) -> str:
+    """What people, folders and tables call a part: its name, or that of the class or function if it is a path."""
+    return name.rpartition(":")[2] if is_path(name) else name
+
+
 def load(name: str, where: str) -> Any:
     """What a path names; `where` is the setting that has it. Raises UsageError if there is no such thing."""
     source, _, attribute = name.rpartition(":")
-    module = _from_file(Path(source), where) if source.endswith(".py") else _from_package(source, where)
+    module = _from_file(source, where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
         own = [
             key
@@ -34,33 +52,143 @@ def load(name: str, where: str) -> Any:
     return getattr(module, attribute)
 
 
-def _from_file(path: Path, where: str) -> ModuleType:
+def checked(part: Any, name: str, where: str, base: type, given: int) -> Callable[..., Any]:
+    """A part of one's own that says in one line what it cannot do: be called so, or make an object of class `base`.
+
+    `given` counts the arguments that are not settings. With none of these the part must be such a class itself.
+    """
+    wanted = f"{base.__module__.partition('.')[0]}.{base.__name__}"
+    is_protocol = getattr(base, "_is_protocol", False)
+    if not given and not is_protocol and not (inspect.isclass(part) and issubclass(part, base)):
+        raise UsageError(f"{where}: '{name}' is no {wanted}: derive the class from it")
+    if not callable(part):
+        raise UsageError(f"{where}: '{name}' is no class or function that could make a {wanted}")
+
+    @wraps(part, updated=())
+    def make(*args: Any, **settings: Any) -> Any:
+        try:
+            made = part(*args, **settings)
+        except UsageError:
+            raise
+        except Exception as problem:
+            said = f"{type(problem).__name__}: {problem}"
+            raise UsageError(f"{where}: '{name}' cannot be made: {said}") from problem
+        if not (callable(made) if is_protocol else isinstance(made, base)):
+            raise UsageError(f"{where}: '{name}' must make a {wanted}; got {made!r:.80}")
+        return made
+
+    return make
+
+
+def code(table: Table, before: object) -> Table:
+    """The `[code]` of a complete config: the SHA-256 of each file that it names, or nothing.
+
+    Raises UsageError if `before`, that of the config that was read, says otherwise of one of them.
+    """
+    now = {source: _digest(_content(source, "code")) for source in sorted(_files_in(table))}
+    if not isinstance(before, dict):
+        raise UsageError(f"code must be a table of files and their SHA-256; got {before!r:.80}")
+    for source, digest in before.items():
+        if source not in now:
+            raise UsageError(f"code: this config names no file '{source}'; leave it out")
+        if digest != now[source]:
+            raise UsageError(
+                f"{source} is not what this config was written with (code.'{source}' is its SHA-256): put it back as "
+                "it was, or leave [code] out in a new run"
+            )
+    return {"code": now} if now else {}
+
+
+def for_sites(table: Any) -> Any:
+    """A complete config as a server sends it: files by their names, without the folders that they are in."""
+    if isinstance(table, list):
+        return [for_sites(inner) for inner in table]
+    if not isinstance(table, dict):
+        return table
+    sent = {key: for_sites(value) for key, value in table.items()}
+    if is_path(sent.get("name")):
+        source, colon, attribute = sent["name"].rpartition(":")
+        sent["name"] = f"{Path(source).name}{colon}{attribute}"
+    if isinstance(table.get("code"), dict):
+        sent["code"] = {Path(source).name: digest for source, digest in table["code"].items()}
+    return sent
+
+
+@contextmanager
+def local(files: Sequence[Path]) -> Iterator[None]:
+    """In this block only these files are read, by their names; neither another file nor an installed module is.
+
+    Raises UsageError for a file that is not there, or for two of one name.
+    """
+    named = {path.name: path for path in files}
+    if len(named) < len(files):
+        raise UsageError("--code names two files of one name; rename one")
+    for path in files:
+        if not path.is_file():
+            raise UsageError(f"--code: there is no file {path}")
+    token = _FILES.set(named)
     try:
-        code = path.read_bytes()
+        yield
+    finally:
+        _FILES.reset(token)
+
+
+def _files_in(table: Any) -> set[str]:
+    """The files that the parts of a complete config are in, as it names them."""
+    if isinstance(table, list):
+        return set().union(*map(_files_in, table))
+    if not isinstance(table, dict):
+        return set()
+    source = str(table["name"]).rpartition(":")[0] if is_path(table.get("name")) else ""
+    return set().union({source} if source.endswith(".py") else (), *map(_files_in, table.values()))
+
+
+def _content(source: str, where: str) -> bytes:
+    files = _FILES.get()
+    if files is not None and source not in files:
+        raise UsageError(
+            f"{where}: this site has no file '{source}'; if its operator trusts it, the site is started with --code"
+        )
+    path = Path(source) if files is None else files[source]
+    try:
+        return path.read_bytes()
     except OSError as problem:
         at = "" if path.is_absolute() else f" (in {Path.cwd()})"
         raise UsageError(f"{where}: cannot read {path}{at}: {problem.strerror}") from None
-    name = f"{path.stem}_{hashlib.sha256(code).hexdigest()[:16]}"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _from_file(source: str, where: str) -> ModuleType:
+    content = _content(source, where)
+    name = f"{Path(source).stem}_{_digest(content)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # there while it runs: dataclasses look their module up
-    module.__file__ = str(path)
+    module.__file__ = source
     try:
-        exec(compile(code, str(path), "exec"), vars(module))
-    except (Exception, SystemExit) as problem:
+        exec(compile(content, source, "exec"), vars(module))
+    except BaseException as problem:
         del sys.modules[name]
-        lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == str(path)]
-        line = problem.lineno if isinstance(problem, SyntaxError) else (lines or [None])[-1]
-        at = f"line {line}: " if line else ""
-        said = problem.msg if isinstance(problem, SyntaxError) else str(problem)
-        raise UsageError(f"{where}: {path} cannot be imported: {at}{type(problem).__name__}: {said}") from problem
-    except BaseException:
-        del sys.modules[name]
-        raise
+        if not isinstance(problem, Exception | SystemExit):
+            raise
+        raise UsageError(f"{where}: {source} cannot be imported: {_reason(problem, source)}") from problem
     return module
 
 
+def _reason(problem: BaseException, source: str) -> str:
+    """What went wrong in a file, and in which line."""
+    if isinstance(problem, SyntaxError):
+        return f"line {problem.lineno}: {problem.msg}"
+    lines = [frame.lineno for frame in traceback.extract_tb(problem.__traceback__) if frame.filename == source]
+    return f"line {lines[-1]}: {type(problem).__name__}: {problem}" if lines else f"{type(problem).__name__}: {problem}"
+
+
 def _from_package(source: str, where: str) -> ModuleType:
+    if _FILES.get() is not None and not f"{source}.".startswith("kinfed."):
+        raise UsageError(f"{where}: a server cannot choose the module '{source}' of a site; name a file")
     try:
         return importlib.import_module(source)
     except (Exception, SystemExit) as problem:

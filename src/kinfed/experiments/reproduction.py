@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
@@ -16,11 +16,12 @@ from ..core.history import spread
 from ..core.seeding import tags
 from ..datasets.sources import ORIGINALS
 from ..errors import UsageError, nearest
+from ..methods import METHODS
 from ..metrics.graphs import group_weights, rand_by_round
 from ..papers import published_table
 from ..papers.published_table import Column, Number, Protocol, Row
 from ..partitions.deal import hidden_groups
-from . import config, run_folder, study
+from . import config, own_parts, run_folder, study
 from .config import Experiment
 
 WITHOUT_FILE = ("digits", "synthetic")
@@ -114,8 +115,9 @@ class Line(NamedTuple):
 class Reproduction:
     """A published table to be rebuilt in a folder.
 
-    `methods` and `columns` are the names that were asked for, all if there are none. Raises UsageError for names that
-    the table does not have, and for named ones that cannot be run.
+    `methods` and `columns` are the names that were asked for, all if there are none; a method of one's own,
+    mine.py:Stay, is a row more. Raises UsageError for names that the table does not have, and for named ones that
+    cannot be run.
     """
 
     protocol: Protocol
@@ -131,6 +133,13 @@ class Reproduction:
             raise UsageError(f"--scale must lie in (0, 1]; got {self.scale}")
         if self.seeds is not None and self.seeds < 1:
             raise UsageError(f"--seeds counts runs, so it must be at least 1; got {self.seeds}")
+        rows = {
+            own_parts.called(name): Row(own_parts.called(name), own_parts.called(name), changes={"method": name})
+            for name in self.methods
+            if own_parts.is_path(name) and config.take(METHODS, name, "--method")
+        }
+        object.__setattr__(self, "protocol", replace(self.protocol, rows={**self.protocol.rows, **rows}))
+        object.__setattr__(self, "methods", [own_parts.called(name) for name in self.methods])
         for what, asked, known in (
             ("method", self.methods, self.protocol.rows),
             ("column", self.columns, self.protocol.columns),

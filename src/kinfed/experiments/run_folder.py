@@ -20,7 +20,7 @@ from ..core.tasks import Classification
 from ..datasets import called
 from ..errors import UsageError
 from ..files import make_folder, replacing, sweep_up
-from . import config
+from . import config, own_parts
 from .config import Experiment, Table
 from .fit import CHECKPOINT
 from .run import Run, client_index
@@ -137,7 +137,7 @@ def write_run(run: Run, table: Table, out: Path) -> dict[str, Any]:
         found["attack"] |= table["attack"]  # its name in configs
     summary = {
         **found,
-        "method": table["method"]["name"],
+        "method": own_parts.called(table["method"]["name"]),
         "dataset": called(dealt["dataset"]) if dealt else "your own",
         "federation": dealt,
         "names": names,

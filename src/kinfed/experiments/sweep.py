@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError
 from ..methods import METHODS
-from .config import Experiment
+from . import own_parts
+from .config import Experiment, take
 from .study import Finding, Row, Study, score
 
 LONGEST = 120  # characters of a folder's name
@@ -28,7 +29,7 @@ class Setting(NamedTuple):
         plain = re.sub(r"[^\w.,=+-]", "_", said)
         if plain != said or len(said) > LONGEST:  # others may look the same
             plain = f"{plain[:LONGEST]}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
-        return f"{self.method}/{plain}"
+        return f"{own_parts.called(self.method)}/{plain}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,10 @@ class Sweep:
         found = {}
         for one in self.settings():
             # What is asked for here comes before what the config says of this method, in either of its places.
-            mine = {key.replace(f"methods.{one.method}.", "method."): v for key, v in (fixed | one.values).items()}
+            mine = {
+                key.replace(f"methods.{own_parts.called(one.method)}.", "method."): v
+                for key, v in (fixed | one.values).items()
+            }
             overrides = [f'method.name="{one.method}"', *(f"{key}={value}" for key, value in mine.items())]
             for seed in self.seeds:
                 found[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
@@ -113,7 +117,7 @@ class Sweep:
             lost: list[Row] = []
             for one in (setting for setting in self.settings() if setting.method == method):
                 names = [f"{one.name}/seed-{seed}" for seed in self.seeds]
-                row: Row = {"method": method, "winner": None}
+                row: Row = {"method": own_parts.called(method), "winner": None}
                 row |= {heading: _bare(one.values.get(key)) for key, heading in zip(keys, headings, strict=True)}
                 if bad := sum(name in failed for name in names):
                     lost.append(row | {"failed": f"{bad} of {len(names)}"})
@@ -127,7 +131,7 @@ class Sweep:
                 winner = mine[0][1]
                 winner["winner"] = "*"
                 said = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
-                notes.append(f"* {method}: {said}")
+                notes.append(f"* {own_parts.called(method)}: {said}")
             rows += [row for _, row in mine] + lost
         whole = dict.fromkeys(key for row in rows for key in row)
         told = [{key: row.get(key) for key in whole} for row in rows]
@@ -166,13 +170,12 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
         if key in grid:
             raise UsageError(f"methods are named by --method {','.join(grid[key])}, not by {key}=")
     for name in methods:
-        if name not in METHODS:
-            raise UsageError(f"there is no method '{name}'; {nearest(name, METHODS)}")
-    if len(set(methods)) < len(methods):
-        raise UsageError("--method names a method twice")
+        take(METHODS, name, "--method")
+    if len(set(map(own_parts.called, methods))) < len(methods):
+        raise UsageError("--method names a method twice, or two classes of one name")
     methods = methods or [study.method]
     for key in grid:
-        if key.startswith("methods.") and _owner(key) not in methods:
+        if key.startswith("methods.") and _owner(key) not in map(own_parts.called, methods):
             raise UsageError(f"{key} is a setting of {_owner(key)}, which is not swept; name it with --method")
     if len(grid.get("seeds", [])) > 1:
         raise UsageError("seeds counts runs of one setting; write which seeds, as in seed=0..2")
@@ -189,8 +192,8 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
 def _concerns(key: str, method: str) -> bool:
     """Whether a key makes a difference to a method: the same run under several values would be no choice among them."""
     if key.startswith("methods."):
-        return _owner(key) == method
-    return not (key.startswith("training.optimiser") and METHODS[method].rates)
+        return _owner(key) == own_parts.called(method)
+    return not (key.startswith("training.optimiser") and take(METHODS, method, "method").rates)
 
 
 def _owner(key: str) -> str:

@@ -13,7 +13,7 @@ from ..core.seeding import generator
 from ..core.tasks import Classification, Regression, Task
 from ..data.split import Split
 from ..errors import UsageError
-from ..experiments import config
+from ..experiments import config, own_parts
 from ..experiments.config import Learning, Table
 
 STALE = ("keep", "decay", "drop")
@@ -93,6 +93,7 @@ def resolve(raw: Table) -> Plan:
         raise UsageError(f"flower must be a table; got {asked!r}")
     deployment, deployment_table = config.call(Deployment, asked, "flower")
     table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
+    table |= own_parts.code(table, raw.get("code", {}))
     return Plan(table, learning, split, deployment)
 
 

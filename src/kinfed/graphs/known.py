@@ -1,6 +1,5 @@
 """Relation graphs that are known before training, and controls that show what a graph is worth."""
 
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -77,17 +76,6 @@ def identity(federation: Federation, seed: int) -> Graph:
 def complete(federation: Federation, seed: int) -> Graph:
     """All clients are linked alike."""
     return Graph(torch.ones(len(federation), len(federation)), "given")
-
-
-GRAPHS: dict[str, Callable[..., Graph | None]] = {
-    "given": given,
-    "oracle": oracle,
-    "label_overlap": label_overlap,
-    "shuffled": shuffled,
-    "random": random,
-    "identity": identity,
-    "complete": complete,
-}
 
 
 def _base(federation: Federation, seed: int, of: Literal["given", "oracle"] | None) -> Graph:

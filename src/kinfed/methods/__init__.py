@@ -1,38 +1,28 @@
 """The methods, by the name that a config or the command line uses."""
 
-from ..core.method import Method
-from .cfl import CFL
-from .fedaghn import FedAGHN
-from .fedamp import FedAMP
-from .fedavg import FedAvg
-from .fedavg_ft import FedAvgFT
-from .fedcedar import FedCedar
-from .fedprox import FedProx
-from .fedrep import FedRep
-from .local import Local
-from .panacea import Panacea
-from .per_fedavg import PerFedAvg
-from .pfedgat import PFedGAT
-from .pfedhn import PFedHN
-from .scaffold import Scaffold
-from .sfl import SFL
+from ..core.shelf import Shelf
 
-METHODS: dict[str, type[Method]] = {
-    "local": Local,
-    "fedavg": FedAvg,
-    "fedavg-ft": FedAvgFT,
-    "fedprox": FedProx,
-    "scaffold": Scaffold,
-    "fedrep": FedRep,
-    "per-fedavg": PerFedAvg,
-    "pfedhn": PFedHN,
-    "panacea": Panacea,
-    "cfl": CFL,
-    "sfl": SFL,
-    "fedcedar": FedCedar,
-    "fedamp": FedAMP,
-    "fedaghn": FedAGHN,
-    "pfedgat": PFedGAT,
-}
+METHODS = Shelf(
+    __name__,
+    {
+        "local": "local:Local",
+        "fedavg": "fedavg:FedAvg",
+        "fedavg-ft": "fedavg_ft:FedAvgFT",
+        "fedprox": "fedprox:FedProx",
+        "scaffold": "scaffold:Scaffold",
+        "fedrep": "fedrep:FedRep",
+        "per-fedavg": "per_fedavg:PerFedAvg",
+        "pfedhn": "pfedhn:PFedHN",
+        "panacea": "panacea:Panacea",
+        "cfl": "cfl:CFL",
+        "sfl": "sfl:SFL",
+        "fedcedar": "fedcedar:FedCedar",
+        "fedamp": "fedamp:FedAMP",
+        "fedaghn": "fedaghn:FedAGHN",
+        "pfedgat": "pfedgat:PFedGAT",
+    },
+    base="kinfed.core.method:Method",
+    by_file=True,
+)
 
-__all__ = ["METHODS", *sorted(cls.__name__ for cls in METHODS.values())]
+__getattr__ = METHODS.attribute

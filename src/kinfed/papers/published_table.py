@@ -42,6 +42,12 @@ class Row:
     missing: str = ""  # why there is nothing to run
     changes: Table = field(default_factory=dict)  # of the experiment
 
+    @property
+    def asked(self) -> str:
+        """How a command names it: a method of one's own by its path."""
+        method = self.changes.get("method")
+        return method if isinstance(method, str) and ":" in method else self.name
+
 
 @dataclass(frozen=True)
 class Column:

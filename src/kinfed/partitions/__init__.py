@@ -1,39 +1,21 @@
 """The partitions, by the name that a config or the command line uses."""
 
-from collections.abc import Callable
+from ..core.shelf import Shelf
 
-from ..data.dataset import Partition
-from .dirichlet import Dirichlet
-from .iid import IID
-from .label_groups import LabelGroups
-from .label_permutations import LabelPermutations
-from .natural import Natural
-from .pathological import Pathological
-from .rotations import Rotations
-from .shards import Shards
-from .topologies import Topologies
+PARTITIONS = Shelf(
+    __name__,
+    {
+        "iid": "iid:IID",
+        "dirichlet": "dirichlet:Dirichlet",
+        "pathological": "pathological:Pathological",
+        "shards": "shards:Shards",
+        "rotations": "rotations:Rotations",
+        "label_permutations": "label_permutations:LabelPermutations",
+        "label_groups": "label_groups:LabelGroups",
+        "topologies": "topologies:Topologies",
+        "natural": "natural:Natural",
+    },
+    base="kinfed.data.dataset:Partition",
+)
 
-PARTITIONS: dict[str, Callable[..., Partition]] = {
-    "iid": IID,
-    "dirichlet": Dirichlet,
-    "pathological": Pathological,
-    "shards": Shards,
-    "rotations": Rotations,
-    "label_permutations": LabelPermutations,
-    "label_groups": LabelGroups,
-    "topologies": Topologies,
-    "natural": Natural,
-}
-
-__all__ = [
-    "IID",
-    "PARTITIONS",
-    "Dirichlet",
-    "LabelGroups",
-    "LabelPermutations",
-    "Natural",
-    "Pathological",
-    "Rotations",
-    "Shards",
-    "Topologies",
-]
+__getattr__ = PARTITIONS.attribute

@@ -1,0 +1,207 @@
+"""Settings that check themselves, and the sentence that each has.
+
+A part (a method, an optimiser, a partition ...) is a frozen dataclass that derives from `Settings`; methods do already.
+The annotation of a field says what it may be, and the comment behind it, or in the lines above, what it is for:
+
+    mu: NonNegative = 0.1  # weight of the proximal term
+    steps: Count | None = None  # local steps a round; left out: as many as training.epochs give
+    sign: Literal["descent", "paper"] = "descent"  # of the server's step
+    decay: Annotated[float, In("(0, 1)")] = 0.5  # of a client's weight, for each round that it missed
+
+What one field must be to another is for `__post_init__`, which begins with `super().__post_init__()`.
+"""
+
+import inspect
+import io
+import math
+import textwrap
+import tokenize
+import types
+import typing
+from ast import AnnAssign, AsyncFunctionDef, ClassDef, FunctionDef, Name, arg, parse
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from functools import cache
+from numbers import Integral, Real
+from typing import Annotated, Any
+
+from ..errors import UsageError
+
+LARGEST = 3.4e38  # a number that is not infinite: what single precision can hold
+
+
+class In:
+    """An interval that a number must lie in, such as "[0, 1)"."""
+
+    def __init__(self, interval: str) -> None:
+        self.interval = interval
+        low, high = interval[1:-1].split(",")
+        self.low, self.high = float(low), float(high)
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low or (value == self.low and self.interval[0] == "[")
+        return above and (value < self.high or (value == self.high and self.interval[-1] == "]"))
+
+    def __str__(self) -> str:
+        """What the number must be, for an error."""
+        if self.high < math.inf:
+            return f"in {self.interval}"
+        if self.low == 0:
+            return "zero or more" if self.interval[0] == "[" else "positive"
+        return f"{'at least' if self.interval[0] == '[' else 'above'} {self.low:g}"
+
+
+Positive = Annotated[float, In("(0, inf)")]
+NonNegative = Annotated[float, In("[0, inf)")]
+Share = Annotated[float, In("[0, 1]")]
+Count = Annotated[int, In("[1, inf)")]
+CountOrZero = Annotated[int, In("[0, inf)")]
+
+
+class Settings:
+    """The base of all dataclasses that a config can make: their fields are checked when they are made."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError unless every field is what its annotation says."""
+        validate(self)
+
+
+def validate(part: Any) -> None:
+    """Raise UsageError unless every field of a dataclass is what its annotation says."""
+    kind: Any = type(part)
+    kinds = kinds_of(kind)
+    for field in fields(part):
+        if field.init and field.name in kinds:
+            check(getattr(part, field.name), kinds[field.name], f"{kind.__name__}.{field.name}")
+
+
+def check(value: Any, kind: Any, where: str) -> None:
+    """Raise UsageError, which says where, unless a value is of a kind."""
+    options = options_of(kind)
+    for option in options:
+        base, bound = parted(option)
+        if _is(value, base):
+            if bound is not None and value not in bound:
+                raise UsageError(f"{where} must be {bound}; got {value!r}")
+            if isinstance(value, float) and LARGEST < abs(value) < math.inf:
+                raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
+            for i, inner in enumerate(value if _inner(base) else ()):
+                check(inner, _inner(base), f"{where}[{i}]")
+            return
+    raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
+
+
+@cache
+def kinds_of(part: Any) -> dict[str, Any]:
+    """The annotations of a part's settings, none where they name what is not there."""
+    try:
+        return typing.get_type_hints(part.__init__ if inspect.isclass(part) else part, include_extras=True)
+    except NameError:
+        return {}
+
+
+def options_of(kind: Any) -> tuple[Any, ...]:
+    """The members of a union, or the one kind."""
+    return typing.get_args(kind) if typing.get_origin(kind) in (types.UnionType, typing.Union) else (kind,)
+
+
+def parted(kind: Any) -> tuple[Any, In | None]:
+    """A kind and its interval."""
+    if typing.get_origin(kind) is Annotated:
+        base, *notes = typing.get_args(kind)
+        return base, next((note for note in notes if isinstance(note, In)), None)
+    return kind, None
+
+
+def name_of(kind: type) -> str:
+    """What a config calls a class: KnownGraph is "known-graph", QP is "qp"."""
+    letters = [
+        "-" * (i > 0 and letter.isupper() and (before.islower() or before.isdigit() or after.islower())) + letter
+        for i, (before, letter, after) in enumerate(
+            zip(" " + kind.__name__, kind.__name__, kind.__name__[1:] + " ", strict=False)
+        )
+    ]
+    return "".join(letters).lower()
+
+
+def wanted(kind: Any) -> str:
+    """A kind in words."""
+    base, _ = parted(kind)
+    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "left out"}
+    if base in words:
+        return words[base]
+    if typing.get_origin(base) is typing.Literal:
+        return "one of " + ", ".join(map(repr, typing.get_args(base)))
+    if _inner(base):
+        return "a list"
+    if isinstance(base, type):
+        return f"'{name_of(base)}'" if is_dataclass(base) else "'FILE.py:NAME'"
+    return str(base)
+
+
+def described(kind: Any) -> str:
+    """A kind in words, with the interval that a number must lie in."""
+    found = []
+    for option in options_of(kind):
+        _, bound = parted(option)
+        found.append(wanted(option) if bound is None else f"{wanted(option)}, {bound}")
+    return " or ".join(found)
+
+
+def sentences(part: Callable[..., Any]) -> dict[str, str]:
+    """The comment on each setting of a part, by its name, as it stands in the source."""
+    found: dict[str, str] = {}
+    for one in reversed(part.__mro__) if inspect.isclass(part) else (part,):
+        try:
+            source = textwrap.dedent(inspect.getsource(one))
+        except (OSError, TypeError):  # built in, or its file is gone
+            continue
+        node = parse(source).body[0]
+        if isinstance(node, ClassDef):
+            places = {n.target.id: n for n in node.body if isinstance(n, AnnAssign) and isinstance(n.target, Name)}
+            found |= _comments(source, {name: (n.lineno, n.end_lineno or n.lineno) for name, n in places.items()})
+        elif isinstance(node, FunctionDef | AsyncFunctionDef):
+            every: list[arg] = [*node.args.args, *node.args.kwonlyargs]
+            found |= _comments(source, {one.arg: (one.lineno, one.end_lineno or one.lineno) for one in every})
+    return {name: text for name, text in found.items() if text}
+
+
+def _comments(source: str, places: dict[str, tuple[int, int]]) -> dict[str, str]:
+    """The comment behind the last line of each place, with the lines that go on with it; or else the one above."""
+    lines = source.splitlines()
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    said = {token.start[0]: token.string[1:] for token in tokens if token.type == tokenize.COMMENT}
+    alone = {line for line in said if lines[line - 1].lstrip().startswith("#")}
+    found = {}
+    for name, (first, last) in places.items():
+        chosen = [last] if last in said and last not in alone else []
+        while chosen and chosen[-1] + 1 in alone and said[chosen[-1] + 1].startswith("   "):
+            chosen.append(chosen[-1] + 1)
+        above = first - 1
+        while not (chosen and chosen[0] == last) and above in alone and not said[above].startswith("   "):
+            chosen.insert(0, above)
+            above -= 1
+        found[name] = " ".join(said[line].strip() for line in chosen)
+    return found
+
+
+def _inner(kind: Any) -> Any:
+    """What a list holds, if the kind is one."""
+    return typing.get_args(kind)[0] if typing.get_origin(kind) in (tuple, Sequence, list) else None
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """Whether a value is of a kind that is no union, its interval and what it holds apart."""
+    if kind is Any:
+        return True
+    if kind in (int, float):
+        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+    if typing.get_origin(kind) is typing.Literal:
+        return any(value == one and type(value) is type(one) for one in typing.get_args(kind))
+    if _inner(kind):
+        return isinstance(value, list | tuple)
+    if isinstance(kind, type):
+        if getattr(kind, "_is_protocol", False):  # an object of one's own
+            return not isinstance(value, bool | int | float | str | list | tuple | dict | None)
+        return isinstance(value, kind)
+    return True  # a kind that is not checked here

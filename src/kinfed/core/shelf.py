@@ -1,0 +1,72 @@
+"""Shelf: parts by the name that a config or the command line uses, each imported when it is taken."""
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+
+class Made(NamedTuple):
+    """A part that a function makes of its name."""
+
+    place: str  # of the function
+    summary: str
+
+
+class Shelf(Mapping[str, Any]):
+    """Where each part of a package is, by its name: "module:attribute".
+
+    `base` is the class that a part, or what it makes, must be of: "package.module:Class". A part's summary is the first
+    line of its docstring, or of its file's with `by_file`; it is read without importing anything.
+    """
+
+    def __init__(self, package: str, places: Mapping[str, str | Made], base: str, by_file: bool = False) -> None:
+        self._package, self._places, self._base, self._by_file = package, dict(places), base, by_file
+
+    def __getitem__(self, name: str) -> Any:
+        place = self._places[name]
+        return self._at(place) if isinstance(place, str) else self._at(place.place)(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def base(self) -> type:
+        """What a part, or what it makes, is an instance of."""
+        module, _, attribute = self._base.partition(":")
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """Where the parts' own names in Python are: the attribute, and its module."""
+        places = [place.partition(":") for place in self._places.values() if isinstance(place, str)]
+        return {attribute: f"{self._package}.{module}" for module, _, attribute in places}
+
+    def attribute(self, name: str) -> Any:
+        """A part by its own name in Python: a package's `__getattr__`."""
+        if name not in self.attributes:
+            raise AttributeError(f"module '{self._package}' has no attribute '{name}'")
+        return getattr(import_module(self.attributes[name]), name)
+
+    def summary(self, name: str) -> str:
+        """A part in one line."""
+        place = self._places[name]
+        if not isinstance(place, str):
+            return place.summary
+        module, _, attribute = place.partition(":")
+        folder = Path(sys.modules[self._package].__path__[0])
+        tree = ast.parse((folder / f"{module}.py").read_text(encoding="utf-8"))
+        parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        return (ast.get_docstring(tree if self._by_file else parts[attribute]) or "").partition("\n")[0]
+
+    def _at(self, place: str) -> Any:
+        module, _, attribute = place.partition(":")
+        return getattr(import_module(f"{self._package}.{module}"), attribute)

@@ -1,0 +1,241 @@
+"""Parts of one's own, from a file: on the command line, in TOML, at a site."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import kinfed
+from kinfed.cli import main
+from kinfed.errors import UsageError
+from kinfed.experiments import config, own_parts
+
+MINE = '''
+from dataclasses import dataclass, replace
+from typing import ClassVar
+import torch
+from torch import nn
+import kinfed
+from kinfed.core.optimiser import SGD
+
+
+@dataclass(frozen=True)
+class Stay(kinfed.Local):
+    """Local under another name."""
+
+    share: kinfed.Share = 0.5  # of nothing
+
+
+class Net(nn.Module):
+    def __init__(self, shape, outputs, *, width: int = 4):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, width), nn.Linear(width, outputs)
+
+    def forward(self, x):
+        return self.head(self.body(x.flatten(1)).relu())
+
+
+def points(data_dir, *, count: int = 60):
+    x = torch.arange(2.0 * count).reshape(count, 2).sin()
+    return kinfed.Dataset(x, (x[:, 0] > 0).long(), kinfed.Classification(2), client=torch.arange(count) % 3)
+
+
+@dataclass(frozen=True)
+class Absolute:
+    metric: ClassVar[str] = "gap"
+    higher_is_better: ClassVar[bool] = False
+    selectable: ClassVar[tuple[str, ...]] = ("gap", "loss")
+    times: float = 1.0
+
+    def loss(self, outputs, y):
+        return self.times * (outputs[:, 0] - y).abs()
+
+    def score(self, outputs, y, weight):
+        gap = (self.loss(outputs, y) * weight).sum() / weight.sum()
+        return {"gap": gap, "loss": gap}
+
+    def check(self, y):
+        pass
+
+
+@dataclass(frozen=True)
+class Half(SGD):
+    pass
+
+
+@dataclass(frozen=True)
+class Halves:
+    def __call__(self, dataset, clients, draw):
+        return kinfed.Parts([rows for rows in torch.arange(len(dataset.y)).tensor_split(clients)], dataset)
+
+
+def ring(federation, seed):
+    return kinfed.Graph(torch.eye(len(federation)), "given")
+
+
+@dataclass(frozen=True)
+class Zero(kinfed.Attack):
+    def tamper(self, before, after, keys):
+        return before * 0
+
+
+number = 3
+
+
+def text(shape, outputs):
+    return "no module"
+
+
+def nothing(data_dir):
+    pass
+
+
+class Bare(kinfed.Method):
+    pass
+'''
+DATA = ["federation.dataset=mine.py:points", "rounds=1"]
+
+
+@pytest.fixture(autouse=True)
+def mine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = Path("mine.py")
+    path.write_text(MINE)
+    return path
+
+
+def test_a_run_may_consist_of_ones_own_parts(capsys):
+    arguments = [*DATA, "model.name=mine.py:Net", "model.width=3", "training.optimiser=mine.py:Half", "seeds=1"]
+    arguments += ["federation.partition=mine.py:Halves", "federation.clients=4", "federation.graph=mine.py:ring"]
+    arguments += ["attack.name=mine.py:Zero", "attack.share=0.25", "method.share=0.25"]
+    assert main(["run", "mine.py:Stay", *arguments, "--out", "out", "--json", "--quiet"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["method"], summary["dataset"], summary["clients"]) == ("Stay", "points", 4)
+    table = config.read("out/config.toml", [])
+    assert table["method"]["share"] == 0.25
+    assert table["model"] == {"name": "mine.py:Net", "width": 3}
+    assert list(table["code"]) == ["mine.py"]
+    assert config.resolve(table).table == table
+    assert kinfed.load_model("out", 0).body.weight.shape == (3, 2)
+    assert main(["resume", "out", "--quiet"]) == 0
+
+
+def test_a_task_of_ones_own_trains_scores_and_selects(capsys):
+    task = ["federation.task.name=mine.py:Absolute", "federation.task.times=2", "select_by=gap"]
+    assert main(["run", "local", *DATA, *task, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["metric"] == "gap"
+
+
+def test_a_method_of_ones_own_is_the_method_that_it_derives_from(capsys):
+    scores = []
+    for name in ("local", "mine.py:Stay"):
+        assert main(["run", name, *DATA, "--json", "--quiet"]) == 0
+        scores.append(json.loads(capsys.readouterr().out)["scores"])
+    assert scores[0] == scores[1]
+    assert {path.name for path in Path("runs").iterdir()} == {"local", "Stay"}
+    assert main(["compare", *map(str, Path("runs").glob("*/points/*"))]) == 0
+
+
+def test_a_sweep_takes_methods_of_ones_own(capsys):
+    keys = ["federation.dataset=mine.py:points", "rounds=1", "methods.Stay.share=0,1"]
+    assert main(["sweep", "local", *keys, "--method", "local,mine.py:Stay", "--out", "s", "--json", "--quiet"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [(row["method"], row["share"]) for row in rows] == [("local", None), ("Stay", "0"), ("Stay", "1")]
+
+
+def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, capsys):
+    assert main(["run", "mine.py:Stay", *DATA, "--out", "out", "--quiet"]) == 0
+    mine.write_text(MINE.replace("0.5  # of", "0.75  # of"))
+    for command in (["run", "out/config.toml"], ["resume", "out"]):
+        if command[0] == "resume":
+            Path("out/summary.json").unlink()
+        assert main([*command, "--quiet"]) == 2
+        assert "mine.py is not what this config was written with" in capsys.readouterr().err
+    table = config.read("out/config.toml", [])
+    del table["code"], table["method"]["share"]
+    assert config.resolve(table).method.share == 0.75
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gone.py:Stay"], "method: cannot read gone.py (in "),
+        (["mine.py"], "'mine.py' is a file of code: name a method in it, such as mine.py:Stay"),
+        (["mine.py:Sty"], "method: there is no 'Sty' in mine.py; did you mean 'Stay'?"),
+        (["mine.py:Net"], "method: 'mine.py:Net' is no kinfed.Method: derive the class from it"),
+        (["mine.py:number"], "method: 'mine.py:number' is no kinfed.Method"),
+        (["mine.py:Bare"], "method: 'mine.py:Bare' cannot be made: TypeError: Can't instantiate abstract class Bare"),
+        (["mine.py:Stay", "method.share=2"], "method.share must be in [0, 1]; got 2"),
+        (["mine.py:Stay", "method.shar=1"], "unknown key 'method.shar'; did you mean 'share'?"),
+        (["broken.py:Stay"], "method: broken.py cannot be imported: line 2: ZeroDivisionError: division by zero"),
+        (["wrong.py:Stay"], "method: wrong.py cannot be imported: line 1: "),
+        (["ends.py:Stay"], "method: ends.py cannot be imported: line 1: SystemExit: 3"),
+        (["no.such.package:Stay"], "method: 'no.such.package' cannot be imported: it is not installed"),
+        (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.Module; got 'no module'"),
+        (["local", "model=mine.py:points"], "model: 'mine.py:points' cannot be made: TypeError: points() takes 1 "),
+        (["local", "model=mine.py:number"], "model: 'mine.py:number' is no class or function that could make a torch"),
+        (["local", "federation.dataset=mine.py:text"], "federation.dataset needs a value for outputs"),
+        (["local", "federation.dataset=mine.py:nothing"], "'mine.py:nothing' must make a kinfed.Dataset; got None"),
+        (["local", "attack=mine.py:Net"], "attack: 'mine.py:Net' is no kinfed.Attack: derive the class from it"),
+        (["local", "training.optimiser=mine.py:Stay"], "'mine.py:Stay' cannot stand here: it has no"),
+        (
+            ["local", "federation.task=mine.py:Half"],
+            "federation.task: Half(lr=0.01, momentum=0.0, weight_de",
+        ),
+    ],
+)
+def test_what_is_no_such_part_is_one_line_and_code_2(arguments, said, capsys):
+    Path("broken.py").write_text("x = 1\nx / 0\n")
+    Path("wrong.py").write_text("class Stay(:\n")
+    Path("ends.py").write_text("raise SystemExit(3)\n")
+    assert main(["run", *arguments, "rounds=1", "--quiet"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert said in lines[0]
+    assert not Path("runs").exists() or not list(Path("runs").rglob("config.toml"))
+
+
+def test_debug_shows_where_a_file_fails(capsys):
+    Path("broken.py").write_text("x = 1\nx / 0\n")
+    assert main(["run", "broken.py:Stay", "--debug"]) == 2
+    assert 'File "broken.py", line 2' in capsys.readouterr().err
+
+
+def test_a_site_reads_the_files_that_its_operator_names_and_nothing_else(tmp_path):
+    (tmp_path / "home").mkdir()
+    theirs = tmp_path / "home" / "mine.py"
+    theirs.write_text(MINE)
+    raw = {"federation": {"dataset": "digits", "partition": "iid", "clients": 3}, "model": "linear"}
+    sent = own_parts.for_sites(config.resolve({**raw, "method": f"{theirs}:Stay"}).table)
+    assert sent["method"] == {"name": "mine.py:Stay", "share": 0.5}
+    assert str(tmp_path) not in json.dumps(sent)
+    with own_parts.local([theirs]):
+        assert type(config.resolve(sent).method).__name__ == "Stay"
+        with pytest.raises(UsageError, match=r"no file '../mine.py'; if its operator trusts it, .* with --code"):
+            config.resolve({**raw, "method": "../mine.py:Stay"})
+        with pytest.raises(UsageError, match="a server cannot choose the module 'os' of a site"):
+            config.resolve({**raw, "method": "os:system"})
+        theirs.write_text(MINE + "\n")
+        with pytest.raises(UsageError, match=r"^mine.py is not what this config was written with"):
+            config.resolve(sent)
+    with own_parts.local([]), pytest.raises(UsageError, match=r"this site has no file 'mine.py'"):
+        config.resolve(sent)
+    with pytest.raises(UsageError, match="there is no file"), own_parts.local([tmp_path / "gone.py"]):
+        pass
+    with pytest.raises(UsageError, match="two files of one name"), own_parts.local([theirs, tmp_path / "mine.py"]):
+        pass
+
+
+def test_a_reproduced_table_gets_a_row_of_ones_own(tmp_path):
+    from kinfed.experiments.reproduction import Reproduction
+    from kinfed.papers import published_table
+
+    table = published_table.load("pfedgat.table1")
+    column = next(iter(table.columns))
+    made = Reproduction(table, tmp_path / "out", None, ["fedavg", "mine.py:Stay"], [])
+    rows = {cell.row.name: cell for cell in made.cells()}
+    assert list(rows) == ["fedavg", "Stay"]
+    raw = made.protocol.raw(rows["Stay"].row, table.columns[column])
+    assert raw["method"] == "mine.py:Stay"
+    with pytest.raises(UsageError, match=r"there is no 'Sty' in mine.py; did you mean 'Stay'"):
+        Reproduction(table, tmp_path / "out", None, ["mine.py:Sty"], [])
