@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from kinfed import SGD, Federation, Training, UsageError, fit
-from kinfed.core.method import Params
+from kinfed.core.method import Params, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
 from kinfed.experiments import config
@@ -81,11 +81,12 @@ def test_every_named_model_is_scored_on_its_clients_own_examples(how, group, val
     assert {split for _, split, _ in scores} == ({"validation", "test"} if validated else {"test"})
     assert torch.equal(models["own"].theta, fleet.state.theta)
     torch.testing.assert_close(models["between"].theta, (fleet.state.theta + sent.theta) / 2)
+    assert models["shared"].theta is sent.theta
     for (name, split, metric), values in scores.items():
-        wanted = expected(fleet, models[name].theta, split)[metric]
+        wanted = expected(fleet, models[name].theta.expand(8, -1), split)[metric]
         assert values.tolist() == pytest.approx(wanted, abs=1e-9, nan_ok=True), (name, split, metric)
     some = torch.tensor([6, 0, 3])
-    part = fleet.evaluate(0, some, Params(sent.theta[some]))
+    part = fleet.evaluate(0, some, sent)
     for key, values in part.scores.items():
         assert values.tolist() == pytest.approx(scores[key][some].tolist(), abs=1e-9, nan_ok=True)
 
@@ -97,15 +98,25 @@ def test_a_shared_model_goes_once_over_all_examples_and_is_not_copied(monkeypatc
     monkeypatch.setattr(Model, "predict", lambda self, t, x: passes.append(len(x)) or real(self, t, x))
     found = fleet.evaluate(0, torch.arange(8), sent)
     assert passes == [sum(SIZES)]
-    assert found.models["shared"].theta.untyped_storage().nbytes() == fleet.model.theta.nbytes
+    assert found.models["shared"].theta is sent.theta
     asked = []
     personalise = FedAvg.personalise
     monkeypatch.setattr(FedAvg, "personalise", lambda *of: asked.append(1) or personalise(*of))
     fleet.evaluate(0, torch.arange(8), sent)
     assert len(asked) == 1  # what the first client has, all have
     passes.clear()
-    found = fleet.evaluate(0, torch.arange(8), Params(sent.theta.clone()))  # the same rows, but nobody says so
+    fleet.evaluate(0, torch.arange(8), Params(sent.theta.expand(8, -1)))  # the same rows, but nobody says so
     assert sorted(passes) == sorted(SIZES)
+
+
+def test_what_is_declared_as_shared_and_is_not_is_refused():
+    class Astray(FedAvg):
+        def personalise(self, client, state, received):
+            return {"shared": SharedParams(received.theta + client.noise(received.theta))}
+
+    fleet, sent = simulation(Astray(), executor="vmap", chunk=3)
+    with pytest.raises(UsageError, match=r"the model 'shared' is declared as shared and is not the same for all"):
+        fleet.evaluate(0, torch.arange(8), sent)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def told(values, metric="auc"):
     for round, (score, accuracy) in enumerate(zip(values, ([0.9, 0.9], [0.8, 0.8]), strict=True)):
         scores = {("own", split, "accuracy"): torch.tensor(accuracy) for split in ("validation", "test")}
         scores[("own", "validation", metric)] = torch.tensor(score)
-        history.add(round, (), (), Evaluation(scores, {}))
+        history.add(round, 0, 0, Evaluation(scores, {}))
     return history
 
 
@@ -303,7 +303,7 @@ def summary_of(always, names=("no", "yes")):
         ("own", "test", "recall@1"): torch.tensor([0.0, 0.5, nan]),
     }
     history = History(("a", "b", "c"), Classification(2, by_class=True))
-    history.add(0, (), (), Evaluation(scores, {}))
+    history.add(0, 0, 0, Evaluation(scores, {}))
     return history.by_class(names, torch.tensor([[9, 1], [8, 2], [5, 0]])), history.summary()["own"]
 
 

@@ -4,13 +4,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kinfed.core.client import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
 from kinfed.core.seeding import tags
+from kinfed.core.trees import Pairwise, PerClient, Shared
 from kinfed.methods.bases import Averaging
 
 NAMES = "abcdef"
@@ -52,12 +53,12 @@ def test_others():
 class Server(NamedTuple):
     """Everything that a server may hold."""
 
-    number: Tensor  # []
-    shared: Tensor  # [d], and d is as large as N
-    clusters: Tensor  # [C, d], of which there are ever more
-    seen: Tensor  # [N] bool
-    table: tuple[Tensor, ...]  # [N, 2]
-    links: Tensor  # [N, N]
+    number: Shared  # []
+    shared: Shared  # [d], and d is as large as N
+    clusters: Shared  # [C, d], of which there are ever more
+    seen: PerClient  # [N] bool
+    table: tuple[PerClient, ...]  # [N, 2]
+    links: Pairwise  # [N, N]
 
 
 class Ledger(Averaging):

@@ -82,7 +82,7 @@ def test_a_model_without_a_score_is_never_preferred(higher):
 def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkeypatch):
     draw = torch.Generator().manual_seed(0)
     history = History(("a", "b", "c"), Classification(2), rounds=[0, 1, 2], chosen="own")
-    history.relations = [torch.rand(3, 3, generator=draw) / 3 for _ in range(3)]
+    history.kept_relations = [torch.rand(3, 3, generator=draw) / 3 for _ in range(3)]
     monkeypatch.setattr(History, "select", lambda history, model: 1)
     path = tmp_path / "relations.npz"
     exact = torch.stack(history.relations).numpy()
@@ -96,7 +96,7 @@ def test_large_relations_are_rounded_but_for_the_selected_round(tmp_path, monkey
     np.testing.assert_allclose(weights, exact, rtol=2**-11)
     assert (weights[0] != exact[0]).any()
     assert np.load(path)["relation"].dtype == np.float16
-    history.relations[0][0, 0] = 1e6  # more than float16 holds
+    history.kept_relations[0][0, 0] = 1e6  # more than float16 holds
     history.write_relations(path, "learned", [])
     assert read_relations(path, 2)[1][0, 0, 0] == 1e6
 
@@ -110,7 +110,8 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
         return fit(FedAvg(), federation, torch.nn.Linear(5, 2), rounds=3, **how)
 
     history = run().history
-    assert [relation.stride(0) for relation in history.relations] == [0] * 3  # one row, seen by everybody
+    assert [list(relation.shape) for relation in history.kept_relations] == [[6]] * 3  # one row, seen by everybody
+    assert [list(relation.shape) for relation in history.relations] == [[6, 6]] * 3
     history.write_relations(tmp_path / "all.npz", "given", [])
     monkeypatch.setattr("kinfed.core.history.WRITTEN", 3 * 4 * 36 - 1)
     history.write_relations(tmp_path / "one.npz", "given", [])

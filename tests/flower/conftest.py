@@ -183,9 +183,7 @@ class Trial:
         class Partial(Simulation):
             def train(self, round, cohort, sent):
                 here = torch.tensor([(names[i], round + 1) not in absent for i in cohort.tolist()])
-                return super().train(
-                    round, cohort[here], trees.unpack({k: t[here] for k, t in trees.pack(sent).items()}, sent)
-                )
+                return super().train(round, cohort[here], trees.pick(sent, here))
 
         learning, table = self.planned.learning, self.planned.table
         model = self.planned.model(tuple(federation.x.shape[1:]), 3)

@@ -138,12 +138,12 @@ def test_a_history_makes_room_for_newcomers():
     history = History(("a", "b"), Regression())
     scores = {("own", "validation", "mse"): torch.tensor([1.0, 3.0]), ("own", "test", "mse"): torch.tensor([2.0, 4.0])}
     history.add(
-        0, (), (), Evaluation(scores, {}), torch.eye(2), {"note": torch.tensor([1.0, 2.0]), "all": torch.tensor(5.0)}
+        0, 0, 0, Evaluation(scores, {}), torch.eye(2), {"note": torch.tensor([1.0, 2.0]), "all": torch.tensor(5.0)}
     )
     lengthen(history, ["a", "b", "c"])
     assert history.names == ("a", "b", "c")
     worse = {key: torch.tensor([9.0, 9.0, 0.0]) for key in scores}
-    history.add(1, (), (), Evaluation(worse, {}), torch.eye(3), {})
+    history.add(1, 0, 0, Evaluation(worse, {}), torch.eye(3), {})
     assert history.select("own") == 0  # a mean over those who have a score: 2, against 6
     assert history.test("own")[:2].tolist() == [2.0, 4.0]
     summary = history.summary()["own"]

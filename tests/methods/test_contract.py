@@ -161,7 +161,14 @@ def test_send_only_reads(name):
     first = method.send(roster, server, cohort)
     same(first, method.send(roster, server, cohort), exact=True)
     same(before, trees.pack(server), exact=True)
-    assert all(t.shape[0] == 3 for t in trees.pack(first).values())
+    few = trees.pack(method.send(roster, server, cohort[:1]))
+    for key, axis in trees.pack(trees.axes(first)).items():
+        sizes = [list(t[key].shape) for t in (trees.pack(first), few)]
+        if axis is Axis.PER_CLIENT:
+            assert (sizes[0][0], sizes[1][0]) == (3, 1), key
+        else:
+            assert axis is Axis.SHARED, f"{key}: a message has one axis of clients, its first, or none"
+            assert sizes[0] == sizes[1], key
 
 
 def test_every_tensor_of_the_server_says_which_of_its_axes_count_clients(name):

@@ -31,7 +31,7 @@ def test_weights_are_shares_of_the_cohort(bowls):
     server = trial.method.aggregate(trial.roster, server, cohort, uploads)
     assert float(server.theta) == pytest.approx(4.0, abs=1e-13)
     relation = trial.method.relation(trial.roster, server, cohort)
-    torch.testing.assert_close(relation, torch.tensor([[0.25, 0.75, 0.0]] * 3, dtype=float64))
+    torch.testing.assert_close(relation, torch.tensor([0.25, 0.75, 0.0], dtype=float64))
 
 
 def test_everyone_counts_the_same_if_asked(bowls, executor):

@@ -137,7 +137,7 @@ def train(
                 if len(federation.rows[split][0])
                 for metric, values in series.score(split, network).items()
             }
-            history.add(epoch, (), (), Evaluation(scores, {JOINT: {}}))
+            history.add(epoch, 0, 0, Evaluation(scores, {JOINT: {}}))
             if history.select(JOINT) == epoch:
                 best = {name: value.detach().clone() for name, value in network.state_dict().items()}
             progress(history, reference.epochs)

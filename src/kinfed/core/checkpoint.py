@@ -49,10 +49,6 @@ def save(path: Path, progress: Progress, history: History) -> None:
     arrays, text = history.pack()
     arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
     words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
-    once = {name: _once(t) for name, t in arrays.items() if isinstance(t, Tensor)}
-    repeated = {name: list(arrays[name].shape) for name, t in once.items() if t.shape != arrays[name].shape}
-    words["repeated"] = json.dumps(repeated)
-    arrays |= once
     write(arrays, path, {name: str(word) for name, word in words.items()})
 
 
@@ -67,8 +63,6 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
                 name: file.get_slice(name) if name in large else file.get_tensor(name).clone()
                 for name in file.keys()  # noqa: SIM118
             }
-        for name, shape in json.loads(text.get("repeated", "{}")).items():
-            arrays[name] = arrays[name].expand(shape)
         history.restore(arrays, text["history"])
         broken = [name for name, t in history.models.items() if t.is_floating_point() and not t.isfinite().all()]
         if broken:
@@ -139,8 +133,3 @@ def _pieces(array: Tensor | Part) -> Iterator[Tensor]:
         return
     size = math.prod(array.shape[1:]) * array.dtype.itemsize
     yield from (array[at] for at in pieces(array.shape[0], size))
-
-
-def _once(t: Tensor) -> Tensor:
-    """What is repeated along an axis, as one model that all clients share, once."""
-    return t[tuple(slice(None) if step else slice(1) for step in t.stride())]

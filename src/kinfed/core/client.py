@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.func import grad
 
 from ..errors import UsageError
@@ -274,11 +275,11 @@ class Client:
 
     def loss(self, theta: Tensor, batch: Batch | Examples) -> Tensor:
         """[] mean loss at theta: [d]: in training mode on a batch, in evaluation mode on examples."""
-        return self._loss(self.model.layout.tensors(theta), batch)[0]
+        return self._loss(self.model.layout.tensors(self._own(theta)), batch)[0]
 
     def gradient(self, theta: Tensor, batch: Batch | Examples) -> Tensor:
         """[d] gradient of `loss`; zero on buffers."""
-        tensors = self.model.layout.tensors(theta)
+        tensors = self.model.layout.tensors(self._own(theta))
         moving = [e.name for e in self.model.layout.entries if e.trainable]
         slopes, _ = self._slopes(tensors, moving, batch, None)
         zero = {n: torch.zeros_like(t) for n, t in tensors.items() if n not in moving}
@@ -313,6 +314,12 @@ class Client:
         moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
         descend = self._descend_together if self._together else self._descend_alone
         return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser, clip)
+
+    def _own(self, theta: Tensor) -> Tensor:
+        """[d] the same numbers, under vmap a copy for each client: what all share cannot move in place."""
+        if not self._together or is_batchedtensor(theta):
+            return theta
+        return torch.where(self.size > 0, theta, theta)
 
     def _descend_alone(
         self,
@@ -355,7 +362,7 @@ class Client:
         clip: float,
     ) -> Tensor:
         """The same without a change in place, for vmap; a step past a client's last changes nothing."""
-        tensors = self.model.layout.tensors(theta)
+        tensors = self.model.layout.tensors(self._own(theta))
         memory = optimiser.init([tensors[n] for n in moving])
         for batch in batches:
             old = [tensors[n] for n in moving]

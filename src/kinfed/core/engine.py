@@ -15,8 +15,8 @@ from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
 from .seeding import fold, key
-from .tables import index, pick, put
-from .trees import Tree
+from .tables import index, put
+from .trees import Axis, Tree, axes, bytes_down, pick, size
 
 RELATED = 1 << 13  # clients; of more no relation is kept, which is a table of N x N numbers in every evaluated round
 
@@ -111,11 +111,11 @@ def run(
         by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
         cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
         sent = method.send(roster, server, cohort)
-        asked = cohort
+        asked, down = cohort, bytes_down(sent, len(cohort))
         replied, uploads = fleet.train(round, here[asked], sent)
         if not len(replied):  # nobody was there: the round passes without them
             with held():
-                history.add(round, sent, uploads)
+                history.add(round, down, size(uploads))
                 after(round, server)
             continue
         cohort = torch.searchsorted(here, replied)
@@ -127,14 +127,12 @@ def run(
             prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             found = fleet.evaluate(round, whole.everyone, prospect)
             answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
-            diagnostics = method.diagnostics(
-                roster, server, cohort, tree_map(lambda t, at=answered: pick(t, at), sent), uploads
-            )
+            diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
             diagnostics = {
                 name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
             }
         with held():  # an interruption comes before the round or after it
-            history.add(round, sent, uploads, found, relation, diagnostics)
+            history.add(round, down, size(uploads), found, relation, diagnostics)
             after(round, server)
     history.settle()
     return server
@@ -145,7 +143,8 @@ def _outlook(
 ) -> tuple[Tree, Tensor | None]:
     """What everybody would be sent now, [N, ...], and the relation of all.
 
-    `roster` lists those who are here: [n]; whoever is not is dealt with as if it joined now.
+    `roster` lists those who are here: [n]; whoever is not is dealt with as if it joined now, and what is shared is what
+    those who are here share.
     """
     sent, few = method.send(roster, server, roster.everyone), len(whole) <= RELATED
     relation = method.relation(roster, server, cohort) if few else None
@@ -155,7 +154,16 @@ def _outlook(
     prospect = method.send(whole, joined, whole.everyone)
     outlook = method.relation(whole, joined, here[cohort]) if few else None
     if outlook is not None and relation is not None:
-        outlook = outlook.clone()  # it may be one row seen many times
-        outlook[..., here, :] = 0
-        outlook[..., here[:, None], here] = relation
-    return tree_map(lambda wide, narrow: put(wide, here, narrow), prospect, sent), outlook
+        if relation.ndim == 1:
+            outlook = relation.new_zeros(len(whole)).index_copy(0, here, relation)
+        else:
+            outlook = outlook.clone()
+            outlook[..., here, :] = 0
+            outlook[..., here[:, None], here] = relation
+    sent = tree_map(
+        lambda axis, wide, narrow: narrow if axis is Axis.SHARED else put(wide, here, narrow),
+        axes(sent),
+        prospect,
+        sent,
+    )
+    return sent, outlook

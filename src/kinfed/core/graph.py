@@ -30,3 +30,8 @@ def check_graph(weights: Tensor, count: int) -> None:
     if not torch.isfinite(weights).all() or (weights < 0).any():
         bad = (~torch.isfinite(weights) | (weights < 0)).nonzero()[0].tolist()
         raise UsageError(f"graph weights must be finite and not negative; entry {bad} is {float(weights[tuple(bad)])}")
+
+
+def whole_relation(relation: Tensor) -> Tensor:
+    """[N, N] or [L, N, N] a relation of which all rows may be one: [N]; nothing is copied."""
+    return relation.expand(len(relation), -1) if relation.ndim == 1 else relation

@@ -18,8 +18,9 @@ from ..errors import UsageError
 from ..files import replacing
 from . import trees
 from .fleet import Evaluation, Key
+from .graph import whole_relation
 from .tasks import ALWAYS, BY_CLASS, RECALL, Task
-from .trees import Tree
+from .trees import Axis
 
 Array = NDArray[Any]
 
@@ -35,12 +36,13 @@ class History:
     every: int = 1
     rounds: list[int] = field(default_factory=list)
     scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
-    relations: list[Tensor] = field(default_factory=list)  # [N, N] or [L, N, N], one an evaluated round, or none at all
+    kept_relations: list[Tensor] = field(default_factory=list)  # one an evaluated round, or none; see `relations`
     diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
-    models: dict[str, Tensor] = field(default_factory=dict)  # [N, ...] those models at their selected round, packed
+    kept_models: dict[str, Tensor] = field(default_factory=dict)  # see `models`
+    shared: list[str] = field(default_factory=list)  # which of these arrays all clients share: [...], not [N, ...]
     done: int = 0  # rounds
     honest: Tensor | None = None  # [N] bool: False on attackers, who have no say in what is selected; None: all are
     select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
@@ -53,19 +55,19 @@ class History:
     def add(
         self,
         round: int,
-        sent: Tree,
-        uploads: Tree,
+        down: int,
+        up: int,
         found: Evaluation | Callable[[], Evaluation] | None = None,
         relation: Tensor | None = None,
         diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
-        """Count a round's messages, keep its evaluation, and its models if validation prefers them to all before.
+        """Count a round's bytes, keep its evaluation, and its models if validation prefers them to all before.
 
         An evaluation that is still on its way is a function; it is called when the next round is added, or by `settle`.
         """
         self.settle()
-        self.bytes_down += trees.size(sent)
-        self.bytes_up += trees.size(uploads)
+        self.bytes_down += down
+        self.bytes_up += up
         self.done = round + 1
         if isinstance(found, Evaluation):
             self._keep(round, found, relation, diagnostics)
@@ -94,20 +96,18 @@ class History:
         self.rounds.append(round)
         self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
         if relation is None:  # now there are too many clients for it, or the method mixes no models
-            self.relations = []
-        elif len(self.relations) == len(self.rounds) - 1:
-            alike = relation.stride(-2) == 0  # every row is the same: one is kept
-            rows = relation[..., :1, :] if alike else relation
-            self.relations.append(rows.detach().cpu().to(torch.float32).contiguous().expand(relation.shape))
+            self.kept_relations = []
+        elif len(self.kept_relations) == len(self.rounds) - 1:
+            self.kept_relations.append(relation.detach().cpu().to(torch.float32))
         self.diagnostics.append({name: value.detach().cpu() for name, value in (diagnostics or {}).items()})
         if self.select_by:
             self._check_selection()
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self._higher)
         if self.select(chosen) == round:
             self.chosen = chosen
-            self.models = (
-                trees.pack(found.models[chosen]) if found.models else {}
-            )  # none where they stay at their sites
+            model = found.models[chosen] if found.models else ()  # none where they stay at their sites
+            self.kept_models = trees.pack(model)
+            self.shared = trees.names(model, Axis.SHARED)
 
     def _check_selection(self) -> None:
         """Raise UsageError if all clients have told their validation scores, and none has the one that is to select."""
@@ -121,6 +121,17 @@ class History:
                 f"select_by={self.select_by} cannot select: no client's validation examples {why}; select by "
                 f"{self.task.metric} or loss, or make federation.split.validation larger"
             )
+
+    @property
+    def models(self) -> dict[str, Tensor]:
+        """[N, ...] the chosen models at their selected round, packed; views of what is kept."""
+        count = len(self.names)
+        return {n: t.expand(count, *t.shape) if n in self.shared else t for n, t in self.kept_models.items()}
+
+    @property
+    def relations(self) -> list[Tensor]:
+        """[N, N] or [L, N, N], one an evaluated round, or none at all; views of what is kept."""
+        return [whole_relation(relation) for relation in self.kept_relations]
 
     @property
     def selects(self) -> str:
@@ -307,7 +318,7 @@ class History:
             "clients": np.array(self.names),
             "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
         }
-        alike = all(relation.stride(-2) == 0 for relation in relations)  # what hardly takes room
+        alike = all(relation.ndim == 1 for relation in self.kept_relations)  # what hardly takes room
         small = alike or len(rounds) == 1 or size <= EXACT
         if not small and (rounded := stack.half()).isfinite().all():
             arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
@@ -318,26 +329,28 @@ class History:
     def pack(self) -> tuple[dict[str, Tensor], str]:
         """Arrays and a line of text from which `restore` makes the same history."""
         arrays = {f"score.{t}.{i}": v for t, scores in enumerate(self.scores) for i, v in enumerate(scores.values())}
-        arrays |= {f"relation.{t}": r for t, r in enumerate(self.relations)}
+        arrays |= {f"relation.{t}": r for t, r in enumerate(self.kept_relations)}
         arrays |= {
             f"note.{t}.{name}": v for t, diagnostics in enumerate(self.diagnostics) for name, v in diagnostics.items()
         }
-        arrays |= {f"model.{name}": t for name, t in self.models.items()}
+        arrays |= {f"model.{name}": t for name, t in self.kept_models.items()}
         keys = list(self.scores[0]) if self.scores else []
         noted = [list(diagnostics) for diagnostics in self.diagnostics]
-        return arrays, json.dumps([self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen])
+        counts = [self.bytes_down, self.bytes_up, self.done]
+        return arrays, json.dumps([self.rounds, keys, noted, *counts, self.chosen, self.shared])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
         """Become the history that was packed; raises KeyError, TypeError or ValueError if this is none."""
-        self.rounds, keys, noted, self.bytes_down, self.bytes_up, self.done, self.chosen = json.loads(text)
+        self.rounds, keys, noted, *counts, self.chosen, self.shared = json.loads(text)
+        self.bytes_down, self.bytes_up, self.done = counts
         named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
         whole = (*self.rounds, self.bytes_down, self.bytes_up, self.done)
         if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
             raise ValueError("its history is of another form")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
-        self.relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
+        self.kept_relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
         self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
-        self.models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
+        self.kept_models = {name.removeprefix("model."): t for name, t in arrays.items() if name.startswith("model.")}
 
 
 def read_relations(path: Path, selected: int) -> tuple[Array, Array, list[str], str]:

@@ -15,7 +15,7 @@ from .layout import Layout
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tables import put
-from .trees import ModelOf, PerClient, Shared, Tree
+from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
 
 class Params(NamedTuple):
@@ -111,7 +111,10 @@ class Method(Settings, ABC):
 
     @abstractmethod
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        """What each client of cohort: [K] receives, as [K, ...]. Pure: it is called for evaluation too."""
+        """What each client of cohort: [K] receives, as [K, ...]; what is declared `Shared` has no axis of clients.
+
+        Pure: it is called for evaluation too.
+        """
 
     @abstractmethod
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
@@ -121,7 +124,8 @@ class Method(Settings, ABC):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         """[N, N] or [L, N, N]: row i says how much of each client's model is in what client i would be sent now.
 
-        `cohort` took part in the round just ended. None where no models are mixed (hypernetworks).
+        [N] where all are sent the same, which is that one row. `cohort` took part in the round just ended. None where
+        no models are mixed (hypernetworks).
         """
 
     @abstractmethod
@@ -130,7 +134,7 @@ class Method(Settings, ABC):
 
     @abstractmethod
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        """Named models, the headline first."""
+        """Named models, the headline first; one whose tensors are `Shared` is the same for all clients."""
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.
@@ -140,16 +144,17 @@ class Method(Settings, ABC):
         Pure: what `send` then has for a newcomer among everybody is its first model, before it has trained at all.
         """
         known = roster.others(newcomers)
-        begin = replace(roster, round=0)
 
-        def widen(narrow: Tensor, wide: Tensor, now: Tensor) -> Tensor:
-            if narrow.shape == wide.shape:  # not a table over clients
-                return now
-            if narrow.shape[1:] == wide.shape[1:]:  # [N, ...]
+        def widen(axis: Axis, now: Tensor, wide: Tensor) -> Tensor:
+            if axis is Axis.PER_CLIENT:
                 return put(wide, known, now)
-            return wide.index_put((known[:, None], known), now)  # [N, N]
+            if axis is Axis.PAIRWISE:
+                wide = wide.clone()
+                wide[..., known[:, None], known] = now
+                return wide
+            return now
 
-        return tree_map(widen, self.start(begin.part(known)), self.start(begin), server)
+        return tree_map(widen, axes(server), server, self.start(replace(roster, round=0)))
 
     def origin_of(self, roster: Roster) -> Origin:
         """Where the relation comes from; a method that uses roster.graph answers for that graph too."""
@@ -159,15 +164,16 @@ class Method(Settings, ABC):
         """What is worth writing down of an evaluated round, by name: numbers about all, [], or about each client, [N].
 
         `server` is the state after the round; NaN stands where there is nothing to say. Here: the length of each
-        update, from the model that was sent to the one that came back, where both are a `theta`.
+        update, from the model that was sent to the one that came back, where both messages have one.
         """
-        if not (hasattr(sent, "theta") and hasattr(uploads, "theta")):
+        before, after = model_of(sent), model_of(uploads)
+        if before is None or after is None:
             return {}
-        layout, width = roster.layout, uploads.theta.shape[1]
+        layout, width = roster.layout, after.shape[1]
         buffers = layout.parameters < layout.size == width
         learned = layout.trainable_on(cohort.device) if buffers else slice(None)
         # Row by row: a table of all changes would be as large as the models.
-        changes = ((new - old)[learned] for new, old in zip(uploads.theta, sent.theta, strict=True))
+        changes = ((new - old)[learned] for new, old in zip(after, before.expand_as(after), strict=True))
         squares = torch.stack([change @ change for change in changes])
         return {"update": roster.note(cohort, squares.sqrt())}
 

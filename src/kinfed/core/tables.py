@@ -88,10 +88,3 @@ def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
     if list(places) == list(range(first, first + count)):
         return slice(first, first + count)
     return torch.tensor(places, device=device)
-
-
-def pick(table: Tensor, at: slice | Tensor) -> Tensor:
-    """Rows of a table: [K, ...]; one row that is repeated stays so."""
-    if table.stride(0) == 0 and isinstance(at, Tensor):
-        return table[:1].expand(len(at), *table.shape[1:])
-    return table[at]

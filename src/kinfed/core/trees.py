@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args, get_type_hints
 
 import torch
 from torch import Tensor
@@ -103,7 +103,12 @@ class _Field(NamedTuple):
 def _fields(kind: type) -> dict[str, _Field]:
     """What the fields of a NamedTuple declare, in order; nothing for another type."""
     found = {}
-    hints = get_type_hints(kind, include_extras=True) if issubclass(kind, tuple) else {}
+    try:
+        hints = get_type_hints(kind, include_extras=True) if issubclass(kind, tuple) else {}
+    except NameError as problem:  # under `from __future__ import annotations`
+        raise UsageError(
+            f"the annotations of {kind.__name__} cannot be read: {problem}; import it, or quote nothing"
+        ) from None
     for name, hint in hints.items():
         marks = set(_marks(hint))
         declared = [mark for mark in marks if isinstance(mark, Axis)]
@@ -121,15 +126,37 @@ def _marks(hint: Any) -> Iterator[Any]:
         yield from _marks(part)
 
 
+def names(tree: Tree, axis: Axis) -> list[str]:
+    """Those, as `pack` gives them, of the tensors with this declaration."""
+    return [name for name, declared in pack(axes(tree)).items() if cast(Any, declared) is axis]
+
+
 def model_field(tree: Tree) -> str:
     """The name of the field that is declared as the model; empty if there is none."""
     kind: Any = type(tree)
     return next((name for name, field in _fields(kind).items() if field.is_model), "")
 
 
+def model_of(tree: Tree) -> Tensor | None:
+    """What that field holds, if there is one."""
+    name = model_field(tree)
+    return getattr(tree, name) if name else None
+
+
 def pick(message: Tree, at: Any) -> Tree:
     """What the clients at these places of a cohort receive of a message to it; `at` is whatever indexes a table."""
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
+
+
+def for_one(message: Tree) -> Tree:
+    """A message to one client as a message to a cohort of one."""
+    return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[None], message, axes(message))
+
+
+def bytes_down(message: Tree, count: int) -> int:
+    """Bytes that travel with a message to a cohort of `count` clients: each is sent what is shared, too."""
+    each = tree_map(lambda t, axis: t.nbytes * (count if axis is Axis.SHARED else 1), message, axes(message))
+    return sum(tree_leaves(each))
 
 
 def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
@@ -146,8 +173,8 @@ def unpack(arrays: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
 
 
 def size(tree: Tree) -> int:
-    """Bytes of all arrays, as they would travel."""
-    return sum(t.numel() * t.element_size() for t in tree_leaves(tree) if isinstance(t, torch.Tensor))
+    """Bytes of all arrays."""
+    return sum(t.nbytes for t in tree_leaves(tree))
 
 
 def raw(t: Tensor) -> memoryview:

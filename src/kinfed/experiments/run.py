@@ -47,7 +47,8 @@ class Run:
         """[N, N] or [L, N, N] the relation at the chosen model's selected round, if models are mixed."""
         if not self.history.relations:
             return None
-        return self.history.relations[self.history.rounds.index(self.history.select(self.history.chosen))]
+        at = self.history.rounds.index(self.history.select(self.history.chosen))
+        return self.history.relations[at]
 
     def theta(self, client: int | str) -> Tensor:
         """[d] one client's personalised model, by position or name: of the kind and round that validation prefers."""

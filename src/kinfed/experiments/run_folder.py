@@ -125,10 +125,9 @@ def write_run(run: Run, table: Table, out: Path) -> dict[str, Any]:
     write_history(history, run.relation, run.origin, layers, out, run.federation.groups, found["caution"])
     write_recall(found, names, out)
     arrays: dict[str, torch.Tensor] = {}
-    for part, values in history.models.items():
-        # Rows gathered from several processes lie apart, even if they are the same.
-        shared = len(names) > 1 and (values.stride(0) == 0 or all(torch.equal(row, values[0]) for row in values[1:]))
-        for name, own in zip(["*"] if shared else names, values[:1] if shared else values, strict=True):
+    for part, values in history.kept_models.items():
+        shared = part in history.shared
+        for name, own in zip(["*"] if shared else names, [values] if shared else values, strict=True):
             mine = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
     checkpoint.write(arrays, out / "models.safetensors")

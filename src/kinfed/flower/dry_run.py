@@ -42,7 +42,7 @@ class Rehearsal:
     def scores(self, round: int, received: Tree) -> list[Key]:
         """What a client's scores are named, the headline's first; of validation only if examples are set aside."""
         self._simulation.state = self._state
-        found = self._simulation.evaluate(round, ALONE, tree_map(lambda t: t[None], received)).scores
+        found = self._simulation.evaluate(round, ALONE, trees.for_one(received)).scores
         return [key for key in found if self._validates or key[1] != "validation"]
 
     def upload(self, round: int, received: Tree) -> Tree:
@@ -50,6 +50,6 @@ class Rehearsal:
         form = tuple(sorted(messages.forms(trees.pack(received)).items()))
         if form not in self._uploads:
             self._simulation.state = self._state
-            batch = tree_map(lambda t: t[None], received)
-            self._uploads = {form: tree_map(lambda t: t[0], self._simulation.train(round, ALONE, batch)[1])}
+            _, uploads = self._simulation.train(round, ALONE, trees.for_one(received))
+            self._uploads = {form: tree_map(lambda t: t[0], uploads)}
         return self._uploads[form]

@@ -80,7 +80,7 @@ class FlowerFleet:
             self.courier.log(f"round {round + 1} passes: none of the clients drawn for it is there")
             self._account(round, cohort, [])
             return torch.zeros(0, dtype=torch.int64), ()
-        rows = {i: tree_map(lambda t, at=place: t[at], sent) for place, i in self._audible(cohort)}
+        rows = {i: trees.pick(sent, place) for place, i in self._audible(cohort)}
         orders, likes = {}, {}
         for i, row in rows.items():
             name = self.names[i]
@@ -123,7 +123,7 @@ class FlowerFleet:
 
         A client that does not answer counts with its last scores. The models themselves stay at their sites.
         """
-        rows = {i: tree_map(lambda t, at=place: t[at], sent) for place, i in self._audible(cohort)}
+        rows = {i: trees.pick(sent, place) for place, i in self._audible(cohort)}
         self._pending = round, rows
         self._keys = self._keys or self.rehearsal.scores(round, next(iter(rows.values())))
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from ..core.graph import Origin
+from ..core.graph import Origin, whole_relation
 from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.seeding import fold, key, uniform
 from ..core.tables import put
-from ..core.trees import Tree
+from ..core.trees import Axis, PerClient, Tree, axes
 
 
 def lengthen(history: History, names: Sequence[str]) -> None:
@@ -25,22 +25,18 @@ def lengthen(history: History, names: Sequence[str]) -> None:
         return torch.nn.functional.pad(t, (0, more) * counting, value=value)
 
     history.scores = [{k: pad(v, 1, torch.nan) for k, v in scores.items()} for scores in history.scores]
-    history.relations = [pad(relation, 2, 0.0) for relation in history.relations]
+    history.kept_relations = [pad(relation, 2, 0.0) for relation in history.relations]
     history.diagnostics = [
         {k: pad(v, 1, torch.nan) if v.ndim else v for k, v in diagnostics.items()}
         for diagnostics in history.diagnostics
     ]
 
 
-class Axes(tuple[int, ...]):
-    """The axes of one tensor that count clients; not a plain tuple, so that a tree of them looks like the state."""
-
-
 class Heard(NamedTuple):
     """The server's state, and who was missing when it was made."""
 
     inner: Tree
-    missed: Tensor  # [N] int64 rounds in a row that a client did not answer
+    missed: PerClient  # [N] int64 rounds in a row that a client did not answer
 
 
 @dataclass
@@ -83,7 +79,11 @@ class Attentive(Method):
         heard = ~out[cohort]
         rows = self.method.send(roster.part(ids), inner, place[cohort[heard]])
         at = heard.nonzero().squeeze(1)
-        return tree_map(lambda t: t.new_zeros(len(cohort), *t.shape[1:]).index_copy(0, at, t), rows)
+
+        def widen(axis: Axis, t: Tensor) -> Tensor:
+            return t if axis is Axis.SHARED else t.new_zeros(len(cohort), *t.shape[1:]).index_copy(0, at, t)
+
+        return tree_map(widen, axes(rows), rows)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         out = self.silent(roster, server)
@@ -92,16 +92,16 @@ class Attentive(Method):
         ids, place, inner = self._reduce(roster, server, ~out)
         after = self.method.aggregate(roster.part(ids), inner, place[cohort], uploads)
 
-        def restore(whole: Tensor, part: Tensor, counting: Axes) -> Tensor:
-            if not counting:
+        def restore(axis: Axis, whole: Tensor, part: Tensor) -> Tensor:
+            if axis is Axis.SHARED:
                 return part
-            shape = [whole.shape[i] if i in counting else n for i, n in enumerate(part.shape)]
-            table = whole.clone() if list(whole.shape) == shape else part.new_zeros(shape)
-            index = [ids.view(-1, *[1] * (len(counting) - 1 - counting.index(i))) for i in counting]
-            table[tuple(index[counting.index(i)] if i in counting else slice(None) for i in range(table.ndim))] = part
+            if axis is Axis.PER_CLIENT:
+                return put(whole, ids, part)
+            table = whole.clone()
+            table[..., ids[:, None], ids] = part
             return table
 
-        return Heard(tree_map(restore, server.inner, after, self._axes(roster)), self.missed())
+        return Heard(tree_map(restore, axes(after), server.inner, after), self.missed())
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         out = self.silent(roster, server)
@@ -111,6 +111,7 @@ class Attentive(Method):
         part = self.method.relation(roster.part(ids), inner, place[cohort[~out[cohort]]])
         if part is None:
             return None
+        part = whole_relation(part)
         whole = torch.eye(len(roster), dtype=part.dtype).expand(*part.shape[:-2], -1, -1).clone()
         whole[..., ids[:, None], ids] = part
         return whole
@@ -129,19 +130,9 @@ class Attentive(Method):
         ids = heard.nonzero().squeeze(1)
         place = put(torch.full_like(roster.sizes, -1), ids, torch.arange(len(ids)))
 
-        def select(t: Tensor, counting: Axes) -> Tensor:
-            for axis in counting:
-                t = t.index_select(axis, ids)
-            return t
+        def select(axis: Axis, t: Tensor) -> Tensor:
+            if axis is Axis.PAIRWISE:
+                return t[..., ids[:, None], ids]
+            return t if axis is Axis.SHARED else t[ids]
 
-        return ids, place, tree_map(select, server.inner, self._axes(roster))
-
-    def _axes(self, roster: Roster) -> Tree:
-        """For each tensor of the state, the axes that would be one longer in the first state with one client more."""
-        more, count = torch.cat((roster.everyone, roster.everyone[:1])), len(roster)
-
-        def differing(a: Tensor, b: Tensor) -> Axes:
-            sizes = zip(a.shape, b.shape, strict=True)
-            return Axes(i for i, (m, n) in enumerate(sizes) if (m, n) == (count, count + 1))
-
-        return tree_map(differing, self.method.start(roster), self.method.start(roster.part(more)))
+        return ids, place, tree_map(select, axes(server.inner), server.inner)

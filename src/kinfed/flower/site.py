@@ -138,7 +138,7 @@ class Site:
             evaluated = _round_of(order, "evaluated")
             found = simulation.evaluate(evaluated, ALONE, received)
             assert isinstance(found, Evaluation)
-            models.keep(evaluated, tree_map(lambda t: t[0], found.models))
+            models.keep(evaluated, {name: trees.pick(model, 0) for name, model in found.models.items()})
             reply.words["scores"] = [[*key, float(value)] for key, value in found.scores.items()]
             reply.words["evaluated"] = evaluated
             models.choose(order.words)
@@ -166,7 +166,7 @@ class Site:
         )
 
     def _receive(self, order: Message, part: str, forms: Words) -> Tree:
-        """A checked part of the order, [1, ...]; the first of its kind says what the later ones must look like."""
+        """A checked part of the order, to a cohort of one; the first of its kind says what others must look like."""
         mine = {name: t for name, t in order.arrays.items() if name.startswith(f"{part}/")}
         known: Words = forms.setdefault(part, {name: list(form) for name, form in messages.forms(mine).items()})
         like = {}
@@ -178,7 +178,7 @@ class Site:
         problem = messages.problem_with(mine, like)
         if problem:
             raise UsageError(f"what the server sent to {part} cannot be used: {problem}")
-        return tree_map(lambda t: t[None], messages.take(order, part))
+        return trees.for_one(messages.take(order, part))
 
     def _simulate(self, joined: Message) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""

@@ -46,6 +46,10 @@ class Averaging(Method):
             return received.theta  # type: ignore[no-any-return]
         return state.theta.index_copy(0, self._places(client), received.theta)
 
+    def composed(self, client: Client, state: Tree, received: Tree) -> Tree:
+        """That model, as one that all clients share if nothing in it is personal."""
+        return Params(self.compose(client, state, received)) if isinstance(state, Params) else received
+
     def part(self, client: Client, theta: Tensor) -> tuple[Tree, Params]:
         """Of a trained model: [d], the private state and the upload."""
         layout = client.model.layout
@@ -65,7 +69,7 @@ class Averaging(Method):
         return SharedParams(roster.theta[roster.layout.index(self.shared(roster.layout), roster.theta.device)])
 
     def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
-        return Params(server.theta.expand(len(cohort), -1))
+        return SharedParams(server.theta)
 
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         theta = weighted_mean(uploads.theta, self.weights(roster, cohort))
@@ -79,7 +83,7 @@ class Averaging(Method):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         weights = self.weights(roster, cohort).to(roster.theta.dtype)
         row = torch.zeros(len(roster), dtype=weights.dtype, device=weights.device)
-        return row.index_copy(0, cohort, weights / weights.sum()).expand(len(roster), -1)
+        return row.index_copy(0, cohort, weights / weights.sum())
 
 
 class GraphMethod(Method):

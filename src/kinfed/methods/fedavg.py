@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from ..core.method import Params
 from .bases import Averaging
 
 
@@ -21,4 +20,4 @@ class FedAvg(Averaging):
         return self.part(client, client.descend(self.compose(client, state, received)))
 
     def personalise(self, client, state, received):
-        return {"shared": Params(self.compose(client, state, received))}
+        return {"shared": self.composed(client, state, received)}

@@ -29,4 +29,4 @@ class FedAvgFT(Averaging):
         only = client.model.layout.head if self.scope == "head" else None
         theta = self.compose(client, state, received)
         tuned = theta if self.epochs == 0 else client.descend(theta, only=only, epochs=self.epochs)
-        return {"tuned": Params(tuned), "shared": Params(theta)}
+        return {"tuned": Params(tuned), "shared": self.composed(client, state, received)}

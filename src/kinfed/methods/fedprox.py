@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from ..core.client import towards
-from ..core.method import Params
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -28,4 +27,4 @@ class FedProx(Averaging):
         return self.part(client, client.descend(theta, penalty=penalty))
 
     def personalise(self, client, state, received):
-        return {"shared": Params(self.compose(client, state, received))}
+        return {"shared": self.composed(client, state, received)}

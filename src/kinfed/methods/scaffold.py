@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 
 from ..core.client import Quadratic
-from ..core.method import Params
+from ..core.method import SharedParams
 from ..core.optimiser import SGD
 from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError
@@ -60,7 +60,7 @@ class Scaffold(Averaging):
         return torch.ones(len(cohort), device=cohort.device)
 
     def send(self, roster, server, cohort):
-        return Upload(*(t.expand(len(cohort), -1) for t in server))
+        return server
 
     def aggregate(self, roster, server, cohort, uploads):
         mean = weighted_mean(uploads.theta, self.weights(roster, cohort))
@@ -86,4 +86,4 @@ class Scaffold(Averaging):
         return Control(control), Upload(theta, control - state.control)
 
     def personalise(self, client, state, received):
-        return {"shared": Params(received.theta)}
+        return {"shared": SharedParams(received.theta)}

@@ -120,7 +120,7 @@ def chunk_that_fits(clients: Clients, model: Model, training: Training, fused: F
     largest = torch.tensor([sizes.index(max(sizes))], device=device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    one(clients, model, training, 0, largest, lambda client, t: client.descend(t, steps=1), model.theta[None])
+    one(clients, model, training, 0, largest, lambda client, t, _: client.descend(t, steps=1), model.theta[None])
     each = torch.cuda.max_memory_allocated(device) - before
     free = torch.cuda.get_device_properties(device).total_memory - before
     return max(20, min(len(clients), free // 2 // max(each, 1)))

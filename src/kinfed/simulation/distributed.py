@@ -16,10 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from ..core import trees
 from ..core.fleet import Evaluation
 from ..core.method import Roster
 from ..core.seeding import tags
-from ..core.trees import Tree
+from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
 from .simulation import Simulation
@@ -108,7 +109,7 @@ class Distributed:
         place, ids = self._part(cohort)
 
         def work() -> Tree:
-            return self._local.train(round, ids, tree_map(lambda t: t[place], sent))[1] if len(ids) else None
+            return self._local.train(round, ids, trees.pick(sent, place))[1] if len(ids) else None
 
         return cohort, self._gather(cohort, self._together(work), everywhere=True)
 
@@ -117,12 +118,12 @@ class Distributed:
         place, ids = self._part(cohort)
 
         def work() -> Any:
-            return self._local.evaluate(round, ids, tree_map(lambda t: t[place], sent)) if len(ids) else None
+            return self._local.evaluate(round, ids, trees.pick(sent, place)) if len(ids) else None
 
         found = self._together(work)
         scores = self._gather(cohort, found and found.scores, everywhere=True)
         made = self._together(lambda: found and dict(found.models))  # again, where they were too large to be kept
-        models = self._gather(cohort, made, everywhere=False)
+        models = self._gather(cohort, made, everywhere=False, axes=trees.axes)
         return Evaluation(scores, models or {})
 
     def _share(self, federation: Federation) -> Federation:
@@ -153,7 +154,13 @@ class Distributed:
             raise first from problem
         return result
 
-    def _gather(self, cohort: Tensor, mine: Tree, everywhere: bool) -> Tree:
+    def _gather(
+        self,
+        cohort: Tensor,
+        mine: Tree,
+        everywhere: bool,
+        axes: Callable[[Tree], Tree] = lambda tree: tree_map(lambda _: Axis.PER_CLIENT, tree),
+    ) -> Tree:
         """[K, ...] in the order of the cohort, from each process's rows; None for followers unless `everywhere`."""
         cohort = cohort.cpu()  # as the rows are that travel
         forms: list[Any] = [None] * self._world
@@ -184,7 +191,12 @@ class Distributed:
         if not everywhere and self._rank:
             return None
         order = torch.cat([at for at, _ in parts.values()]).argsort()
-        return tree_map(lambda *rows: torch.cat(rows)[order].to(self.device), *(rows for _, rows in parts.values()))
+
+        def join(axis: Axis, *rows: Tensor) -> Tensor:
+            return (rows[0] if axis is Axis.SHARED else torch.cat(rows)[order]).to(self.device)
+
+        every = [rows for _, rows in parts.values()]
+        return tree_map(join, axes(every[0]), *every)
 
 
 class _States:

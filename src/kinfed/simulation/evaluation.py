@@ -1,22 +1,24 @@
 """Evaluation: scores of every named model of many clients, and these models while they may still be chosen."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.func import vmap
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from ..core import trees
 from ..core.client import Client, Rows
 from ..core.fleet import Evaluation
 from ..core.method import Method
 from ..core.model import Model
-from ..core.tables import index, pick
-from ..core.trees import Tree
-from ..errors import is_out_of_memory
+from ..core.tables import index
+from ..core.trees import Axis, Tree
+from ..errors import UsageError, is_out_of_memory
 from .clients import Clients
 from .gather import Gathered
 from .state_store import mapped
@@ -38,7 +40,7 @@ class Evaluator:
     def __init__(
         self, clients: Clients, model: Model, method: Method, each: Callable[..., Tree], folder: Path | None = None
     ) -> None:
-        """`each(round, ids, program, *trees)` runs a program for each of ids: [k], with its row of trees: [k, ...].
+        """`each(round, ids, program, states, sent)` runs a program for each of ids: [k], see `Executor`.
 
         Models too large to be kept are made in files in `folder`.
         """
@@ -46,20 +48,17 @@ class Evaluator:
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
 
     def __call__(self, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree) -> Evaluation:
-        """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is what it received, [K, ...]."""
+        """Evaluate cohort: [K]; `states(ids)` are private states, `sent` is the message to it."""
         plain = type(self._method).predict is Method.predict
-        repeated = [leaf.stride(0) == 0 for leaf in tree_leaves(sent)]
-        shared: dict[str, Tree | None] = {}  # by name, headline first: where in `sent` to find it, None if personal
+        forms: dict[str, _Form] = {}  # by name, headline first
         keep, alike = True, False
 
-        def program(client: Client, mine: Tree, received: Tree) -> Tree:
-            places = {id(leaf): i for i, leaf in enumerate(tree_leaves(received)) if repeated[i]}
+        def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
-            for name, personal in self._method.personalise(client, mine, received).items():
-                common = plain and all(id(leaf) in places for leaf in tree_leaves(personal))
-                shared[name] = tree_map(lambda leaf: places[id(leaf)], personal) if common else None
-                if not common:
-                    outputs[name], models[name] = self._outputs(client, personal, widths), personal
+            for name, personal in self._method.personalise(client, state, received).items():
+                models[name], forms[name] = _apart(name, personal)
+                if models[name] or not plain:
+                    outputs[name] = self._outputs(client, personal, widths)
             if not outputs:
                 raise _Alike
             return outputs, models if keep else {}
@@ -71,12 +70,12 @@ class Evaluator:
             outputs, personal = {}, {}
             if not alike:
                 try:
-                    outputs, personal = self._each(round, ids, program, states(ids), _rows(sent, places))
+                    outputs, personal = self._each(round, ids, program, states(ids), trees.pick(sent, places))
                 except _Alike:
                     alike = True
-            common = {name: _find(sent, where) for name, where in shared.items() if where is not None}
-            outputs |= {name: self._pooled(tree.theta[0], ids) for name, tree in common.items()}
-            scores.put(places, {name: self._score(ids, outputs[name]) for name in shared})
+            for name in forms.keys() - outputs.keys():
+                outputs[name] = self._pooled(_together((), forms[name]).theta, ids)
+            scores.put(places, {name: self._score(ids, outputs[name]) for name in forms})
             keep = keep and sum(t.nbytes // len(ids) for t in tree_leaves(personal)) * len(cohort) <= KEPT
             if keep:
                 models.put(places, personal)
@@ -87,27 +86,28 @@ class Evaluator:
             for metric, values in by_metric.items()
         }
         if keep:
-            return Evaluation(keyed, {name: (models.tree() | common)[name] for name in shared})
+            own = {} if alike else models.tree()
+            return Evaluation(keyed, {name: _together(own.get(name, ()), form) for name, form in forms.items()})
         return Evaluation(
-            keyed, _Again(shared, lambda name: self._again(name, shared[name], round, cohort, states, sent))
+            keyed, _Again(forms, lambda name: self._again(name, forms[name], round, cohort, states, sent))
         )
 
     def _again(
-        self, name: str, where: Tree, round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree
+        self, name: str, form: "_Form", round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree
     ) -> Tree:
-        """[K, ...] one of the named models of the cohort; if all share it, `where` in `sent` it is."""
-        if where is not None:
-            return _find(sent, where)
+        """[K, ...] one of the named models of the cohort; what is each client's own in it is made anew."""
+        if all(leaf is not None for leaf in form.leaves):
+            return _together((), form)
 
-        def program(client: Client, mine: Tree, received: Tree) -> Tree:
-            return self._method.personalise(client, mine, received)[name]
+        def program(client: Client, state: Tree, received: Tree) -> Tree:
+            return _apart(name, self._method.personalise(client, state, received)[name])[0]
 
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
             ids = cohort[places]
-            found = self._each(round, ids, program, states(ids), _rows(sent, places))
+            found = self._each(round, ids, program, states(ids), trees.pick(sent, places))
             models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, found))
-        return models.tree()
+        return _together(models.tree(), form)
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
         """Places in the cohort, see `index`, of clients with about as many examples."""
@@ -164,7 +164,7 @@ class _Alike(CancelledError):
 class _Again(Mapping[str, Tree]):
     """Models by name, each made when it is asked for."""
 
-    def __init__(self, names: Mapping[str, Any], make: Callable[[str], Tree]) -> None:
+    def __init__(self, names: Iterable[str], make: Callable[[str], Tree]) -> None:
         self._names, self._make = list(names), make
 
     def __getitem__(self, name: str) -> Tree:
@@ -177,13 +177,29 @@ class _Again(Mapping[str, Tree]):
         return len(self._names)
 
 
-def _rows(tree: Tree, at: slice | Tensor) -> Tree:
-    return tree_map(lambda table: pick(table, at), tree)
+class _Form(NamedTuple):
+    """A named model without what is each client's own in it."""
+
+    structure: TreeSpec
+    leaves: list[Tensor | None]  # what all clients share; None for what is the client's own
 
 
-def _find(sent: Tree, where: Tree) -> Tree:
-    leaves = tree_leaves(sent)
-    return tree_map(lambda i: leaves[i], where)
+def _apart(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
+    """The tensors of a client's model that are its own, and all the rest of it."""
+    leaves, structure = tree_flatten(personal)
+    shared = [axis is Axis.SHARED for axis in tree_leaves(trees.axes(personal))]
+    rest = [leaf if common else None for leaf, common in zip(leaves, shared, strict=True)]
+    if any(leaf is not None and is_batchedtensor(leaf) for leaf in rest):
+        raise UsageError(
+            f"the model '{name}' is declared as shared and is not the same for all clients: return it as kinfed.Params"
+        )
+    return tuple(leaf for leaf, common in zip(leaves, shared, strict=True) if not common), _Form(structure, rest)
+
+
+def _together(own: tuple[Tensor, ...], form: _Form) -> Tree:
+    """The models of which `_apart` made these tables of what is each client's own: [K, ...]."""
+    tables = iter(own)
+    return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)
 
 
 def _real(rows: Rows) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_map
 
+from ..core import trees
 from ..core.client import Client, Rows, Training
 from ..core.model import Model
-from ..core.tables import index, pick
-from ..core.trees import Tree
+from ..core.tables import index
+from ..core.trees import Axis, Tree
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..fused import Fused
 from .clients import Clients
@@ -25,11 +26,15 @@ GRAIN = 1 << 24  # operations of a training step that are worth a worker: in les
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 # PyTorch would warn of recurrent layers, which vmap takes apart; `auto` looks for that by itself (choosing.py).
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-Program = Callable[..., Tree]  # a client and its row of every tree -> a tree of what it found
+Program = Callable[..., Tree]  # a client, its private state and what it received -> a tree of what it found
 
 
 class Executor(Protocol):
-    """Runs a program once for each client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids: [K]."""
+    """Runs a program once for each client; results are [K, ...], in the order of ids: [K].
+
+    `states` are tables [K, ...]; `sent` is a message to the cohort, see `kinfed.core.trees`. What is shared in it is
+    the same tensor in every client's program.
+    """
 
     name: str
 
@@ -41,7 +46,8 @@ class Executor(Protocol):
         round: int,
         ids: Tensor,
         program: Program,
-        *trees: Tree,
+        states: Tree = (),
+        sent: Tree = (),
     ) -> Tree: ...
 
 
@@ -65,15 +71,16 @@ class Loop:
         round: int,
         ids: Tensor,
         program: Program,
-        *trees: Tree,
+        states: Tree = (),
+        sent: Tree = (),
     ) -> Tree:
         members, found = ids.tolist(), Gathered(len(ids))
-        tables, structure = tree_flatten(trees)
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
             client = clients.one(members[place], round, model, training, halt)
             try:
-                found.put(place, program(client, *tree_unflatten([table[place] for table in tables], structure)))
+                state = tree_map(lambda table: table[place], states)
+                found.put(place, program(client, state, trees.pick(sent, place)))
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:
@@ -108,9 +115,11 @@ class Batched:
         round: int,
         ids: Tensor,
         program: Program,
-        *trees: Tree,
+        states: Tree = (),
+        sent: Tree = (),
     ) -> Tree:
         found = Gathered(len(ids))
+        dims = tree_map(lambda axis: None if axis is Axis.SHARED else 0, trees.axes(sent))
 
         def run(model: Model, places: Sequence[int], halt: threading.Event | None = None) -> None:
             todo = deque([places])
@@ -124,7 +133,7 @@ class Batched:
             at = index(places, ids.device)
             tag, rows, sizes = clients.several(ids[at])
 
-            def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
+            def together(tag: Tensor, rows: dict[str, Rows], state: Tree, received: Tree) -> Tree:
                 client = Client(
                     tag,
                     round,
@@ -138,11 +147,11 @@ class Batched:
                     True,
                     fused=self.fused,
                 )
-                return program(client, *mine)
+                return program(client, state, received)
 
-            parts = [tree_map(lambda t: pick(t, at), tree) for tree in trees]
+            mine = tree_map(lambda table: table[at], states)
             try:
-                found.put(at, vmap(together)(tag, rows, *parts))
+                found.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, mine, trees.pick(sent, at)))
             except RuntimeError as problem:
                 if not is_out_of_memory(problem):
                     raise

@@ -104,7 +104,7 @@ class Simulation:
         itself, method = self._itself, self.method
 
         def join(ids: Tensor) -> Tree:
-            return itself._each(0, ids, method.init_client)
+            return itself._each(0, ids, lambda client, *_: method.init_client(client))
 
         return States(len(self.clients), join, self.device, self._folder)
 
@@ -131,7 +131,8 @@ class Simulation:
         """What every client says before round 1, [N, ...]."""
         if type(self.method).client_statistics is Method.client_statistics:
             return ()
-        return self._each(0, torch.arange(len(self.clients), device=self.device), self.method.client_statistics)
+        everyone = torch.arange(len(self.clients), device=self.device)
+        return self._each(0, everyone, lambda client, *_: self.method.client_statistics(client))
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
@@ -164,10 +165,10 @@ class Simulation:
         raise_if_diverged(self.names, round, cohort, losses, self.method.remedy)
         return found
 
-    def _each(self, round: int, ids: Tensor, program: Callable[..., Any], *trees: Tree) -> Tree:
-        """Run a client program once a client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids."""
+    def _each(self, round: int, ids: Tensor, program: Callable[..., Any], states: Tree = (), sent: Tree = ()) -> Tree:
+        """Run a client program once a client, see `Executor`."""
         with self._computing():
-            return self._run(self.clients, self.model, self.training, round, ids, program, *trees)
+            return self._run(self.clients, self.model, self.training, round, ids, program, states, sent)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

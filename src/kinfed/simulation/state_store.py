@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..core.pieces import Part, pieces
-from ..core.tables import pick
 from ..core.trees import Tree
 from ..errors import RunError
 
@@ -74,7 +73,7 @@ class States:
         if len(new):
             self._write(new, self._join(new))
             self.joined[new] = True
-        return tree_map(lambda table: pick(table, ids.to(table.device)).to(ids.device), self.tables)
+        return tree_map(lambda table: table[ids.to(table.device)].to(ids.device), self.tables)
 
     def put(self, ids: Tensor, states: Tree, before: Tree) -> None:
         """Replace the states of clients ids: [k], which `take` gave as `before`, by states: [k, ...]."""
