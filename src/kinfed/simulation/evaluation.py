@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..core.client import Client, Rows
+from ..core.batches import Rows
+from ..core.client import Client
 from ..core.fleet import Evaluation
 from ..core.method import Method
 from ..core.model import Model
@@ -55,7 +56,7 @@ class Evaluator:
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
             places = {id(leaf): i for i, leaf in enumerate(tree_leaves(received)) if repeated[i]}
             outputs, models = {}, {}
-            for name, personal in self._method.personalise(client, mine, received).items():
+            for name, personal in self._method.personalise(client.limited(), mine, received).items():
                 common = plain and all(id(leaf) in places for leaf in tree_leaves(personal))
                 shared[name] = tree_map(lambda leaf: places[id(leaf)], personal) if common else None
                 if not common:
@@ -100,7 +101,7 @@ class Evaluator:
             return _find(sent, where)
 
         def program(client: Client, mine: Tree, received: Tree) -> Tree:
-            return self._method.personalise(client, mine, received)[name]
+            return self._method.personalise(client.limited(), mine, received)[name]
 
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
@@ -119,7 +120,7 @@ class Evaluator:
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, filled up to the widths."""
         x = [client.examples(split).x for split in self._splits]
-        parts = [self._method.predict(client, personal, part) for part in torch.cat(x).split(BLOCK)]
+        parts = [self._method.predict(client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
         found = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
         return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in found}
 

@@ -11,12 +11,15 @@ from torch import Tensor
 from torch.func import vmap
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from ..core.client import Client, Rows, Training
+from ..core.batches import Rows
+from ..core.client import Trainers, Training
 from ..core.model import Model
 from ..core.tables import index, pick
+from ..core.trainers import EagerTrainer, FunctionalTrainer
 from ..core.trees import Tree
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..fused import Fused
+from ..fused.trainer import FusedTrainer
 from .clients import Clients
 from .gather import Gathered
 from .workers import alike, spread
@@ -32,6 +35,7 @@ class Executor(Protocol):
     """Runs a program once for each client; trees: [K, ...] in, trees: [K, ...] out, in the order of ids: [K]."""
 
     name: str
+    trainers: Trainers  # how `Client.descend` trains, the first choice first
 
     def __call__(
         self,
@@ -55,7 +59,7 @@ class Loop:
     name = "loop"
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
+        self.workers, self.trainers = workers, Trainers(general=EagerTrainer())
 
     def __call__(
         self,
@@ -71,7 +75,7 @@ class Loop:
         tables, structure = tree_flatten(trees)
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
-            client = clients.one(members[place], round, model, training, halt)
+            client = clients.one(members[place], round, model, training, self.trainers, halt)
             try:
                 found.put(place, program(client, *tree_unflatten([table[place] for table in tables], structure)))
             except (UsageError, RunError, CancelledError):
@@ -99,6 +103,8 @@ class Batched:
 
     def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:
         self.chunk, self.name, self.threads, self.fused = chunk, name, threads, fused
+        preferred = () if fused is None else (FusedTrainer(fused),)
+        self.trainers = Trainers(*preferred, general=FunctionalTrainer())
 
     def __call__(
         self,
@@ -125,19 +131,7 @@ class Batched:
             tag, rows, sizes = clients.several(ids[at])
 
             def together(tag: Tensor, rows: dict[str, Rows], *mine: Tree) -> Tree:
-                client = Client(
-                    tag,
-                    round,
-                    clients.seed,
-                    model,
-                    clients.task,
-                    training,
-                    clients.pool,
-                    rows,
-                    sizes,
-                    True,
-                    fused=self.fused,
-                )
+                client = clients.seen(tag, rows, sizes, round, model, training, self.trainers)
                 return program(client, *mine)
 
             parts = [tree_map(lambda t: pick(t, at), tree) for tree in trees]
