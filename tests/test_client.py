@@ -53,9 +53,9 @@ def look(sizes, what, batch=3, epochs=2, executor="loop", module=None, data=None
 def test_an_epoch_shows_every_example_once_in_both_executors(sizes, batch, epochs):
     def weights(client):
         """[n] how often each pooled example was seen."""
-        seen = torch.zeros(len(client._pool.x), dtype=torch.float64)
+        seen = torch.zeros(len(client.shuffler.pool.x), dtype=torch.float64)
         for b in client.batches():
-            same = (b.x[:, None] == client._pool.x).all(-1).double()  # [B, n]
+            same = (b.x[:, None] == client.shuffler.pool.x).all(-1).double()  # [B, n]
             seen = seen + ((torch.ones(len(b.x), dtype=torch.float64) if b.weight is None else b.weight) @ same)
         return seen
 

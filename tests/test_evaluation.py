@@ -147,6 +147,8 @@ def test_a_method_with_its_own_prediction_is_asked_for_it():
         def predict(self, client, personal, x):
             return -client.model(personal.theta, x)
 
+        export = None  # nothing is saved here
+
     for how in ({"executor": "loop"}, {"executor": "vmap", "chunk": 3}):
         fleet, sent = simulation(Reversed(), **how)
         found = fleet.evaluate(0, torch.arange(8), sent).scores["shared", "test", "accuracy"]

@@ -161,8 +161,8 @@ def test_out_of_memory_halves_the_chunk_until_it_fits(limit, full, monkeypatch):
     real = FedAvg.train
 
     def train(self, client, state, received):
-        tried.append(len(client._sizes))
-        if len(client._sizes) > limit:
+        tried.append(len(client.shuffler.sizes))
+        if len(client.shuffler.sizes) > limit:
             raise full
         return real(self, client, state, received)
 
@@ -186,7 +186,7 @@ def test_what_did_not_fit_is_let_go_before_less_is_tried(monkeypatch):
 
     def train(self, client, state, received):
         assert not any(kept() is not None for kept in held)
-        if len(client._sizes) > 2:
+        if len(client.shuffler.sizes) > 2:
             large = nn.Identity()  # stands for the tensors of a step
             held.append(weakref.ref(large))
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")

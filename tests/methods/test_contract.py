@@ -19,7 +19,9 @@ from kinfed.core.seeding import tags
 from kinfed.core.tasks import Classification
 from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
+from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
+from kinfed.experiments.run_folder import load_model, save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Softmax
@@ -308,3 +310,25 @@ def test_one_client_alone_and_one_that_never_took_part(name):
     assert torch.isfinite(history.models["theta"]).all()
     _, _, history = outcome(name, participation=1 / 6)  # four cohorts of one: at least two clients never train
     assert all(torch.isfinite(v).all() for scores in history.scores for v in scores.values())
+
+
+def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
+    """From the run and from its folder, for the model and round that validation prefers."""
+    training = Training(epochs=1, batch=8, optimiser=SGD(lr=0.2))
+    found = fit(make(name), federation(), module("norm"), rounds=2, training=training, seed=11, executor="loop")
+    save(found, tmp_path / "run")
+    data, history = found.federation, found.history
+    scored = history.scores[history.rounds.index(history.select(history.chosen))][history.chosen, "test", "loss"]
+    for i in range(len(data)):
+        x, y = data.x[data.rows["test"][i]], data.y[data.rows["test"][i]]
+        for loaded in (found.load_model(i), load_model(tmp_path / "run", i, module("norm"))):
+            assert not loaded.training
+            torch.testing.assert_close(data.task.loss(loaded(x), y).mean(), scored[i], rtol=1e-12, atol=1e-12)
+
+
+def test_who_predicts_in_a_way_of_its_own_exports_what_does_so():
+    with pytest.raises(UsageError, match="Sharp has a predict of its own, so it needs an export of its own"):
+
+        class Sharp(METHODS["local"]):
+            def predict(self, client, personal, x):
+                return 2 * client.model(personal.theta, x)

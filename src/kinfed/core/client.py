@@ -1,27 +1,29 @@
 """Client: what one client has at hand when it runs its half of a method."""
 
+import copy
 import math
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from numbers import Integral
-from typing import Literal, NamedTuple
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
-from torch.func import grad
 
 from ..errors import UsageError
-from ..fused import Batches, Descent, Fused
-from .model import Model
-from .optimiser import SGD, Adam, Optimiser, shorten
-from .seeding import fold, fold_numbers, key, normal, number
+from .batches import Batch, Draw, Examples, Pool, Rows, Shuffler
+from .model import Features, Model
+from .optimiser import SGD, Adam, Optimiser
+from .seeding import fold, key, normal
 from .tasks import Classification, Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
+# Outputs [B, ...], the batch they are for, and what calculates the features [B, f] when called -> [B] or [] loss.
+Objective = Callable[[Tensor, Batch | Examples, Features], Tensor]
+OPEN = ("train", "validation", "held_out")  # splits that a method's code may read
 
 
 @dataclass(frozen=True)
@@ -73,48 +75,56 @@ class Training:
         return (self.epochs if epochs is None else epochs) * -(-sizes // self.batch)
 
 
-class Examples(NamedTuple):
-    """A client's examples for one purpose; rows past its own count are copies at weight 0."""
+@dataclass(frozen=True)
+class Request:
+    """A request for local training, see `Client.descend`."""
 
-    x: Tensor  # [n, ...]
-    y: Tensor  # [n, ...]
-    weight: Tensor  # [n] 1 on real rows
-
-
-class Batch(NamedTuple):
-    """One step's examples."""
-
-    x: Tensor  # [B, ...]
-    y: Tensor  # [B, ...]
-    weight: Tensor | None  # [B] 1 on real rows; None when all are
-    valid: Tensor | None  # [] bool, False past the client's last step; None when surely True
-    key: Tensor  # [] int64, for the model's own randomness in this step
-
-    def keep(self, old: Tensor, new: Tensor) -> Tensor:
-        """`new`, or `old` where this client has no such step."""
-        return new if self.valid is None else torch.where(self.valid, new, old)
+    theta: Tensor  # [d] where it starts
+    moving: tuple[str, ...]  # names of the parameters that move, in the layout's order
+    draw: Draw
+    optimiser: Optimiser
+    penalty: Penalty | None = None
+    objective: Objective | None = None
+    clip: float = math.inf
 
 
-class Plan(NamedTuple):
-    """Which examples the steps of clients that run together take."""
+class Trainer(Protocol):
+    """A way to carry out local training."""
 
-    place: Tensor  # [T, B] int64 positions in the client's training rows
-    weight: Tensor  # [T, B] 1 on real rows, 0 on those that only fill a batch up
-    valid: Tensor  # [T] bool, False past the client's last step
+    def refuses(self, request: Request) -> str:
+        """Why it cannot carry out a request; empty if it can."""
 
-
-class Rows(NamedTuple):
-    """A client's rows of the pool for one purpose, filled up to a common length with its own."""
-
-    at: Tensor  # [n] int64
-    size: Tensor  # [] int64, how many are real
+    def train(self, client: "Client", request: Request) -> Tensor:
+        """The trained theta: [d]."""
 
 
-class Pool(NamedTuple):
-    """The examples that all rows point into."""
+class GeneralTrainer(Trainer, Protocol):
+    """A trainer that refuses nothing, and that gives a method's own program its batches and gradients."""
 
-    x: Tensor
-    y: Tensor
+    def batches(self, client: "Client", draw: Draw) -> Iterator[Batch]: ...
+
+    def gradient(
+        self, client: "Client", theta: Tensor, batch: Batch | Examples, objective: Objective | None
+    ) -> Tensor: ...
+
+
+class Trainers:
+    """The trainers of an executor. The first that does not refuse a request carries it out.
+
+    `refusals` collects what the others have said.
+    """
+
+    def __init__(self, *preferred: Trainer, general: GeneralTrainer) -> None:
+        self._preferred, self.general = preferred, general
+        self.refusals: set[str] = set()
+
+    def train(self, client: "Client", request: Request) -> Tensor:
+        """The trained theta: [d]."""
+        for trainer in self._preferred:
+            if not (refusal := trainer.refuses(request)):
+                return trainer.train(client, request)
+            self.refusals.add(refusal)
+        return self.general.train(client, request)
 
 
 class Client:
@@ -135,16 +145,13 @@ class Client:
         pool: Pool,
         rows: dict[str, Rows],
         sizes: tuple[int, ...],
-        together: bool,
+        trainers: Trainers,
         halt: threading.Event | None = None,
-        fused: Fused | None = None,
     ) -> None:
+        """`sizes` are the training sizes of all clients that this program is run for at once."""
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
-        self._seed, self._pool, self._rows, self._draws = seed, pool, rows, 0
-        self._sizes = sizes  # training sizes of all clients this program is run for at once: known to Python
-        self._together = together
-        self._halt = halt  # set when the run ends early: the program ends with its next batch
-        self._fused = fused  # how `descend` trains where it can
+        self._seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
+        self.shuffler = Shuffler(pool, rows["train"], sizes, tag, round, seed, model.theta.dtype, halt)
 
     @property
     def size(self) -> Tensor:
@@ -164,10 +171,26 @@ class Client:
         return self.examples("held_out")
 
     def examples(self, split: str) -> Examples:
-        """All examples of one split."""
+        """All examples of one split: "train", "validation" or "held_out".
+
+        Raises UsageError for any other. Test examples are for evaluation: a method that must learn from them says
+        feedback = "test", which marks its results, and reads `held_out`.
+        """
+        if split not in self._rows:
+            raise UsageError(
+                f"client.examples: a method can read {', '.join(name for name in OPEN if name in self._rows)}; got "
+                f"{split!r:.80}. Test examples are for evaluation alone, unless the method sets feedback = 'test' and "
+                "reads client.held_out"
+            )
         index, count = self._rows[split]
         real = torch.arange(len(index), device=index.device) < count
         return Examples(self._pool.x[index], self._pool.y[index], real.to(self.model.theta.dtype))
+
+    def limited(self, splits: Collection[str] = OPEN) -> "Client":
+        """The same client with the examples of these splits alone: what a method's code is given."""
+        other = copy.copy(self)
+        other._rows = {split: rows for split, rows in self._rows.items() if split in splits}
+        return other
 
     @cached_property
     def class_weights(self) -> Tensor | None:
@@ -197,99 +220,35 @@ class Client:
     def batches(self, epochs: int | None = None, steps: int | None = None, batch: int | None = None) -> Iterator[Batch]:
         """Shuffled passes over the training examples; the last batch of a pass may be short, none is dropped.
 
-        `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew.
+        `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew. A program
+        that takes steps of its own keeps what a step past this client's last would change: `batch.keep(old, new)`.
         """
-        yield from (self._batches_together if self._together else self._batches_alone)(
-            *self._turns(epochs, steps), batch or self.training.batch
-        )
+        yield from self._trainers.general.batches(self, self._draw(epochs, steps, batch))
 
-    def _turns(self, epochs: int | None, steps: int | None) -> tuple[int, int, int | None]:
-        """The number of this draw of batches, and how long they last."""
-        draw, self._draws = self._draws, self._draws + 1
+    def _draw(self, epochs: int | None, steps: int | None, batch: int | None = None) -> Draw:
+        number, self._draws = self._draws, self._draws + 1
         if epochs is None and steps is None:
             steps = self.training.steps
-        return draw, self.training.epochs if epochs is None else epochs, steps
+        epochs = self.training.epochs if epochs is None else epochs
+        return Draw(number, epochs, steps, batch or self.training.batch)
 
-    def _batches_alone(self, draw: int, epochs: int, steps: int | None, size: int) -> Iterator[Batch]:
-        x, y = self._pool
-        start = fold_numbers(number(self._seed, "batches", self.round, draw), int(self.tag))
-        each = -(-self._sizes[0] // size)  # steps in one epoch
-        total = epochs * each if steps is None else steps
-        turns, keys = (
-            torch.tensor([fold_numbers(start, i) for i in counters], dtype=torch.int64, device=x.device)
-            for counters in (range(-(-total // each)), (~t for t in range(total)))
-        )
-        order = self._rows["train"].at[self._shuffled(turns)]
-        parts = [part.unbind() for part in order.split(size, dim=1)]
-        ordered = (at for epoch in zip(*parts, strict=True) for at in epoch)
-        for at, mark in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
-            if self._halt is not None and self._halt.is_set():
-                raise CancelledError
-            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
+    def loss(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
+        """[] mean loss at theta: [d]: in training mode on a batch, in evaluation mode on examples.
 
-    def _batches_together(self, draw: int, epochs: int, steps: int | None, size: int) -> Iterator[Batch]:
-        start = self.key("batches", draw)
-        plan = self._plan(start, epochs, steps, size)
-        keys = fold(start, ~torch.arange(len(plan.valid), device=start.device))
-        passes = [-(-n // size) for n in self._sizes]
-        ends = [steps if steps is not None else epochs * p for p in passes]
-        for t in range(len(plan.valid)):
-            # How many real rows clients have in this step; Python knows, so nobody need ask a tensor.
-            real = [
-                min(size, n - t % p * size) if t < end else 0
-                for n, p, end in zip(self._sizes, passes, ends, strict=True)
-            ]
-            most, least = max(real), min(real)
-            now = self._rows["train"].at[plan.place[t, :most]]
-            yield Batch(
-                self._pool.x[now],
-                self._pool.y[now],
-                plan.weight[t, :most] if least < most else None,
-                plan.valid[t] if least == 0 else None,
-                keys[t],
-            )
+        An `objective` replaces the task's loss, as in `descend`.
+        """
+        return self.loss_and_buffers(self.model.layout.tensors(self.own(theta)), batch, objective)[0]
 
-    def _plan(self, start: Tensor, epochs: int, steps: int | None, size: int) -> Plan:
-        passes = [-(-n // size) for n in self._sizes]
-        length = [steps if steps is not None else epochs * p for p in passes]
-        turns = max(-(-total // p) for total, p in zip(length, passes, strict=True))
-        count = self.size
-        step = torch.arange(max(length), device=count.device)
-        order = self._shuffled(fold(start, torch.arange(turns, device=start.device)))
-        mine = -(-count // size)
-        position = (step % mine * size)[:, None] + torch.arange(size, device=count.device)  # [T, B]
-        turn = (step // mine).clamp(max=turns - 1)
-        place = order.view(-1)[turn[:, None] * order.shape[1] + position % count]
-        valid = step < (mine * epochs if steps is None else steps)
-        weight = ((position < count) & valid[:, None]).to(self.model.theta.dtype)
-        return Plan(place, weight, valid)
-
-    def _shuffled(self, keys: Tensor) -> Tensor:
-        """[turns, n] positions in the client's training rows, shuffled by keys: [turns]; the real ones come first."""
-        rows, count = self._rows["train"]
-        place = torch.arange(len(rows), device=rows.device)
-        marks = fold(keys[:, None], place) & 0x3FFFFFFFFFFFFFFF
-        if self._together:
-            marks = torch.where(place < count, marks, 1 << 62)
-        return marks.argsort(stable=True)
-
-    def loss(self, theta: Tensor, batch: Batch | Examples) -> Tensor:
-        """[] mean loss at theta: [d]: in training mode on a batch, in evaluation mode on examples."""
-        return self._loss(self.model.layout.tensors(self._own(theta)), batch)[0]
-
-    def gradient(self, theta: Tensor, batch: Batch | Examples) -> Tensor:
+    def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
         """[d] gradient of `loss`; zero on buffers."""
-        tensors = self.model.layout.tensors(self._own(theta))
-        moving = [e.name for e in self.model.layout.entries if e.trainable]
-        slopes, _ = self._slopes(tensors, moving, batch, None)
-        zero = {n: torch.zeros_like(t) for n, t in tensors.items() if n not in moving}
-        return self.model.layout.flatten(zero | dict(zip(moving, slopes, strict=True)))
+        return self._trainers.general.gradient(self, theta, batch, objective)
 
     def descend(
         self,
         theta: Tensor,
         *,
         penalty: Penalty | None = None,
+        objective: Objective | None = None,
         only: frozenset[str] | None = None,
         epochs: int | None = None,
         steps: int | None = None,
@@ -301,132 +260,51 @@ class Client:
         `penalty(theta)` is added to the loss of every step; `only` names the tensors that may move (buffers such as
         running statistics always do); `epochs` (or exactly so many `steps`) and `optimiser` replace the training
         settings; `clip` is the most that the norm of a step's gradient, the penalty's included, may be.
-        """
-        optimiser, entries = optimiser or self.training.optimiser, self.model.layout.entries
-        readable = penalty is None or isinstance(penalty, Quadratic)
-        if self._fused and readable and isinstance(optimiser, SGD) and not optimiser.momentum and clip == math.inf:
-            draw, epochs, steps = self._turns(epochs, steps)
-            plan = self._plan(self.key("batches", draw), epochs, steps, self.training.batch)
-            batches = Batches(self._rows["train"].at, plan.place, plan.weight, plan.valid, self.class_weights)
-            pull, slope = (penalty.pull, penalty.slope) if isinstance(penalty, Quadratic) else (0.0, None)
-            descent = Descent(optimiser.lr, optimiser.weight_decay + pull, slope)
-            return self._fused.descend_alone(theta, *self._pool, batches, descent, only)
-        moving = [e.name for e in entries if e.trainable and (only is None or e.name in only)]
-        descend = self._descend_together if self._together else self._descend_alone
-        return descend(theta, moving, penalty, self.batches(epochs, steps), optimiser, clip)
 
-    def _own(self, theta: Tensor) -> Tensor:
+        `objective(outputs, batch, features)` replaces the task's loss, class weights included. It gives a loss for
+        each example, [B], of which the mean over the batch's real rows is taken, or one for all, [] (`batch.mean`
+        leaves out rows that only fill the batch up). `features()` is what the module feeds to its head, [B, f];
+        raises UsageError if that cannot be told, see `Model.features`. While an objective runs,
+        `client.model.module` computes with the tensors that are being trained: layers that `Method.extend` added are
+        called there.
+        """
+        names = (e.name for e in self.model.layout.entries if e.trainable and (only is None or e.name in only))
+        draw = self._draw(epochs, steps)
+        optimiser = optimiser or self.training.optimiser
+        return self._trainers.train(self, Request(theta, tuple(names), draw, optimiser, penalty, objective, clip))
+
+    def own(self, theta: Tensor) -> Tensor:
         """[d] the same numbers, under vmap a copy for each client: what all share cannot move in place."""
-        if not self._together or is_batchedtensor(theta):
+        if is_batchedtensor(theta) or not is_batchedtensor(self.size):
             return theta
         return torch.where(self.size > 0, theta, theta)
 
-    def _descend_alone(
-        self,
-        theta: Tensor,
-        moving: list[str],
-        penalty: Penalty | None,
-        batches: Iterator[Batch],
-        optimiser: Optimiser,
-        clip: float,
-    ) -> Tensor:
-        """Tensors are views of theta, which is changed in place: so it stays flat at no cost."""
-        theta = theta.detach().clone()
-        # Views that share a version counter would make one's step in place look like a change of what others saved.
-        tensors = {name: view.data for name, view in self.model.layout.tensors(theta).items()}
-        values = [tensors[n] for n in moving]
-        leaves = [v.data.requires_grad_() for v in values]
-        memory = optimiser.init(values)
-        with self.model.bound(tensors | dict(zip(moving, leaves, strict=True)), training=True):
-            for batch in batches:
-                outputs = self.model.forward(batch.x, batch.weight, batch.key)
-                loss = self._each(outputs, batch.y)
-                slopes = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
-                if penalty:
-                    whole = theta.detach().requires_grad_()
-                    slope = self.model.layout.tensors(_differentiate(penalty(whole), [whole])[0])
-                    slopes = [s + slope[n] for s, n in zip(slopes, moving, strict=True)]
-                slopes = shorten(slopes, clip) if clip < math.inf else slopes
-                _, memory = optimiser.step(values, slopes, memory, inplace=True)
-                del slopes  # the next ones take their memory, while it is in the cache
-                self.model.settle(tensors)
-        return theta
+    def loss_and_buffers(
+        self, tensors: dict[str, Tensor], batch: Batch | Examples, objective: Objective | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """[] mean loss with named tensors as in `loss`, and the buffers after the pass."""
+        model = self.model
 
-    def _descend_together(
-        self,
-        theta: Tensor,
-        moving: list[str],
-        penalty: Penalty | None,
-        batches: Iterator[Batch],
-        optimiser: Optimiser,
-        clip: float,
-    ) -> Tensor:
-        """The same without a change in place, for vmap; a step past a client's last changes nothing."""
-        tensors = self.model.layout.tensors(self._own(theta))
-        memory = optimiser.init([tensors[n] for n in moving])
-        for batch in batches:
-            old = [tensors[n] for n in moving]
-            slopes, buffers = self._slopes(tensors, moving, batch, penalty)
-            slopes = shorten(slopes, clip) if clip < math.inf else slopes
-            new, memory_after = optimiser.step(old, slopes, memory)
-            if batch.valid is not None:
-                new = [batch.keep(a, b) for a, b in zip(old, new, strict=True)]
-                kept = [
-                    tuple(batch.keep(a, b) for a, b in zip(before, after, strict=True))
-                    for before, after in zip(memory[1:], memory_after[1:], strict=True)
-                ]
-                memory_after = type(memory)(batch.keep(memory.step, memory_after.step), *kept)
-                buffers = {n: batch.keep(tensors[n], b) for n, b in buffers.items()}
-            memory = memory_after
-            tensors = tensors | buffers | dict(zip(moving, new, strict=True))
-        return self.model.layout.flatten(tensors)
+        def read(outputs: Tensor) -> Tensor:
+            loss = self.losses(outputs, batch, objective)
+            return batch.mean(loss) if loss.ndim else loss
 
-    def _loss(self, tensors: dict[str, Tensor], batch: Batch | Examples) -> tuple[Tensor, dict[str, Tensor]]:
-        if isinstance(batch, Batch):
-            outputs, buffers = self.model.run(tensors, batch.x, batch.weight, batch.key)
-        else:
-            outputs, buffers = self.model.predict(tensors, batch.x), {}
-        return _mean(self._each(outputs, batch.y), batch.weight), buffers
+        with model.capturing(objective is not None):
+            if isinstance(batch, Batch):
+                return model.run(tensors, batch.x, batch.weight, batch.key, read)
+            return model.predict(tensors, batch.x, read), {}
 
-    def _each(self, outputs: Tensor, y: Tensor) -> Tensor:
-        """[B] the loss of each example, weighted by its class if that is asked for."""
-        loss, weights = self.task.loss(outputs, y), self.class_weights
-        return loss if weights is None else loss * weights[y]
-
-    def _slopes(
-        self, tensors: dict[str, Tensor], moving: list[str], batch: Batch | Examples, penalty: Penalty | None
-    ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Gradients of the loss (and penalty) for the moving tensors, and the buffers after the pass."""
-
-        def objective(values: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            now = tensors | dict(zip(moving, values, strict=True))
-            loss, buffers = self._loss(now, batch)
-            return loss if penalty is None else loss + penalty(self.model.layout.flatten(now)), buffers
-
-        values = [tensors[n] for n in moving]
-        if self._together:
-            return grad(objective, has_aux=True)(values)  # type: ignore[no-any-return]
-        leaves = [v.detach().requires_grad_() for v in values]
-        loss, buffers = objective(leaves)
-        return _differentiate(loss, leaves), buffers
-
-
-def _mean(loss: Tensor, weight: Tensor | None) -> Tensor:
-    return loss.mean() if weight is None else (loss * weight).sum() / weight.sum().clamp(min=1)
-
-
-@cache
-def _share(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The gradient of a mean with respect to what it is taken of."""
-    return torch.full(shape, 1 / shape.numel(), dtype=dtype, device=device)
-
-
-def _differentiate(value: Tensor, leaves: list[Tensor], along: Tensor | None = None) -> list[Tensor]:
-    """Gradients of a number, or of the inner product of value and `along`; zero for leaves that it does not touch."""
-    if not value.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    slopes = torch.autograd.grad(value, leaves, along, allow_unused=True)
-    return [torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)]
+    def losses(self, outputs: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
+        """[B] the loss of each example, weighted by its class if that is asked for; or what an objective gives."""
+        if objective is None:
+            loss, weights = self.task.loss(outputs, batch.y), self.class_weights
+            return loss if weights is None else loss * weights[batch.y]
+        assert self.model.fed is not None
+        loss = objective(outputs, batch, self.model.fed)
+        if not isinstance(loss, Tensor) or loss.shape not in ((), (len(batch.y),)):
+            got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r:.80}"
+            raise UsageError(f"an objective gives a loss [], or one for each example, [{len(batch.y)}]; got {got}")
+        return loss
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,11 @@ class Entry(NamedTuple):
     channels_last: bool = False  # stored as [out, height, width, in], the order in which convolutions run fastest
 
 
+def head_of(module: nn.Module) -> str | None:
+    """The name of the layer that serves as head unless another is named: the last nn.Linear; None without one."""
+    return next((path for path, part in reversed(list(module.named_modules())) if isinstance(part, nn.Linear)), None)
+
+
 class Layer(NamedTuple):
     """One module with tensors of its own: weight and bias (and buffers) side by side."""
 
@@ -50,11 +55,9 @@ class Layout:
         entries: list[Entry] = []
         layers: list[Layer] = []
         seen: set[int] = set()
-        start, first, linear = 0, 0, None
+        start, first = 0, 0
         for path, part in module.named_modules():
             at = start
-            if isinstance(part, nn.Linear):
-                linear = path
             own = [(n, t, True) for n, t in part.named_parameters(prefix=path, recurse=False) if t.requires_grad]
             frozen = [(n, t, False) for n, t in part.named_parameters(prefix=path, recurse=False)]
             frozen = [entry for entry in frozen if not entry[1].requires_grad]
@@ -81,7 +84,7 @@ class Layout:
             start = at
         if not layers:
             raise UsageError("the model has no trainable parameter, so there is nothing to learn")
-        head = linear if head is None else head  # "" is the whole module
+        head = head_of(module) if head is None else head  # "" is the whole module
         inside = {e.name for e in entries if head is not None and e.name.startswith(f"{head}." if head else "")}
         if head is not None and not inside:
             paths = [path for path, _ in module.named_modules() if path]

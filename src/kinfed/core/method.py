@@ -1,17 +1,20 @@
 """Method: a federated method as pure functions of the server (plural) and of one client (singular)."""
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 from torch.utils._pytree import tree_map
 
+from ..errors import UsageError
 from .client import Client, Training
 from .graph import Graph, Origin
-from .layout import Layout
+from .layout import Layout, head_of
+from .model import Model
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tables import put
@@ -94,6 +97,14 @@ class Method(Settings, ABC):
     #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
     rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training goes by in place of training.optimiser
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if cls.predict is not Method.predict and cls.export is Method.export:
+            raise UsageError(
+                f"{cls.__name__} has a predict of its own, so it needs an export of its own: a module that gives the "
+                "same outputs, or else the models that are saved would not be those that were scored"
+            )
 
     @property
     def remedy(self) -> str:
@@ -188,3 +199,40 @@ class Method(Settings, ABC):
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
         """Outputs for x: [B, ...] by one of the models that `personalise` names."""
         return client.model(personal.theta, x)
+
+    def extend(self, module: nn.Module, head: str | None) -> nn.Module:
+        """The module with the layers that the method adds to it, such as a second head; here none.
+
+        The module is a copy, which may be changed and returned; `head` names its head, None if it has none. Numbers
+        that are drawn here are fixed by the run's seed.
+        """
+        return module
+
+    def export(self, model: Model, personal: Tree) -> nn.Module:
+        """A plain module in evaluation mode that gives what `predict` gives; it is overridden where that is.
+
+        `personal` has the named fields of a model that `personalise` gives, whatever its type.
+        """
+        return model.export(personal.theta)
+
+
+def model_for(
+    method: Method, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None, seed: int = 0
+) -> Model:
+    """The model that a method trains: the module with what the method adds to it.
+
+    `head` names the module's head (default: the last nn.Linear), which stays the head of the extended module.
+    """
+    module = copy.deepcopy(module)
+    name = head_of(module) if head is None else head
+    layers = dict(module.named_modules())
+    if name is not None and name not in layers:
+        return Model(module, name)  # which says what is wrong with it
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(seed, "extend").initial_seed())
+        extended = method.extend(module, name)
+    if not isinstance(extended, nn.Module):
+        raise UsageError(f"{type(method).__name__}.extend must return an nn.Module; got {extended!r:.80}")
+    part = None if name is None else layers[name]
+    at = next((path for path, layer in extended.named_modules() if layer is part), None)
+    return Model(extended, at, dtype)

@@ -1,7 +1,7 @@
 """Model: any nn.Module as a function of its flat vector theta: [d]."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -9,15 +9,63 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp
 
+from ..errors import UsageError
 from .layers import PASS, adapt
-from .layout import Layout
+from .layout import Layout, head_of
 
 
 class Moved(NamedTuple):
-    """A training pass: what the model said, and its buffers (such as running statistics) after it."""
+    """A training pass: what was read off its outputs, and the model's buffers (such as running statistics) after it."""
 
     outputs: Tensor
     buffers: dict[str, Tensor]
+
+
+Read = Callable[[Tensor], Tensor]  # what is made of a pass's outputs while the tensors are bound
+
+
+NO_HEAD = (
+    "the model has no nn.Linear that could be its head, so it has no features; name the layer that is one: head='NAME'"
+)
+
+
+class Features:
+    """What a module feeds to its head in one pass: [B, f], when called.
+
+    Raises UsageError where there is no such tensor, or where the head is not the last thing that the module applies.
+    """
+
+    def __init__(self, head: str | None, dtype: torch.dtype) -> None:
+        self._head, self._dtype = head, dtype
+        self._calls: list[tuple[tuple[Any, ...], Any]] = []
+        self._outputs: Any = None
+
+    def note(self, given: tuple[Any, ...], outputs: Any) -> None:
+        """The head was called."""
+        if self._outputs is None:
+            self._calls.append((given, outputs))
+
+    def end(self, outputs: Any) -> None:
+        """The pass is over: what calls the head from now on is no part of it."""
+        self._outputs = outputs
+
+    def __call__(self) -> Tensor:
+        if self._head is None:
+            raise UsageError(NO_HEAD)
+        if len(self._calls) != 1:
+            raise UsageError(
+                f"the model applies its head '{self._head}' {len(self._calls)} times in a pass, so its features are no "
+                "single tensor; take a model that ends with its head, or name another layer: head='NAME'"
+            )
+        given, outputs = self._calls[0]
+        if len(given) != 1 or not isinstance(given[0], Tensor):
+            raise UsageError(f"the model does not give its head '{self._head}' one tensor; name another: head='NAME'")
+        if outputs is not self._outputs:
+            raise UsageError(
+                f"the model's head '{self._head}' is not the last thing that its forward pass applies, so its outputs "
+                "are not head(features); return what the head gives, or name the layer that comes last: head='NAME'"
+            )
+        return given[0].to(self._dtype)
 
 
 class Model:
@@ -32,13 +80,15 @@ class Model:
         """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
         self.original = copy.deepcopy(module).cpu()  # wherever it was
         self.module = adapt(self.original)
-        self.layout = Layout.of(self.module, head)
+        self.head_name = head_of(self.module) if head is None else head  # None: it has none
+        self.layout = Layout.of(self.module, self.head_name)
         self.module.to(dtype)
         self.original.to(dtype)
         self._twins: list[Model] = []
         self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
         self._bind()
         self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
+        self.fed: Features | None = None  # while features are captured
 
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
@@ -86,14 +136,43 @@ class Model:
             if mode is not training:
                 self.module.train(mode)
 
+    @contextmanager
+    def capturing(self, wanted: bool = True) -> Iterator[None]:
+        """While this lasts, and if it is wanted, `fed` holds the features of the latest pass."""
+        if not wanted or self.fed is not None:
+            yield
+            return
+        self.fed = Features(self.head_name, self.theta.dtype)
+        hooks = []
+        if self.head_name is not None:
+            hooks = [self._layer(self.head_name).register_forward_hook(lambda _, given, out: self.fed.note(given, out))]
+        try:
+            yield
+        finally:
+            self.fed = None
+            for hook in hooks:
+                hook.remove()
+
+    def _apply(self, x: Tensor) -> Tensor:
+        """The module's outputs with the tensors that are bound."""
+        if self.fed is None:
+            return self.module(x)  # type: ignore[no-any-return]
+        self.fed = fed = Features(self.head_name, self.theta.dtype)  # an objective may ask for another pass in between
+        outputs = self.module(x)
+        fed.end(outputs)
+        return outputs  # type: ignore[no-any-return]
+
+    def _layer(self, name: str) -> nn.Module:
+        return self.module.get_submodule(name)
+
     def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
         """Outputs of a training pass with the tensors that are bound, whose buffers it moves on in place or anew."""
         PASS.weight, PASS.key = weight, key
         try:
             if not self.bf16:
-                return self.module(x)  # type: ignore[no-any-return]
+                return self._apply(x)
             with torch.autocast(x.device.type, torch.bfloat16):
-                return self.module(x).to(x.dtype)  # type: ignore[no-any-return]
+                return self._apply(x).to(x.dtype)
         finally:
             PASS.weight = PASS.key = None
 
@@ -108,19 +187,48 @@ class Model:
         """Outputs for x: [B, ...] in evaluation mode."""
         return self.predict(self.layout.tensors(theta), x)
 
-    def predict(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        """Outputs in evaluation mode, from named tensors."""
+    def predict(self, tensors: dict[str, Tensor], x: Tensor, read: Read = lambda outputs: outputs) -> Tensor:
+        """Outputs in evaluation mode, from named tensors, or what is read off them."""
+        return self._evaluate(tensors, lambda: read(self._apply(x)))
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        """[B, f] what the module feeds to its head for x: [B, ...], in evaluation mode.
+
+        Then `head(theta, features(theta, x))` is `self(theta, x)`. The head is the layer that was named, or the last
+        nn.Linear. Raises UsageError if there is none, or if it is not the last thing that the module applies.
+        """
+        with self.capturing():
+            return self.predict(self.layout.tensors(theta), x, lambda _: self.fed())  # type: ignore[misc]
+
+    def head(self, theta: Tensor, z: Tensor) -> Tensor:
+        """[B, ...] outputs for features z: [B, f], in evaluation mode; raises UsageError if there is no head."""
+        if self.head_name is None:
+            raise UsageError(NO_HEAD)
+        return self.layer(self.head_name, theta, z)
+
+    def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
+        """What the named layer makes of z with its part of theta: [d], in evaluation mode."""
+        return self._evaluate(self.layout.tensors(theta), lambda: self._layer(name)(z))
+
+    def _evaluate(self, tensors: dict[str, Tensor], outputs: Callable[[], Tensor]) -> Tensor:
         with self.bound(tensors, training=False):
             if self._recurrent:  # vmap has no rule for these layers: it takes them apart where they are differentiated
-                return vjp(lambda _: self.module(x), x.new_zeros(()))[0]  # type: ignore[no-any-return]
-            return self.module(x)  # type: ignore[no-any-return]
+                return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]  # type: ignore[no-any-return]
+            return outputs()
 
-    def run(self, tensors: dict[str, Tensor], x: Tensor, weight: Tensor | None, key: Tensor) -> Moved:
-        """One training pass over x: [B, ...], of which only rows of weight 1 count."""
+    def run(
+        self,
+        tensors: dict[str, Tensor],
+        x: Tensor,
+        weight: Tensor | None,
+        key: Tensor,
+        read: Read = lambda outputs: outputs,
+    ) -> Moved:
+        """One training pass over x: [B, ...], of which only rows of weight 1 count; `read` off its outputs."""
         if self._moved:
             tensors = tensors | {name: tensors[name].detach().clone() for name, _, _ in self._moved}
         with self.bound(tensors, training=True):
-            outputs = self.forward(x, weight, key)
+            outputs = read(self.forward(x, weight, key))
             return Moved(outputs, {n: slots[k] for n, slots, k in self._moved})
 
     def export(self, theta: Tensor) -> nn.Module:

@@ -11,6 +11,7 @@ Whatever sends, scores, saves or widens them reads that declaration. What a clie
 the client's own in every field.
 """
 
+from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -170,6 +171,18 @@ def unpack(arrays: dict[str, Tensor], like: Tree, prefix: str = "") -> Tree:
     paths, structure = tree_flatten_with_path(like)
     names = [prefix + ".".join(_name(part) for part in path) for path, _ in paths]
     return tree_unflatten([arrays[name] for name in names], structure)
+
+
+def named(arrays: dict[str, Tensor]) -> Tree:
+    """A tree with the fields that `pack` named: NamedTuples, and tuples where the names are numbers."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in arrays.items():
+        first, _, rest = name.partition(".")
+        parts.setdefault(first, {})[rest] = tensor
+    values = {first: part[""] if "" in part else named(part) for first, part in parts.items()}
+    if all(first.isdecimal() for first in values):
+        return tuple(values[first] for first in sorted(values, key=int))
+    return namedtuple("Named", values)(**values)
 
 
 def size(tree: Tree) -> int:

@@ -19,7 +19,7 @@ from ..core.checkpoint import Progress
 from ..core.client import Training
 from ..core.fleet import Fleet
 from ..core.history import History
-from ..core.method import Method
+from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.tasks import Classification, Forecasting, Regression, selected_task
 from ..data.federation import Federation
@@ -112,7 +112,7 @@ def fit(
         )
     if how:
         how = _go_on_with(how, asked, f"the run in {folder} began with")
-    model = Model(module, head, federation.x.dtype)
+    model = model_for(method, module, head, federation.x.dtype, seed)
     build = Distributed if distributed.is_on() else Simulation
     _check_fit(model, federation)
     begun = how.pop("device", "auto")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attacks.attack import Attack
+from ..core import trees
 from ..core.graph import Origin
 from ..core.history import History
 from ..core.method import Method
@@ -55,8 +56,10 @@ class Run:
         return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
 
     def load_model(self, client: int | str) -> nn.Module:
-        """The client's personalised model as a plain module in evaluation mode."""
-        return self.model.export(self.theta(client))
+        """The client's personalised model as a plain module in evaluation mode: what was scored."""
+        i = client_index(self.federation.names, client)
+        personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
+        return self.method.export(self.model, personal)
 
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.

@@ -11,10 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from ..core import checkpoint
+from ..core import checkpoint, trees
 from ..core.checkpoint import HOW
 from ..core.graph import Origin
 from ..core.history import History
+from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.tasks import Classification
 from ..datasets import called
@@ -33,11 +34,19 @@ def check_same(experiment: Experiment, folder: Path) -> None:
         raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
 
 
-def load_model(folder: str | Path, client: int | str, module: nn.Module | None = None) -> nn.Module:
-    """A client's personalised model from a run's folder, as a plain module in evaluation mode.
+def load_model(
+    folder: str | Path,
+    client: int | str,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> nn.Module:
+    """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
 
-    `client` is a position or a name. The architecture is rebuilt from the run's config; pass `module` if it was your
-    own, as that of a run written by `save` is. Raises UsageError if the folder holds no finished run or no such client.
+    `client` is a position or a name. Architecture and method are rebuilt from the run's config. Pass `module` if it
+    was your own, as that of a run written by `save` is; and `method` and `head` as they were given to `fit` if the
+    method extends or exports models in a way of its own. Raises UsageError if the folder holds no finished run or no
+    such client.
     """
     folder = Path(folder)
     found = read_summary(folder)
@@ -51,24 +60,35 @@ def load_model(folder: str | Path, client: int | str, module: nn.Module | None =
                 f"{folder} has no config.toml that could tell the architecture, as kinfed.save writes none; pass a "
                 "module of it: load_model(folder, client, module)"
             )
-        table = config.read(str(folder / "config.toml"), [])
-        build = config.resolve(table).model
+        experiment = config.resolve(config.read(str(folder / "config.toml"), []))
+        method = method or experiment.method
         with reading(folder):
-            module = build(tuple(found["shape"]), found["outputs"])
+            module = experiment.model(tuple(found["shape"]), found["outputs"])
     if not isinstance(module, nn.Module):
         raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
-    layout = Model(module).layout
     try:
         with safe_open(folder / "models.safetensors", "pt") as file:
-            known = set(file.keys())
-            names = {e: f"{name}/{e}" for e in layout.names}
-            tensors = {e: file.get_tensor(at if at in known else f"*/{e}") for e, at in names.items()}
-        kind = next(tensors[e.name] for e in layout.entries if e.trainable).dtype
-        module.to(kind).load_state_dict(tensors, strict=False)
-    except (SafetensorError, OSError, RuntimeError, TypeError) as problem:
-        why = f"{problem!s:.300}"
+            maker = (file.metadata() or {}).get("method")
+            names = list(file.keys())
+            places = {part[len(who) + 1 :]: part for who in ("*", name) for part in names if part.startswith(f"{who}/")}
+            arrays = {part: file.get_tensor(place) for part, place in places.items()}
+        if maker and method is None:
+            raise UsageError(
+                f"{folder}: only its method, {maker}, can tell how its models predict; pass it as it was given to fit: "
+                "load_model(folder, client, module, method)"
+            )
+        kind = next((t.dtype for t in arrays.values() if t.is_floating_point()), None)
+        model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+        parts = {e.name: arrays.pop(e.name) for e in model.layout.entries}
+        for e in model.layout.entries:
+            if (got := parts[e.name]).shape != e.shape or got.dtype != kind:
+                raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not floating-point {list(e.shape)}")
+        theta = model.layout.flatten(parts)
+        personal = trees.named({"theta": theta, **arrays})
+        return model.export(theta) if method is None else method.export(model, personal)
+    except (SafetensorError, OSError, RuntimeError, TypeError, LookupError) as problem:
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
         raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})") from None
-    return module.eval()
 
 
 @contextmanager
@@ -130,7 +150,9 @@ def write_run(run: Run, table: Table, out: Path) -> dict[str, Any]:
         for name, own in zip(["*"] if shared else names, [values] if shared else values, strict=True):
             mine = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
             arrays |= {f"{name}/{key}": value for key, value in mine.items()}
-    checkpoint.write(arrays, out / "models.safetensors")
+    kind = type(run.method)
+    own = kind.export is not Method.export or kind.extend is not Method.extend
+    checkpoint.write(arrays, out / "models.safetensors", {"method": kind.__name__} if own else None)
     dealt = table.get("federation", {})
     if run.attack is not None and "attack" in table:
         found["attack"] |= table["attack"]  # its name in configs

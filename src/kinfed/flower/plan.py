@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from ..core.graph import Graph
+from ..core.method import model_for
 from ..core.model import Model
 from ..core.seeding import generator
 from ..core.tasks import Classification, Regression, Task
@@ -68,7 +69,7 @@ class Plan:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
             module: nn.Module = self.learning.model(shape, outputs)
-        return Model(module, dtype=torch.float32)
+        return model_for(self.learning.method, module, dtype=torch.float32, seed=self.table["seed"])
 
 
 def resolve(raw: Table) -> Plan:

@@ -24,8 +24,7 @@ def resnet9(shape: tuple[int, ...], classes: int) -> nn.Module:
             layer2=nn.Sequential(_convolution(128, 256), nn.MaxPool2d(2), _Residual(256)),
             layer3=nn.Sequential(_convolution(256, 256), nn.MaxPool2d(2)),
             pool=_GlobalMax(),
-            head=nn.Linear(256, classes, bias=False),
-            scale=_Scale(0.2),
+            head=_Scaled(256, classes, bias=False),
         )
     )
 
@@ -47,10 +46,6 @@ class _GlobalMax(nn.Module):
         return x.amax((2, 3))
 
 
-class _Scale(nn.Module):
-    def __init__(self, by: float) -> None:
-        super().__init__()
-        self.by = by
-
+class _Scaled(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
-        return self.by * x
+        return 0.2 * super().forward(x)

@@ -1,12 +1,14 @@
 """The clients of a simulation: their rows of the pool."""
 
+import copy
 import threading
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..core.client import Client, Pool, Rows, Training
+from ..core.batches import Pool, Rows
+from ..core.client import OPEN, Client, Trainers, Training
 from ..core.model import Model
 from ..core.tasks import Task
 
@@ -25,13 +27,32 @@ class Clients:
     def __len__(self) -> int:
         return len(self.tags)
 
-    def one(self, i: int, round: int, model: Model, training: Training, halt: threading.Event | None) -> Client:
+    def limited(self) -> "Clients":
+        """The same clients without the examples that are for evaluation alone."""
+        other = copy.copy(self)
+        other._ragged = {split: ragged for split, ragged in self._ragged.items() if split in OPEN}
+        return other
+
+    def one(
+        self, i: int, round: int, model: Model, training: Training, trainers: Trainers, halt: threading.Event | None
+    ) -> Client:
         """Client i as its program sees itself."""
         rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
-        sizes = (self.sizes["train"][i],)
-        return Client(
-            self.tags[i], round, self.seed, model, self.task, training, self.pool, rows, sizes, False, halt=halt
-        )
+        return self.seen(self.tags[i], rows, (self.sizes["train"][i],), round, model, training, trainers, halt)
+
+    def seen(
+        self,
+        tag: Tensor,
+        rows: dict[str, Rows],
+        sizes: tuple[int, ...],
+        round: int,
+        model: Model,
+        training: Training,
+        trainers: Trainers,
+        halt: threading.Event | None = None,
+    ) -> Client:
+        """A client with this tag and these rows; the program runs at once for clients of these training sizes."""
+        return Client(tag, round, self.seed, model, self.task, training, self.pool, rows, sizes, trainers, halt)
 
     def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
         """Tags and rows of ids: [k], to be batched over, and their training sizes."""

@@ -86,8 +86,16 @@ class Distributed:
         same = all(mine.how[name] == leader[name] for name in ("executor", "chunk"))
         self._local = self._together(lambda: mine if same else Simulation(share, *arguments, **alike))
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
-        self.reason = f"{self._local.reason}; clients are shared by {self._world} processes"
         self.states = _States(self)
+
+    @property
+    def reason(self) -> str:
+        """Why this executor."""
+        return f"{self._local.reason}; clients are shared by {self._world} processes"
+
+    @reason.setter
+    def reason(self, why: str) -> None:
+        self._local.reason = why
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""

@@ -12,7 +12,8 @@ from torch.func import vmap
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ..core import trees
-from ..core.client import Client, Rows
+from ..core.batches import Rows
+from ..core.client import Client
 from ..core.fleet import Evaluation
 from ..core.method import Method
 from ..core.model import Model
@@ -55,7 +56,7 @@ class Evaluator:
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
             outputs, models = {}, {}
-            for name, personal in self._method.personalise(client, state, received).items():
+            for name, personal in self._method.personalise(client.limited(), state, received).items():
                 models[name], forms[name] = _apart(name, personal)
                 if models[name] or not plain:
                     outputs[name] = self._outputs(client, personal, widths)
@@ -100,7 +101,7 @@ class Evaluator:
             return _together((), form)
 
         def program(client: Client, state: Tree, received: Tree) -> Tree:
-            return _apart(name, self._method.personalise(client, state, received)[name])[0]
+            return _apart(name, self._method.personalise(client.limited(), state, received)[name])[0]
 
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
@@ -119,7 +120,7 @@ class Evaluator:
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
         """By split, [n, ...] outputs for the client's examples, filled up to the widths."""
         x = [client.examples(split).x for split in self._splits]
-        parts = [self._method.predict(client, personal, part) for part in torch.cat(x).split(BLOCK)]
+        parts = [self._method.predict(client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
         found = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
         return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in found}
 

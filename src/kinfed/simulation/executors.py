@@ -12,12 +12,15 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from ..core import trees
-from ..core.client import Client, Rows, Training
+from ..core.batches import Rows
+from ..core.client import Trainers, Training
 from ..core.model import Model
 from ..core.tables import index
+from ..core.trainers import EagerTrainer, FunctionalTrainer
 from ..core.trees import Axis, Tree
 from ..errors import RunError, UsageError, is_out_of_memory
 from ..fused import Fused
+from ..fused.trainer import FusedTrainer
 from .clients import Clients
 from .gather import Gathered
 from .workers import alike, spread
@@ -37,6 +40,7 @@ class Executor(Protocol):
     """
 
     name: str
+    trainers: Trainers  # how `Client.descend` trains, the first choice first
 
     def __call__(
         self,
@@ -61,7 +65,7 @@ class Loop:
     name = "loop"
 
     def __init__(self, workers: int) -> None:
-        self.workers = workers
+        self.workers, self.trainers = workers, Trainers(general=EagerTrainer())
 
     def __call__(
         self,
@@ -77,7 +81,7 @@ class Loop:
         members, found = ids.tolist(), Gathered(len(ids))
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
-            client = clients.one(members[place], round, model, training, halt)
+            client = clients.one(members[place], round, model, training, self.trainers, halt)
             try:
                 state = tree_map(lambda table: table[place], states)
                 found.put(place, program(client, state, trees.pick(sent, place)))
@@ -106,6 +110,8 @@ class Batched:
 
     def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:
         self.chunk, self.name, self.threads, self.fused = chunk, name, threads, fused
+        preferred = () if fused is None else (FusedTrainer(fused),)
+        self.trainers = Trainers(*preferred, general=FunctionalTrainer())
 
     def __call__(
         self,
@@ -134,19 +140,7 @@ class Batched:
             tag, rows, sizes = clients.several(ids[at])
 
             def together(tag: Tensor, rows: dict[str, Rows], state: Tree, received: Tree) -> Tree:
-                client = Client(
-                    tag,
-                    round,
-                    clients.seed,
-                    model,
-                    clients.task,
-                    training,
-                    clients.pool,
-                    rows,
-                    sizes,
-                    True,
-                    fused=self.fused,
-                )
+                client = clients.seen(tag, rows, sizes, round, model, training, self.trainers)
                 return program(client, state, received)
 
             mine = tree_map(lambda table: table[at], states)

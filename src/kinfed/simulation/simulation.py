@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..core.client import Pool, Training
+from ..core.batches import Pool
+from ..core.client import Training
 from ..core.fleet import Evaluation as Evaluation
 from ..core.fleet import Key as Key
 from ..core.fleet import raise_if_diverged
@@ -89,12 +90,12 @@ class Simulation:
         cohort = max(1, round(share * len(self.clients)))
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
         with self._computing():
-            self._run, self.reason = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
+            self._run, self._why = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         self.how["device"] = str(self.device)
         # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
         self._itself = itself = weakref.proxy(self)
-        self._evaluator = Evaluator(self.clients, self.model, method, lambda *asked: itself._each(*asked), folder)
+        self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
         self._folder = folder
 
     @cached_property
@@ -116,6 +117,16 @@ class Simulation:
     @state.setter
     def state(self, state: Tree) -> None:
         self.states.restore((torch.arange(len(self.clients), device=self.device), state))
+
+    @property
+    def reason(self) -> str:
+        """Why this executor, and what its first choice of a trainer has left to the next."""
+        refusals = ", ".join(sorted(self._run.trainers.refusals))
+        return f"{self._why}; vmap trains what has no fused form: {refusals}" if refusals else self._why
+
+    @reason.setter
+    def reason(self, why: str) -> None:
+        self._why = why
 
     @property
     def executor(self) -> str:
@@ -167,8 +178,20 @@ class Simulation:
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], states: Tree = (), sent: Tree = ()) -> Tree:
         """Run a client program once a client, see `Executor`."""
+        return self._run_all(round, ids, program, states, sent, clients=self.clients.limited())
+
+    def _run_all(
+        self,
+        round: int,
+        ids: Tensor,
+        program: Callable[..., Any],
+        states: Tree = (),
+        sent: Tree = (),
+        clients: Clients | None = None,
+    ) -> Tree:
+        """The same for a program that may see the examples that are for evaluation alone."""
         with self._computing():
-            return self._run(self.clients, self.model, self.training, round, ids, program, states, sent)
+            return self._run(clients or self.clients, self.model, self.training, round, ids, program, states, sent)
 
     @contextmanager
     def _computing(self) -> Iterator[None]:
