@@ -107,7 +107,7 @@ VARIANTS = {
         {"similarity": Relu(), "feature": "params"},
         {"distribution": "mean"},
     ],
-    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 2}],
+    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2}, {"neighbours": 2}],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
         {"feedback": "train", "tuning": Printed()},
