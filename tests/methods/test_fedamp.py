@@ -198,7 +198,7 @@ def test_divergence_names_the_weights_too(bowls, executor):
 
 @pytest.mark.parametrize("wrong", [{"sigma": 0.0}, {"alpha": -1.0}, {"pull": -1.0}, {"neighbours": -1}])
 def test_refuses(wrong):
-    with pytest.raises(UsageError, match="fedamp"):
+    with pytest.raises(UsageError, match=rf"^FedAMP\.{next(iter(wrong))} must be "):
         FedAMP(**wrong)
 
 

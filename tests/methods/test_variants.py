@@ -28,9 +28,9 @@ from kinfed.methods.parts.attention import Attention, DynamicAttention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
-from kinfed.methods.parts.feedback import Delta, Sketch
+from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.spsa import Spsa
+from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.ops import similarity, sketch
 from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.simulation import evaluation, state_store

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.method import Params
+from ..core.settings import CountOrZero, NonNegative
 from ..core.tables import put
 from ..core.trees import ModelOf, PerClient
-from ..errors import UsageError
 from .bases import GraphMethod
 from .parts import update_sketches
 from .parts.granularity import Groups
@@ -42,23 +42,13 @@ class FedAGHN(GraphMethod):
     the opposite, which `kinfed.papers.fedaghn.ablations` has.
     """
 
-    home: float = 0.03  # p at the start: how much a client keeps of itself beside the others
+    home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
     sharpness: float = 0.5  # q at the start: how much more it listens to those whose updates are like its own
-    lr: float = 0.005  # learning rate of p and q; 0: they stay as they are
+    lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are
     feedback: Literal["val", "train", "test"] = "val"  # "val": held-out gradient; "train": its update, as in the paper
     granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
     tuning: Descent = Descent()  # which of p and q there are, and which way they go
-    neighbours: int = 0  # how many others a client looks at, with updates most like its own by their sketches; 0: all
-
-    def __post_init__(self):
-        if min(self.home, self.lr, self.neighbours) < 0:
-            raise UsageError(
-                "fedaghn: home, lr and neighbours must be zero or more; "
-                f"got home={self.home}, lr={self.lr}, neighbours={self.neighbours}"
-            )
-        for name, known in (("feedback", ("val", "train", "test")), ("granularity", ("module", "tensor", "model"))):
-            if getattr(self, name) not in known:
-                raise UsageError(f"fedaghn: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
+    neighbours: CountOrZero = 0  # how many others a client looks at, with updates most like its own by sketches; 0: all
 
     def start(self, roster):
         theta = roster.copies()

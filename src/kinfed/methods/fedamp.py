@@ -9,6 +9,7 @@ from ..core.client import towards
 from ..core.method import Params
 from ..core.optimiser import SGD
 from ..core.seeding import key
+from ..core.settings import CountOrZero, NonNegative, Positive
 from ..core.tables import put, take
 from ..errors import UsageError
 from ..ops.neighbours import Weights
@@ -26,19 +27,10 @@ class FedAMP(GraphMethod):
     negative, and running statistics use the nearest weights of a mean.
     """
 
-    alpha: float = 1.0  # length of the step towards the others
-    sigma: float = 20.0  # squared distance over which attention fades
-    pull: float = 0.1  # lambda in the paper: how strongly local training is drawn to the mixture
-    neighbours: int = 0  # how many others a client is drawn to, those nearest by sketch and then by distance; 0: all
-
-    def __post_init__(self):
-        if self.sigma <= 0 or self.alpha < 0 or self.pull < 0:
-            raise UsageError(
-                "fedamp: sigma must be positive, alpha and pull zero or more; "
-                f"got sigma={self.sigma}, alpha={self.alpha}, pull={self.pull}"
-            )
-        if self.neighbours < 0:
-            raise UsageError(f"fedamp: neighbours counts clients, 0 means all; got {self.neighbours}")
+    alpha: NonNegative = 1.0  # length of the step towards the others
+    sigma: Positive = 20.0  # squared distance over which attention fades
+    pull: NonNegative = 0.1  # lambda in the paper: how strongly local training is drawn to the mixture
+    neighbours: CountOrZero = 0  # how many others a client is drawn to, those nearest to it; 0: all
 
     @property
     def remedy(self):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ...core.settings import Settings
 from ...ops.neighbours import Weights
 
 
@@ -37,7 +38,7 @@ class Attention(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Settings):
     """Every client has a p and a q for each group of layers, and they go down the loss."""
 
     @property

@@ -6,7 +6,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from ...errors import UsageError
 from ...methods.parts.tuning import Descent
 
 
@@ -21,12 +20,6 @@ class Printed(Descent):
     sign: Literal["printed", "descent"] = "printed"  # which way p and q go
     without: Literal["", "p", "q", "p-q", "self"] = ""  # no p, no q (it stays 1), neither, or no own model at all
     shared: bool = False  # one p and q for all layers, which move by the sums over layers
-
-    def __post_init__(self) -> None:
-        if self.sign not in ("printed", "descent"):
-            raise UsageError(f"fedaghn: sign must be printed or descent; got '{self.sign}'")
-        if self.without not in ("", "p", "q", "p-q", "self"):
-            raise UsageError(f"fedaghn: without must be p, q, p-q or self; got '{self.without}'")
 
     @property
     def hears_itself(self) -> bool:
