@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.core.seeding import key, tags
-from kinfed.methods.parts import spsa
-from kinfed.methods.parts.feedback import Delta, Exact, Mixtures, Replies, Sketch
-from kinfed.methods.parts.spsa import Spsa, draw_signs, unbias
+from kinfed.methods.parts import short_feedback
+from kinfed.methods.parts.feedback import Delta, Exact, Mixtures, Replies
+from kinfed.methods.parts.short_feedback import Sketch, Spsa, draw_signs, unbias
 from kinfed.ops.sketch import count_sketch
 
 float64 = torch.float64
@@ -95,7 +95,7 @@ def all_signs(count):
 def test_two_point_over_all_signs_is_exact_but_for_a_constant_a_row(count, monkeypatch):
     theta, clients = random(count, 4), [Quadratic(random(4, seed=9 + i)) for i in range(count)]
     sent, signs = 0.2 * theta.sum(0).expand(count, 4), all_signs(count)
-    monkeypatch.setattr(spsa, "draw_signs", lambda draw, a, b: signs[:, None].expand(-1, len(a), -1))
+    monkeypatch.setattr(short_feedback, "draw_signs", lambda draw, a, b: signs[:, None].expand(-1, len(a), -1))
     channel, mix = Spsa(len(signs), radius=0.1), mixtures(theta, count)
     slope = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)]) @ theta.T
     found = channel.slope(mix, replies(answered(channel, mix, sent, clients)))

@@ -15,6 +15,7 @@ from kinfed.experiments import config
 from kinfed.experiments.reproduction import MEASURES
 from kinfed.methods.parts.attention import Attention
 from kinfed.papers import published_table
+from kinfed.papers.fedaghn.ablations import Printed
 
 PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
 # As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
@@ -31,10 +32,10 @@ PRINTED = {
     ),
     "pfedgat/table3/cifar10/50": (50, 50, 64, 5, 0.01, {"graph": Attention(heads=8)}),
     "fedaghn/table1/cifar10/dirichlet": (
-        200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "sign": "paper", "feedback": "train"}
+        200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "tuning": Printed(), "feedback": "train"}
     ),
-    "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"sign": "paper"}),
-    "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "sign": "paper"}),
+    "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"tuning": Printed()}),
+    "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "tuning": Printed()}),
     "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2, "feature": "params"}),
     "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "hidden": 100, "encoder_layers": 3, "steps": 10}),
     "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder_layers": 3, "aggregation": "row", "steps": 10}),

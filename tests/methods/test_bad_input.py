@@ -94,7 +94,7 @@ DG15 = ["federation.dataset=dg15", "federation.partition=natural", "federation.c
         (PATH, ["pfedgat", "method.graph={name='attention', memory=1e-6}"], "more than memory=1e-06"),
         (PATH, ["panacea", "method.memory=1e-6"], "more than memory=1e-06"),
         (PATH, ["fedaghn", "method.feedback=val", "federation.split.examples=3"], "sets a ninth of each client's"),
-        (PATH, ["fedcedar", "method.clusters=-1"], "clusters and steps must be zero or more"),
+        (PATH, ["fedcedar", "method.clusters=-1"], "method.clusters must be zero or more"),
     ],
 )
 def test_one_line_from_the_command_line(weights, asked, said, tmp_path, capsys):

@@ -166,7 +166,7 @@ def test_state_has_the_clients_first(roster):
 
 @pytest.mark.parametrize("wrong", [{"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}, {"min_size": 0}])
 def test_refuses(wrong):
-    with pytest.raises(UsageError, match="cfl"):
+    with pytest.raises(UsageError, match=rf"^CFL\.{next(iter(wrong))} must be "):
         CFL(**wrong)
 
 

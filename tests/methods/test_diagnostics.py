@@ -15,6 +15,7 @@ from kinfed.methods import SFL, FedAGHN, FedAvg, FedCedar, Local, Panacea, PFedG
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.learned_graph import Projected
+from kinfed.papers.fedaghn.ablations import Printed
 
 float64 = torch.float64
 B = [[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]]
@@ -84,14 +85,14 @@ def test_sfl_tells_its_pull_and_the_distance_from_the_neighbourhood(bowls, execu
     close(diagnostics(trial, "update")[1], (after.theta - sent.mixed).norm(dim=1))
 
 
-@pytest.mark.parametrize("ablation", ["full", "shared"])
-def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, ablation):
+@pytest.mark.parametrize("shared", [False, True])
+def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, shared):
     x, y = noisy(3, 2)
-    method = FedAGHN(feedback="train", lr=0.5, ablation=ablation)
+    method = FedAGHN(feedback="train", lr=0.5, tuning=Printed("descent", shared=shared))
     trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)))
     server = trial.run(3)
     found = trial.history.diagnostics[-1]
-    names = {"full": ["p 0", "q 0", "p 2", "q 2"], "shared": ["p", "q"]}[ablation]
+    names = ["p", "q"] if shared else ["p 0", "q 0", "p 2", "q 2"]
     assert [name for name in found if name != "update"] == names
     for layer, (p, q) in enumerate(zip(names[::2], names[1::2], strict=True)):
         close(found[p], server.home[:, layer], atol=0)

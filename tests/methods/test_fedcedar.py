@@ -385,17 +385,18 @@ def test_the_server_keeps_clusters_and_not_clients(roster):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"clusters": -1}, "clusters and steps must be zero or more; got clusters=-1"),
-        ({"steps": -1}, "steps=-1"),
-        ({"feature": "weights"}, "feature must be one of params, centred; got 'weights'"),
-        ({"distribution": "none"}, "distribution must be one of precise, mean"),
+        ({"clusters": -1}, "clusters must be zero or more; got -1"),
+        ({"steps": -1}, "steps must be zero or more"),
+        ({"feature": "weights"}, "feature must be one of 'params', 'centred'; got 'weights'"),
+        ({"similarity": "softmax"}, r"similarity must be Relu\(...\) or Softmax\(...\); got 'softmax'"),
+        ({"distribution": "none"}, "distribution must be one of 'precise', 'mean'"),
     ],
 )
 def test_refuses(wrong, said):
-    with pytest.raises(UsageError, match=f"^fedcedar: .*{said}"):
+    with pytest.raises(UsageError, match=rf"^FedCedar\.{said}"):
         recipe(**wrong)
 
 
 def test_refuses_a_temperature_of_zero():
-    with pytest.raises(UsageError, match="softmax: tau must be positive"):
+    with pytest.raises(UsageError, match=r"Softmax\.tau must be positive"):
         Softmax(0.0)

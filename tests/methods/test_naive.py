@@ -24,6 +24,7 @@ from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
+from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
@@ -258,11 +259,11 @@ def test_pfedgat(settings, share, rounds):
 
 
 AGHNS = [
-    {"feedback": "test", "sign": "descent"},
-    {"feedback": "train", "sign": "paper"},
-    {"feedback": "train", "sign": "descent", "ablation": "shared"},
-    {"feedback": "test", "ablation": "without-p"},
-    {"feedback": "train", "ablation": "without-q"},
+    {"feedback": "test"},
+    {"feedback": "train", "tuning": Printed()},
+    {"feedback": "train", "tuning": Printed("descent", shared=True)},
+    {"feedback": "test", "tuning": Printed("descent", without="p")},
+    {"feedback": "train", "tuning": Printed("descent", without="q")},
     {"feedback": "test", "granularity": "model"},
 ]
 
@@ -273,11 +274,13 @@ def test_fedaghn(settings, share, rounds):
     method = FedAGHN(home=0.3, sharpness=2.0, lr=0.5, **settings)
     ours = Ours(method, share, rounds)
     layers = [range(9)] if method.granularity == "model" else LAYERS
-    alone = method.ablation == "without-p"  # then a client is one of those in its own softmax
+    without = getattr(method.tuning, "without", "")
+    shared = getattr(method.tuning, "shared", False)
+    alone = without == "p"  # then a client is one of those in its own softmax
     own = [ours.theta.copy() for _ in range(N)]
     change, seen = [np.ones(9) for _ in range(N)], set()
     p = np.full((N, len(layers)), 0.0 if alone else 0.3)
-    q = np.full((N, len(layers)), 1.0 if method.ablation == "without-q" else 2.0)
+    q = np.full((N, len(layers)), 1.0 if without == "q" else 2.0)
 
     def listen(i, r):
         """Of client i in layer r: cosines, s and alpha, by client; and how much of its own model is in the sum."""
@@ -321,23 +324,23 @@ def test_fedaghn(settings, share, rounds):
                 if i in known and s:
                     by_p[r] = dot(own[i][at] - m, direction[at]) / total**2
                     by_q[r] = dot(sum(s[j] * (cos[j] - mean_cos) * own[j][at] for j in s), direction[at]) / total
-            if method.ablation == "shared":
+            if shared:
                 by_p, by_q = np.full(2, by_p.sum()), np.full(2, by_q.sum())
             slopes[i] = by_p, by_q
-        sign = 1.0 if method.sign == "descent" else -1.0
+        sign = -1.0 if method.tuning == Printed() else 1.0
         for i in cohort:
             own[i], change[i] = trained[i], moved[i]
             if not alone:
                 p[i] = np.maximum(0.0, p[i] + sign * 0.5 * slopes[i][0])
-            if method.ablation != "without-q":
+            if without != "q":
                 q[i] = q[i] + sign * 0.5 * slopes[i][1]
         seen |= set(cohort)
-    kept = slice(0, 1) if method.ablation == "shared" else slice(None)
+    kept = slice(0, 1) if shared else slice(None)
     close(ours.server.theta, own)
     close(ours.server.home, p[:, kept])
     close(ours.server.sharpness, q[:, kept])
     if rounds > 2:  # with two clients nobody has a choice
-        assert (np.abs(q - q.flat[0]).max() > 1e-3) == (method.ablation != "without-q")
+        assert (np.abs(q - q.flat[0]).max() > 1e-3) == (without != "q")
     for i in seen:
         close(ours.server.change[i], change[i])
     close(ours.models["own"], own)

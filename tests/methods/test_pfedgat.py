@@ -16,9 +16,9 @@ from kinfed.methods import FedAvg, PFedGAT
 from kinfed.methods.parts.attention import Attention, DynamicAttention, DynamicHeads, Heads
 from kinfed.methods.parts.features import Full, Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
-from kinfed.methods.parts.feedback import Delta, Exact, Sketch, Upload
+from kinfed.methods.parts.feedback import Delta, Exact, Upload
 from kinfed.methods.parts.learned_graph import Logits, Pairs, Projected
-from kinfed.methods.parts.spsa import Spsa
+from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.ops.sketch import count_sketch
 
 float64 = torch.float64
@@ -356,7 +356,7 @@ def test_channels_that_lead_where_the_exact_one_leads(bowls, monkeypatch, graph,
     # spsa: all sign vectors, on quadratic losses; the constant a row that it cannot see changes no graph.
     signs = torch.tensor(list(itertools.permutations((1, 0, -1))))
     tried = lambda draw, a, b: signs[:, None, : len(b)].expand(-1, len(a), -1)  # noqa: E731
-    monkeypatch.setattr("kinfed.methods.parts.spsa.draw_signs", tried)
+    monkeypatch.setattr("kinfed.methods.parts.short_feedback.draw_signs", tried)
     clients = {"b": [[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]], "held": [[1.5, 2.0], [0.0, 0.0], [2.0, 1.0]]}
     found, feedback = [], "train" if channel == Delta() else "test"
     for one in (Exact(), channel):
@@ -493,7 +493,7 @@ def test_features_of_a_head_need_one(roster):
     ],
 )
 def test_refuses(kind, wrong):
-    with pytest.raises(UsageError, match=f": .*{next(iter(wrong))}"):
+    with pytest.raises(UsageError, match=next(iter(wrong))):
         kind(**wrong)
 
 

@@ -28,10 +28,11 @@ from kinfed.methods.parts.attention import Attention, DynamicAttention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
-from kinfed.methods.parts.feedback import Delta, Sketch
+from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.spsa import Spsa
+from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.ops import similarity, sketch
+from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.simulation import Simulation
 
@@ -106,17 +107,15 @@ VARIANTS = {
         {"similarity": Relu(), "feature": "params"},
         {"distribution": "mean"},
     ],
-    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2, "begin": "mixed"}, {"neighbours": 2}],
+    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2}, {"neighbours": 2}],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
-        {"feedback": "train", "sign": "paper"},
+        {"feedback": "train", "tuning": Printed()},
         {"feedback": "test", "granularity": "tensor"},
-        {"granularity": "block", "ablation": "frozen"},
-        {"granularity": "model", "ablation": "without-p"},
-        {"ablation": "shared"},
-        {"ablation": "without-q"},
-        {"ablation": "without-p-q"},
-        {"ablation": "selfless", "clamp_sharpness": True},
+        {"granularity": "model", "tuning": Printed("descent", without="p")},
+        {"lr": 0.0},
+        {"tuning": Printed("descent", shared=True)},
+        *({"tuning": Printed("descent", without=w)} for w in ("q", "p-q", "self")),
         {"neighbours": 2},
     ],
     "pfedgat": [
@@ -260,7 +259,7 @@ def assert_varied(kind, tried, where, own=False):
         choices = getattr(inspect.getmodule(kind), "CHOICES", {}).get(setting.name, ())
         for choice in (*choices, *(get_args(hint) if get_origin(hint) is Literal else ())):
             assert choice in (default, *values), f"no variant of {where} has {setting.name}={choice}"
-        for part in filter(is_dataclass, (hint, *get_args(hint))):
+        for part in filter(is_dataclass, dict.fromkeys((hint, *get_args(hint), *map(type, values)))):
             alike = [v for v in values if isinstance(v, part)]
             assert part in map(type, alike), f"no variant of {where} has a {part.__name__} as {setting.name}"
             assert_varied(part, alike, f"{where}.{setting.name}", own=True)

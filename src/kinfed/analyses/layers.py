@@ -75,5 +75,5 @@ def _refuse_one_graph(study: Study) -> None:
         able = [name for name, method in METHODS.items() if "granularity" in config.settings(method)]
         raise UsageError(
             f"layers needs a graph for each layer, and {table['name']} has one for all of them; choose "
-            f"{' or '.join(able)} with method.granularity = module, tensor or block"
+            f"{' or '.join(able)} with method.granularity = module or tensor"
         )

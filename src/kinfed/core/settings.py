@@ -88,7 +88,8 @@ def check(value: Any, kind: Any, where: str) -> None:
             for i, inner in enumerate(value if _inner(base) else ()):
                 check(inner, _inner(base), f"{where}[{i}]")
             return
-    raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
+    words = [f"{one.__name__}(...)" if isinstance(one, type) and is_dataclass(one) else wanted(one) for one in options]
+    raise UsageError(f"{where} must be {' or '.join(words)}; got {value!r:.80}")
 
 
 @cache

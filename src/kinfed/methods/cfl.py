@@ -1,15 +1,15 @@
 """CFL: clusters of clients, split in two when their updates disagree (Sattler et al., 2020)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from ..core.method import Method, Params
+from ..core.settings import Count, CountOrZero, NonNegative
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
-from ..errors import UsageError
 from ..ops.mixing import mix, weighted_mean
 from ..ops.similarity import cosine, gram
 
@@ -32,19 +32,13 @@ class CFL(Method):
     by its members' latest updates, once all of them have taken part.
     """
 
-    eps1: float = 0.4  # the cluster's mean update must be shorter than this
-    eps2: float = 1.6  # and one member's longer than this
-    begin: int = 20  # rounds before clusters may split
-    min_size: int = 2  # a cluster of so many members or fewer stays whole
-    linkage: str = "complete"
-    gamma: float = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
+    eps1: NonNegative = 0.4  # a cluster may split if its mean update is shorter than this
+    eps2: NonNegative = 1.6  # and one member's update is longer than this
+    begin: CountOrZero = 20  # rounds before clusters may split
+    min_size: Count = 2  # a cluster of so many members or fewer stays whole
+    linkage: Literal["complete", "single"] = "complete"  # how clusters of clients are merged before the cut into two
+    gamma: NonNegative = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
     origin = "learned"
-
-    def __post_init__(self):
-        if self.linkage not in ("complete", "single"):
-            raise UsageError(f"cfl: linkage must be 'complete' or 'single'; got '{self.linkage}'")
-        if min(self.eps1, self.eps2) < 0 or self.min_size < 1:
-            raise UsageError(f"cfl: eps1, eps2 must be zero or more, min_size 1 or more; got {self}")
 
     def start(self, roster):
         theta = roster.copies()

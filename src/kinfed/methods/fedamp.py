@@ -9,9 +9,10 @@ from ..core.client import towards
 from ..core.method import Params
 from ..core.optimiser import SGD
 from ..core.seeding import key
+from ..core.settings import CountOrZero, NonNegative, Positive
 from ..core.tables import put, take
 from ..errors import UsageError
-from ..ops.mixing import mix_freely, spread_lists
+from ..ops.neighbours import Weights
 from ..ops.similarity import gram
 from ..ops.sketch import nearest, sketch_models
 from .bases import GraphMethod
@@ -26,22 +27,10 @@ class FedAMP(GraphMethod):
     negative, and running statistics use the nearest weights of a mean.
     """
 
-    alpha: float = 1.0  # step towards the others
-    sigma: float = 20.0  # squared distance over which attention fades
-    pull: float = 0.1  # lambda in the paper
-    begin: str = "own"  # local training starts from the client's "own" model or from the "mixed" one
-    neighbours: int = 0  # others that a client is drawn to, those nearest by sketch and then by distance; 0: all
-
-    def __post_init__(self):
-        if self.sigma <= 0 or self.alpha < 0 or self.pull < 0:
-            raise UsageError(
-                "fedamp: sigma must be positive, alpha and pull zero or more; "
-                f"got sigma={self.sigma}, alpha={self.alpha}, pull={self.pull}"
-            )
-        if self.neighbours < 0:
-            raise UsageError(f"fedamp: neighbours counts clients, 0 means all; got {self.neighbours}")
-        if self.begin not in ("own", "mixed"):
-            raise UsageError(f"fedamp: begin must be 'own' or 'mixed'; got '{self.begin}'")
+    alpha: NonNegative = 1.0  # length of the step towards the others
+    sigma: Positive = 20.0  # squared distance over which attention fades
+    pull: NonNegative = 0.1  # lambda in the paper: how strongly local training is drawn to the mixture
+    neighbours: CountOrZero = 0  # how many others a client is drawn to, those nearest to it; 0: all
 
     @property
     def remedy(self):
@@ -63,29 +52,23 @@ class FedAMP(GraphMethod):
 
     def graph(self, roster, server, cohort):
         rows, near = self._attend(roster, take(server.theta, cohort))
-        if near is not None:
-            return spread_lists(rows, cohort[near], len(roster))
-        return rows.new_zeros(len(cohort), len(roster)).index_copy(1, cohort, rows)
+        near = cohort.expand(len(cohort), -1) if near is None else cohort[near]
+        return Weights(rows, near).dense(len(roster))
 
     def send(self, roster, server, cohort):
         theta = take(server.theta, cohort)
-        rows, near = self._attend(roster, theta)
-        return Params(mix_freely(rows, theta, roster.layout, near))
+        return Params(self._attend(roster, theta).mix_freely(theta, roster.layout))
 
     def aggregate(self, roster, server, cohort, uploads):
         return Params(put(server.theta, cohort, uploads.theta))
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.pull / self.alpha) if self.alpha else None
-        begin = state.theta if self.begin == "own" else received.theta
-        theta = client.descend(begin, penalty=penalty)
+        theta = client.descend(state.theta, penalty=penalty)
         return Params(theta), Params(theta)
 
     def _attend(self, roster, theta):
-        """[K, M] whom each of a cohort is drawn towards, and their places in it, [K, M]; None: all K in order.
-
-        theta: [K, d].
-        """
+        """How much each of a cohort, whose models are theta: [K, d], is drawn towards whom of it."""
         near, everyone = None, torch.arange(len(theta), device=theta.device)
         if self.neighbours:
             draw = key(roster.seed, "fedamp.sketch", device=theta.device)
@@ -102,4 +85,4 @@ class FedAMP(GraphMethod):
                 f"alpha up to sigma / (N - 1) = {self.sigma / (len(roster) - 1):.3g} keeps weights positive",
                 stacklevel=2,
             )
-        return torch.where(itself, keeps[:, None], rows), near
+        return Weights(torch.where(itself, keeps[:, None], rows), near)

@@ -8,9 +8,9 @@ import torch
 
 from ..core.method import Method, Params
 from ..core.seeding import key
+from ..core.settings import CountOrZero
 from ..core.tables import put, take
 from ..core.trees import PerClient, Shared
-from ..errors import UsageError
 from ..ops.clustering import cluster
 from ..ops.mixing import mix
 from ..ops.similarity import cosine, gram
@@ -40,21 +40,12 @@ class FedCedar(Method):
     it is not the default. Its ablations are settings: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
     """
 
-    clusters: int = 5  # K, the number of clusters; 0: every client of the cohort is a node of its own
-    steps: int = 1  # P, how often the centres are mixed along their graph
+    clusters: CountOrZero = 5  # K, the number of clusters; 0: every client of the cohort is a node of its own
+    steps: CountOrZero = 1  # P, how often the centres are mixed along their graph
     feature: Literal["params", "centred"] = "centred"  # clustered and compared: models, or models less their mean
     similarity: Relu | Softmax = Softmax()  # how cosines of the centres become weights
     distribution: Literal["precise", "mean"] = "precise"  # "mean": everybody is sent the mean of the mixed centres
     origin = "learned"
-
-    def __post_init__(self):
-        if min(self.clusters, self.steps) < 0:
-            raise UsageError(
-                f"fedcedar: clusters and steps must be zero or more; got clusters={self.clusters}, steps={self.steps}"
-            )
-        for name, known in (("feature", ("params", "centred")), ("distribution", ("precise", "mean"))):
-            if getattr(self, name) not in known:
-                raise UsageError(f"fedcedar: {name} must be one of {', '.join(known)}; got '{getattr(self, name)}'")
 
     def start(self, roster):
         theta, nothing = roster.theta[None], roster.theta.new_zeros(())

@@ -9,14 +9,14 @@ from torch.func import vjp
 from ..core.method import Method, Params
 from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
+from ..core.settings import Positive
 from ..core.tables import put, take
 from ..core.trees import Like, PerClient, Shared, Tree
-from ..errors import UsageError
 from ..ops.mixing import mix_freely, weighted_mean
 from .parts.attention import Attention, DynamicAttention
-from .parts.feedback import Delta, Exact, Mixtures, Replies, Sent, Sketch, Upload
-from .parts.learned_graph import Logits, Projected
-from .parts.spsa import Spsa
+from .parts.feedback import Channel, Delta, Exact, Mixtures, Replies, Sent, Upload
+from .parts.learned_graph import LearnedGraph, Logits, Projected
+from .parts.short_feedback import Sketch, Spsa
 
 
 class Server(NamedTuple):
@@ -37,23 +37,20 @@ class Server(NamedTuple):
 class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
-    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; a
-    client outside it keeps its model, and one that never took part starts from the mean of those that did. The network
-    follows $G_{ij} = \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of
-    the mixed model on examples set aside for it. The paper's scalar losses cannot give that gradient: `channel` does.
+    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; others
+    keep their models, and who never took part starts from the mean. The network follows $G_{ij} = \partial L / \partial
+    R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model on examples set aside for
+    it. The paper's scalar losses cannot give that gradient: `channel` says what does.
     """
 
-    graph: Attention | DynamicAttention | Projected | Logits = Attention()  # what makes the weights R
-    lr: float = 0.01  # learning rate of the graph
-    channel: Exact | Delta | Sketch | Spsa = Exact()  # how the server learns G
+    graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
+    lr: Positive = 0.01  # learning rate of the graph
+    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server learns G
     feedback: Literal["val", "train", "test"] = "val"  # which examples L_i is measured on; "test", as printed, leaks
     origin = "learned"
 
     def __post_init__(self):
-        if self.feedback not in ("val", "train", "test"):
-            raise UsageError(f"pfedgat: feedback must be one of val, train, test; got '{self.feedback}'")
-        if self.lr <= 0:
-            raise UsageError(f"pfedgat: lr must be positive; got {self.lr}")
+        super().__post_init__()
         self.channel.check(feedback=self.feedback)
 
     def start(self, roster):
@@ -61,9 +58,8 @@ class PFedGAT(Method):
         theta, network = roster.copies(), self.graph.draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
         change = torch.zeros_like(theta) if self.graph.sees_updates else theta.new_zeros(len(roster), 0)
-        memory = SGD(self.lr).init(network)
         draw, still = key(roster.seed, "pfedgat", roster.round, device=theta.device), theta.new_zeros(())
-        return Server(network, memory, theta, change, theta, nobody, nobody, draw, still)
+        return Server(network, SGD(self.lr).init(network), theta, change, theta, nobody, nobody, draw, still)
 
     def send(self, roster, server, cohort):
         return Sent(_begin(server, cohort), self.channel.ask(Mixtures.of(roster, server, cohort)))
@@ -74,12 +70,10 @@ class PFedGAT(Method):
         return Params(theta), Upload(theta, answer)
 
     def aggregate(self, roster, server, cohort, uploads):
-        change = uploads.theta.new_zeros(len(cohort), 0)
-        if self.graph.sees_updates or self.channel == Delta():
-            change = uploads.theta - _begin(server, cohort)
-        server = self._learn(roster, server, cohort, uploads.answer, change)
+        read = self.graph.sees_updates or self.channel == Delta()
+        change = uploads.theta - _begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
         here = torch.ones_like(cohort, dtype=torch.bool)
-        server = server._replace(
+        server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
             uploads=put(server.uploads, cohort, uploads.theta),
             change=put(server.change, cohort, change) if self.graph.sees_updates else server.change,
             present=put(torch.zeros_like(server.present), cohort, here),
@@ -94,11 +88,10 @@ class PFedGAT(Method):
         judging = server.present[cohort].nonzero().squeeze(1)
         if not len(judging):
             return server._replace(step=torch.zeros_like(server.step))
-        judges, mixed = cohort[judging], server.present.nonzero().squeeze(1)
-        replies = Replies(take(answers, judging), take(change, judging))
-        slope = self.channel.slope(Mixtures.of(roster, server, judges), replies)  # G of the judges: [J, M]
-        row = torch.searchsorted(mixed, judges)
-        _, pull_back = vjp(lambda network: self.graph.weights(network, roster, server, mixed)[row], server.network)
+        mix = Mixtures.of(roster, server, cohort[judging])
+        slope = self.channel.slope(mix, Replies(take(answers, judging), take(change, judging)))  # G: [J, M]
+        row = torch.searchsorted(mix.mixed, cohort[judging])
+        _, pull_back = vjp(lambda network: self.graph.weights(network, roster, server, mix.mixed)[row], server.network)
         stepped, memory = SGD(self.lr).step(server.network, pull_back(slope)[0], server.memory)
         network = self.graph.settle(type(server.network)(*stepped))
         moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.method import Roster
+from ...core.settings import Count, CountOrZero, Positive
 from ...core.trees import Shared, Tree
 from ...errors import UsageError
 from ...ops.sparsify import prune
@@ -39,21 +40,13 @@ class DynamicHeads(NamedTuple):
 class Attention(LearnedGraph):
     """The paper's attention. Within a head all listeners rank speakers alike, so that one head can show no groups."""
 
-    heads: int = 8  # H, how many heads are averaged
-    width: int = 8  # f, how many numbers a head makes of a client's features
+    heads: Count = 8  # H, how many heads are averaged
+    width: Count = 8  # f, how many numbers a head makes of a client's features
     slope: float = 0.2  # of LeakyReLU below zero
     features: Full | Head | Update | Sketch = Full()  # what the network sees of a client
-    neighbours: int = 0  # how many others a client's mix keeps, those with most attention; 0: all
-    memory: float = 1.0  # GiB that the network may take; a larger one is refused
+    neighbours: CountOrZero = 0  # how many others a client's mix keeps, those with most attention; 0: all
+    memory: Positive = 1.0  # GiB that the network may take; a larger one is refused
     projections: ClassVar[int] = 1  # that a head has
-
-    def __post_init__(self) -> None:
-        if min(self.heads, self.width) < 1 or self.neighbours < 0 or self.memory <= 0:
-            raise UsageError(
-                "attention: heads and width must be at least 1, neighbours zero or more (0 means all) and memory "
-                f"positive; got heads={self.heads}, width={self.width}, neighbours={self.neighbours}, "
-                f"memory={self.memory}"
-            )
 
     @property
     def sees_updates(self) -> bool:

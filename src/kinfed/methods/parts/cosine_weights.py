@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ...errors import UsageError
+from ...core.settings import Positive, Settings
 
 
 @dataclass(frozen=True)
-class Relu:
+class Relu(Settings):
     """The cosine, or zero where that is negative, divided by the row's sum."""
 
     def weights(self, alike: Tensor) -> Tensor:
@@ -17,14 +17,10 @@ class Relu:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class Softmax(Settings):
     """The softmax of the cosines over a temperature."""
 
-    tau: float = 0.1  # the temperature: the smaller, the more is kept of the most similar alone
-
-    def __post_init__(self) -> None:
-        if self.tau <= 0:
-            raise UsageError(f"softmax: tau must be positive; got {self.tau}")
+    tau: Positive = 0.1  # the temperature: the smaller, the more is kept of the most similar alone
 
     def weights(self, alike: Tensor) -> Tensor:
         """[C, C] rows summing to one from cosines: [C, C]."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from ...core.layout import Layout
 from ...core.method import Roster
 from ...core.seeding import key
+from ...core.settings import Count, Settings
 from ...core.tables import take
 from ...core.trees import Tree
 from ...errors import UsageError
@@ -15,7 +16,7 @@ from ...ops.sketch import count_sketch
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Settings):
     """The client's whole model, as it was last uploaded."""
 
     table: ClassVar[str] = "uploads"
@@ -56,11 +57,7 @@ class Head(Full):
 class Sketch(Full):
     """A count sketch of the client's model, the same in every round, for models too large for the network."""
 
-    size: int = 4096  # how many numbers the sketch has
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UsageError(f"sketch: size must be at least 1; got {self.size}")
+    size: Count = 4096  # how many numbers the sketch has
 
     def count(self, roster: Roster) -> int:
         return self.size

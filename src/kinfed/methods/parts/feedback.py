@@ -13,11 +13,11 @@ from torch import Tensor
 from ...core.client import Client
 from ...core.method import Roster
 from ...core.optimiser import SGD, Optimiser
+from ...core.settings import Settings
 from ...core.tables import take
 from ...core.trees import Axis, ModelOf, PerClient, Tree
 from ...errors import UsageError
 from ...ops.similarity import inner
-from ...ops.sketch import count_sketch
 
 
 class Mixtures(NamedTuple):
@@ -67,10 +67,10 @@ class Replies(NamedTuple):
     change: Tensor  # [K, d] what local training from the mixture changed; [K, 0] if nobody reads it
 
 
-class Channel(ABC):
+class Channel(Settings, ABC):
     """By default the server asks nothing and the client answers nothing."""
 
-    def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:  # noqa: B027 most need nothing
+    def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:
         """Raise UsageError where it cannot know the gradient on these examples, or from this local training."""
 
     def ask(self, mix: Mixtures) -> Tree:
@@ -116,23 +116,3 @@ class Delta(Channel):
     def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
         change = replies.change if mix.learned.all() else replies.change * mix.learned
         return -inner(change, mix.theta) / mix.rate[:, None]
-
-
-@dataclass(frozen=True)
-class Sketch(Channel):
-    """The client is sent a key: [] and answers a count sketch of its gradient: [size]."""
-
-    size: int = 256  # how many numbers an answer has
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise UsageError(f"sketch: size must be at least 1; got {self.size}")
-
-    def ask(self, mix: Mixtures) -> Tree:
-        return mix.key.expand(len(mix.listeners))
-
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
-        return count_sketch(client.gradient(theta, client.held_out), asked, self.size)
-
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
-        return replies.answers @ count_sketch(mix.theta, mix.key, self.size).T

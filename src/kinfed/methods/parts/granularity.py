@@ -6,30 +6,23 @@ import torch
 from torch import Tensor
 
 from ...core.layout import Layer, Layout
-
-GRANULARITIES = ("module", "tensor", "block", "model")
+from ...core.tables import take
+from ...ops.similarity import cosine, inner_by_layer, inner_listed
 
 
 @dataclass(frozen=True)
 class Groups:
-    """A model cut into P pieces, each of which belongs to one of G groups."""
+    """A model cut into P pieces: each a group of its own, so that G is P, or all of them one group, G = 1."""
 
     layout: Layout  # its layers are the pieces
-    member: Tensor  # [P] the group of each piece
     names: tuple[str, ...]  # [G]
 
     @staticmethod
     def of(layout: Layout, granularity: str) -> "Groups":
-        """Groups by `module`, by `tensor`, by `block` (a direct child of the model), or the `model` as one."""
+        """Groups by `module`, by `tensor`, or the `model` as one."""
         if granularity == "tensor":
             layout = replace(layout, layers=_tensors(layout))
-        names = [layer.name for layer in layout.layers]
-        if granularity == "block":
-            names = [name.partition(".")[0] for name in names]
-        if granularity == "model":
-            names = [""] * len(names)
-        place = {name: i for i, name in enumerate(dict.fromkeys(names))}
-        return Groups(layout, torch.tensor([place[name] for name in names]), tuple(place))
+        return Groups(layout, ("",) if granularity == "model" else tuple(layer.name for layer in layout.layers))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -38,8 +31,28 @@ class Groups:
         """[G, ...] sums over the pieces of each group of table: [P, ...]."""
         if len(self) == len(table):
             return table
-        total = table.new_zeros(len(self), *table.shape[1:])
-        return total.index_add(0, self.member.to(table.device), table)
+        first = torch.zeros(len(table), dtype=torch.int64, device=table.device)
+        return table.new_zeros(1, *table.shape[1:]).index_add(0, first, table)
+
+    def inner(self, rows: Tensor, table: Tensor, near: Tensor | None) -> Tensor:
+        """[G, K, M] inner products of rows: [K, d] with those of table: [N, d] that near: [K, M] lists; None: all."""
+        if near is None:
+            return self.sum(inner_by_layer(rows, table, self.layout))
+        return self.sum(inner_listed(rows, table, near, self.layout)[0])
+
+    def cosines(self, table: Tensor, cohort: Tensor, near: Tensor | None) -> Tensor:
+        """[G, K, M] cosines of the cohort's rows of table: [N, d] with those listed; a list begins with oneself."""
+        rows = take(table, cohort)
+        if near is not None:
+            inner, square = map(self.sum, inner_listed(rows, table, near, self.layout))
+            length = square.sqrt()
+            return cosine(inner[..., None, :], length[..., :1], length)[..., 0, :]
+        inner = self.inner(rows, table, None)
+        if rows is table:
+            return cosine(inner)
+        pieces = [table[:, piece.trainable].norm(dim=1).square() for piece in self.layout.layers]
+        length = self.sum(torch.stack(pieces)).sqrt()
+        return cosine(inner, length[:, cohort], length)
 
     def by_layer(self, relation: Tensor, layers: tuple[Layer, ...]) -> Tensor:
         """[L, ...] a relation of each layer from one of each piece: [P, ...]: the mean over its learned entries."""

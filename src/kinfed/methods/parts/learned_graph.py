@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from ...core.method import Roster
+from ...core.settings import Settings
 from ...core.trees import Pairwise, Tree
 from ...ops.sparsify import project_simplex
 
 
-class LearnedGraph(ABC):
+class LearnedGraph(Settings, ABC):
     """A graph of the clients of a cohort, made by a network: a NamedTuple of tensors that an optimiser moves."""
 
     @property

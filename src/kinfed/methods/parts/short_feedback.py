@@ -1,4 +1,4 @@
-"""Feedback from losses alone: simultaneous perturbation (Spall, 1992)."""
+"""Channels whose answers are short: a sketch of the gradient, or losses alone."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,26 @@ from torch import Tensor
 
 from ...core.client import Client
 from ...core.seeding import fold
+from ...core.settings import Count, Positive
 from ...core.trees import Tree
-from ...errors import UsageError
+from ...ops.sketch import count_sketch
 from .feedback import Channel, Mixtures, Replies
+
+
+@dataclass(frozen=True)
+class Sketch(Channel):
+    """The client is sent a key: [] and answers a count sketch of its gradient: [size]."""
+
+    size: Count = 256  # how many numbers an answer has
+
+    def ask(self, mix: Mixtures) -> Tree:
+        return mix.key.expand(len(mix.listeners))
+
+    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
+        return count_sketch(client.gradient(theta, client.held_out), asked, self.size)
+
+    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
+        return replies.answers @ count_sketch(mix.theta, mix.key, self.size).T
 
 
 @dataclass(frozen=True)
@@ -19,14 +36,8 @@ class Spsa(Channel):
     A step moves all weights of a row by `radius` times random signs that sum to zero, so that they still sum to one.
     """
 
-    probes: int = 4  # how many steps
-    radius: float = 0.01  # of a step, in weight
-
-    def __post_init__(self) -> None:
-        if self.probes < 1 or self.radius <= 0:
-            raise UsageError(
-                f"spsa: probes must be at least 1 and radius positive; got probes={self.probes}, radius={self.radius}"
-            )
+    probes: Count = 4  # how many steps
+    radius: Positive = 0.01  # of a step, in weight
 
     def ask(self, mix: Mixtures) -> Tree:
         theta = mix.theta

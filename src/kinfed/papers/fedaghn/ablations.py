@@ -1,0 +1,42 @@
+"""What only the tables of FedAGHN's paper need: its sign, and the method without its parts."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from ...methods.parts.tuning import Descent
+
+
+@dataclass(frozen=True)
+class Printed(Descent):
+    """The rule that is printed and that the released code runs, by which p and q climb the training loss.
+
+    The appendix's "frozen" p and q are lr=0. Its ablations without p are not defined: here the own model is then one
+    more entry of the softmax.
+    """
+
+    sign: Literal["printed", "descent"] = "printed"  # which way p and q go
+    without: Literal["", "p", "q", "p-q", "self"] = ""  # no p, no q (it stays 1), neither, or no own model at all
+    shared: bool = False  # one p and q for all layers, which move by the sums over layers
+
+    @property
+    def hears_itself(self) -> bool:
+        return self.without in ("p", "p-q")
+
+    def count(self, groups: int) -> int:
+        return 1 if self.shared else groups
+
+    def start(self, p: float, q: float) -> tuple[float, float]:
+        return 0.0 if self.without in ("p", "p-q", "self") else p, 1.0 if self.without in ("q", "p-q") else q
+
+    def rates(self, lr: float) -> tuple[float, float]:
+        rate = lr if self.sign == "descent" else -lr
+        return (
+            0.0 if self.without in ("p", "p-q", "self") else rate,
+            0.0 if self.without in ("q", "p-q") else rate,
+        )
+
+    def step(self, values: Iterable[Tensor], slopes: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
+        return super().step(values, [s.sum(0, keepdim=True) for s in slopes] if self.shared else slopes, lr)
