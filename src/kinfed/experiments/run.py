@@ -12,6 +12,7 @@ from ..core.graph import Origin
 from ..core.history import History
 from ..core.method import Method
 from ..core.model import Model
+from ..core.sharing import Sharing
 from ..core.tasks import Classification, Forecasting
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -41,6 +42,11 @@ class Run:
     def executor(self) -> str:
         """The name of the executor that ran the clients."""
         return str(self.how["executor"])
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
+        return Sharing.of(self.method, self.model.layout)
 
     @property
     def relation(self) -> Tensor | None:
@@ -118,6 +124,7 @@ class Run:
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
+            "sharing": self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             "leaking": bool(cautions),
             "caution": "; ".join(cautions),
         }
