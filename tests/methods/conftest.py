@@ -24,8 +24,8 @@ class Trial:
     """A method on a federation, run by the real engine."""
 
     def __init__(self, method, federation, module, training, executor="loop", seed=0, every=1):
-        self.method, self.module = method, module
         self.fleet = Simulation(federation, Model(module), method, training, seed=seed, executor=executor)
+        self.method, self.module = self.fleet.method, module
         self.roster = self.fleet.roster()
         self.history = History(federation.names, federation.task, every)
 

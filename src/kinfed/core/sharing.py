@@ -272,6 +272,11 @@ class _Part:
         return _PartModel(self)
 
     def whole(self, theta: Tensor) -> Tensor:
+        if len(theta) != self._sharing.shared.size:
+            raise UsageError(
+                f"a model of {self._sharing.shared.size} numbers is shared here, and one of {len(theta)} was given: let "
+                "the server run the method that kinfed.core.sharing.divide makes of this one"
+            )
         return self._sharing.compose(theta, self.own, self.initial)
 
     def part(self, theta: Tensor) -> Tensor:
