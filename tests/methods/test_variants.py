@@ -85,7 +85,7 @@ VARIANTS = {
         {"clip": 0.1, "reconstruction": 0.5, "balance": True, "project": True},
         {"all_pairs": 2, "pairs": 7, "fan_out": 1},
         {"heads": "chunked", "chunk": 6, "memory": 0.1},
-        {"heads": "adapters", "rank": 1, "generated": ["0.*", "3.weight"]},
+        {"heads": "adapters", "rank": 1},
     ],
     "cfl": [{"begin": 3}, {"eps1": 0.1}, {"eps2": 9.0}, {"min_size": 4}, {"linkage": "single", "gamma": 0.1}],
     "sfl": [

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .client import Batch, Client, Examples, Quadratic
 from . import trees
+from .client import Batch, Client, Examples, Quadratic
 from .graph import Origin
 from .layout import Layout
 from .method import Method, Params, Roster
@@ -85,7 +85,7 @@ class Sharing:
         return len(sizes), sum(sizes)
 
     def summary(self, down: int, up: int, rounds: int) -> dict[str, Any]:
-        """Tensors and numbers of each part, and of the bytes to (down) and from (up) clients the mean of so many rounds."""
+        """Tensors and numbers of each part, and the mean over rounds of the bytes down to the clients and up again."""
         found: dict[str, Any] = {}
         for part in PARTS:
             tensors, numbers = self.count(part)
@@ -95,13 +95,17 @@ class Sharing:
     def cut(self, theta: Tensor, part: Part = "shared") -> Tensor:
         """[..., d_s], or [..., d_p], of whole models: [..., d]."""
         found = [theta[..., run] for source, run, _ in self._runs if source == part]
-        return torch.cat(found, -1) if len(found) != 1 else found[0]
+        return torch.cat(found or [theta[..., :0]], -1) if len(found) != 1 else found[0]
 
     def compose(self, shared: Tensor, personal: Tensor, frozen: Tensor) -> Tensor:
         """[..., d] whole models of their parts: [..., d_s], [..., d_p]; the rest is that of frozen: [..., d]."""
         return torch.cat(
             [
-                shared[..., at] if source == "shared" else personal[..., at] if source == "personal" else frozen[..., run]
+                shared[..., at]
+                if source == "shared"
+                else personal[..., at]
+                if source == "personal"
+                else frozen[..., run]
                 for source, run, at in self._runs
             ],
             -1,
@@ -142,8 +146,7 @@ def divide(method: Method, model: Model) -> tuple[Method, Model]:
     if not sharing.divided:
         return method, model
     model = model.freeze(sharing.frozen)
-    common = {"personal": method.personal, "frozen": method.frozen, "bn": method.bn}
-    return Divided(method, replace(sharing, layout=model.layout), **common), model
+    return Divided(method, replace(sharing, layout=model.layout), method.feedback), model
 
 
 def undivided(method: Method) -> Method:
@@ -164,11 +167,8 @@ class Divided(Method):
 
     method: Method
     sharing: Sharing
+    feedback: str = "none"
     _cut: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @property
-    def feedback(self) -> str:
-        return self.method.feedback
 
     @property
     def remedy(self) -> str:
@@ -274,8 +274,8 @@ class _Part:
     def whole(self, theta: Tensor) -> Tensor:
         if len(theta) != self._sharing.shared.size:
             raise UsageError(
-                f"a model of {self._sharing.shared.size} numbers is shared here, and one of {len(theta)} was given: let "
-                "the server run the method that kinfed.core.sharing.divide makes of this one"
+                f"{self._sharing.shared.size} numbers of a model are shared here, and {len(theta)} were given: let the "
+                "server run the method that kinfed.core.sharing.divide makes of this one"
             )
         return self._sharing.compose(theta, self.own, self.initial)
 

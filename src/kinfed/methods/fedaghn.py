@@ -1,7 +1,7 @@
 """FedAGHN: each client learns, layer by layer, whom to listen to (Song et al., 2025, Algorithm 1)."""
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -65,6 +65,7 @@ class FedAGHN(GraphMethod):
     `ablation="selfless"` leaves it out altogether.
     """
 
+    bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
     home: float = 0.03  # initial p
     sharpness: float = 0.5  # initial q
     lr: float = 0.005  # of p and q
@@ -153,18 +154,10 @@ class FedAGHN(GraphMethod):
         return found
 
     def train(self, client, state, received):
-        theta = self._with_own_statistics(client, state, received)
         asked = self.feedback != "train" and any(self._rates)
-        uphill = client.gradient(theta, client.held_out) if asked else theta[:0]
-        theta = client.descend(theta)
+        uphill = client.gradient(received.theta, client.held_out) if asked else received.theta[:0]
+        theta = client.descend(received.theta)
         return Params(theta), Upload(theta, uphill)
-
-    def personalise(self, client, state, received):
-        return {"own": state, "mixed": Params(self._with_own_statistics(client, state, received))}
-
-    def _with_own_statistics(self, client, state, received):
-        """[d] the received model, but running statistics, which are sent too, are the client's own."""
-        return torch.where(client.model.layout.trainable_on(state.theta.device), received.theta, state.theta)
 
     def _groups(self, roster):
         return Groups.of(roster.layout, self.granularity)

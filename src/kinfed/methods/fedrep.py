@@ -21,7 +21,9 @@ class FedRep(Averaging):
                 f"fedrep: head_epochs and base_epochs must be zero or more; got {self.head_epochs}, {self.base_epochs}"
             )
         if not self.personal:
-            raise UsageError("fedrep: personal names no tensor; name some, or use method 'fedavg', which trains all at once")
+            raise UsageError(
+                "fedrep: personal names no tensor; name some, or use method 'fedavg', which trains all at once"
+            )
 
     def train(self, client, state, received):
         theta = received.theta

@@ -180,6 +180,7 @@ class Simulation:
 def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, list[Tensor]]:
     """Rows by split, with the method's feedback examples as `held_out`."""
     rows = {split: list(parts) for split, parts in federation.rows.items()}
+    name = type(undivided(method)).__name__
     if method.feedback == "train":
         rows["held_out"] = rows["train"]
     elif method.feedback == "test":
@@ -188,7 +189,7 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
         short = [n for n, r in zip(federation.names, rows["train"], strict=True) if len(r) < 2]
         if short:
             raise UsageError(
-                f"{type(undivided(method)).__name__} sets a ninth of each client's training examples aside for feedback, but "
+                f"{name} sets a ninth of each client's training examples aside for feedback, but "
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
         rows["held_out"] = []
