@@ -167,7 +167,7 @@ class Layout:
         for pattern in patterns:
             if pattern in HEAD and not self.head:
                 raise UsageError(
-                    f"'{pattern}' means the model's head, and the model has no nn.Linear that could be it; name the "
+                    f"'{pattern}' means the head, and the model has no nn.Linear that could be its head; name the "
                     "layer that is one: fit(..., head='NAME')"
                 )
             hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)

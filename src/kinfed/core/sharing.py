@@ -70,6 +70,11 @@ class Sharing:
         return self.layout.part(self.layout.names - self.personal - self.frozen)
 
     @property
+    def layers(self) -> list[str]:
+        """Names of the layers of which something travels: those that a relation may have one of each."""
+        return [layer.name for layer in self.shared.layers]
+
+    @property
     def divided(self) -> bool:
         """Whether anything does not travel."""
         return bool(self.personal or self.frozen)

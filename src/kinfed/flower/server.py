@@ -340,12 +340,10 @@ def _summarise(
     seconds: float,
     out: Path,
 ) -> dict[str, Any]:
-    relation = None
-    if history.relations:
-        relation = history.relations[history.rounds.index(history.select(history.chosen))]
+    at = history.rounds.index(history.select(history.chosen))
+    relation = history.relations[at] if history.relations else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
-    layers = [layer.name for layer in sharing.shared.layers]
-    run_folder.write_history(history, relation, origin, layers, out, caution=caution)
+    run_folder.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
     _write_bytes(travelled, fleet.counted, out / "bytes.csv")
     totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
