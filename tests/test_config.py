@@ -66,7 +66,7 @@ def test_least_config_is_filled_in():
             "batch": 16,
             "optimiser": {"name": "sgd", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0},
         },
-        "method": {"name": "local"},
+        "method": {"name": "local", "personal": [], "frozen": [], "bn": "averaged"},
     }
     assert (found.training, found.split, found.participation) == (Training(), Split(), Participation())
 

@@ -85,9 +85,8 @@ def test_what_was_sent_is_the_model_like_the_one_that_comes_back():
     for method in (SFL(), FedRep(head_epochs=1)):
         data = replace(federation(), graph=Graph(torch.ones(COUNT, COUNT), "given"))
         fleet, attacked, roster, attackers = fleets(method, Poison(share=0.5, factor=1.0), data=data)
-        server = method.start(roster)
         cohort = torch.tensor([0, 2, 3, 5])
-        sent = method.send(roster, server, cohort)
+        sent = fleet.method.send(roster, fleet.method.start(roster), cohort)
         begun = tree_map(torch.clone, fleet.state)  # the tables themselves change in place
         _, honest = fleet.train(0, cohort, sent)
         fleet.state = begun

@@ -15,6 +15,7 @@ from kinfed.core.method import Roster
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
+from kinfed.core.sharing import State
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
 from kinfed.simulation.simulation import Simulation
@@ -24,8 +25,8 @@ class Trial:
     """A method on a federation, run by the real engine."""
 
     def __init__(self, method, federation, module, training, executor="loop", seed=0, every=1):
-        self.method, self.module = method, module
         self.fleet = Simulation(federation, Model(module), method, training, seed=seed, executor=executor)
+        self.method, self.module = self.fleet.method, module
         self.roster = self.fleet.roster()
         self.history = History(federation.names, federation.task, every)
 
@@ -39,6 +40,14 @@ class Trial:
     def headline(self):
         """[N, d] the first model that the method names, at the last round."""
         return self.history.models["theta"]
+
+    @property
+    def own(self):
+        """[N, d] the models that clients keep, of which a part may be personal."""
+        state = self.fleet.state
+        if not isinstance(state, State):
+            return state.theta
+        return self.method.sharing.compose(state.own.theta, state.personal, self.roster.theta)
 
     def loss(self, model):
         """[N] test loss of a named model at the last round."""

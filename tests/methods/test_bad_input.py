@@ -64,7 +64,7 @@ def run(method, weights=PATH, train=9, module=None, **settings):
         (lambda: run(FedAGHN(), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
         (lambda: run(PFedGAT(), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
         (lambda: run(PFedGAT(Attention(features=Head())), module=nn.PReLU(2)), "features='head' needs"),
-        (lambda: run(SFL(personal=["head.*"])), r"no tensor of the model matches 'head.\*'"),
+        (lambda: run(SFL(personal=["hed.*"])), r"no tensor of the model matches 'hed.\*'"),
     ],
 )
 def test_one_line_from_python(wrong, said):

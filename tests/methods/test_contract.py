@@ -77,7 +77,7 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, wo
     data = federation(order)
     training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
     fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, workers=workers, chunk=4)
-    return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
+    return fleet.method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -306,7 +306,7 @@ def test_one_client_alone_and_one_that_never_took_part(name):
     training = Training(epochs=1, batch=2, optimiser=SGD(lr=0.1))
     fleet = Simulation(alone, Model(module()), method, training, executor="loop")
     history = History(("0",), alone.task)
-    run(method, fleet.roster(alone.graph), fleet, history, rounds=3)
+    run(fleet.method, fleet.roster(alone.graph), fleet, history, rounds=3)
     assert torch.isfinite(history.models["theta"]).all()
     _, _, history = outcome(name, participation=1 / 6)  # four cohorts of one: at least two clients never train
     assert all(torch.isfinite(v).all() for scores in history.scores for v in scores.values())

@@ -341,13 +341,17 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     statistics = ~trial.roster.layout.trainable
     models = trial.method.send(trial.roster, server, trial.roster.everyone)
     program = trial.fleet.evaluate(2, trial.roster.everyone, models)
-    own = trial.fleet.state.theta
+    own = trial.own
     assert torch.equal(program.models["own"].theta, own)
+    assert server.theta.shape == (3, trial.roster.layout.parameters)  # the server never sees a statistic
+    both = 2 * trial.roster.layout.parameters  # a model and a gradient
+    assert trial.history.bytes_up == 2 * trial.history.bytes_down == 2 * 3 * both * 8
     for i in range(3):
         assert (own[i, statistics] != own[(i + 1) % 3, statistics]).all()
     # A mixture of statistics would score the mixed model differently.
-    wrong = torch.where(statistics, trial.roster.theta, models.theta)
-    right = torch.where(statistics, own, models.theta)
+    right, wrong = own.clone(), trial.roster.theta.expand(3, -1).clone()
+    for theta in (right, wrong):
+        theta[:, ~statistics] = models.theta
     for i in range(3):
         losses = [float((trial.fleet.model(t[i], x[i]) - y[i]).square().mean()) for t in (right, wrong)]
         assert float(program.scores["mixed", "test", "loss"][i]) == pytest.approx(losses[0], abs=1e-12)

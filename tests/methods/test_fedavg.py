@@ -75,15 +75,15 @@ def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perce
     torch.testing.assert_close(server.theta, mean.theta[learned], rtol=0, atol=1e-13)
     torch.testing.assert_close(trial.headline[:, learned], server.theta.expand(3, -1), rtol=0, atol=0)
     own = trial.headline[:, ~learned]
-    assert torch.equal(own, trial.fleet.state.theta[:, ~learned])
+    assert torch.equal(own, trial.fleet.state.personal)
     assert (own[0] != own[1]).all()
     assert torch.equal(common.headline[0], common.headline[1])
     assert trial.history.bytes_up == 2 * 3 * int(learned.sum()) * 8
     plain = examples(perceptron(), x, y, replace(method, bn="local"), training=training, executor=executor)
     plain.run(1)
     assert torch.equal(plain.headline[0], plain.headline[1])
-    with pytest.raises(UsageError, match="bn must be 'averaged' or 'local'"):
-        replace(method, bn="mine")
+    with pytest.raises(UsageError, match="bn must be averaged, local or personal; got 'mine'"):
+        examples(perceptron(), x, y, replace(method, bn="mine"), training=training)
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx])

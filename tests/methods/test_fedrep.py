@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
@@ -45,8 +46,9 @@ def test_averages_bases_by_training_examples_and_keeps_heads(examples, executor)
     base = (1.189 + 3 * 0.829) / 4
     assert float(server.theta) == pytest.approx(base, abs=1e-13)
     torch.testing.assert_close(trial.headline, torch.tensor([[base, 2.1], [base, 1.9]], dtype=float64))
-    own = 0.5 * (torch.tensor([1.189 * 2.1, 0.829 * 1.9], dtype=float64) - torch.tensor([3.0, 1.0])).square()
-    torch.testing.assert_close(trial.loss("own"), own, rtol=0, atol=1e-13)
+    own = 0.5 * (torch.tensor([base * 2.1, base * 1.9], dtype=float64) - torch.tensor([3.0, 1.0])).square()
+    torch.testing.assert_close(trial.loss("mixed"), own, rtol=0, atol=1e-13)
+    assert [t.shape for t in tree_leaves(trial.fleet.state)] == [(2, 1)]  # nobody keeps more than its head
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -56,9 +58,10 @@ def test_each_phase_leaves_the_other_part_bitwise_alone(examples, noisy, percept
     for method, moves in ((FedRep(head_epochs=2, base_epochs=0), "head"), (FedRep(head_epochs=0), "base")):
         trial = examples(perceptron(norm), x, y, method, training=training, executor=executor)
         layout = trial.roster.layout
-        server = method.start(trial.roster)
-        trial.fleet.train(0, trial.roster.everyone, method.send(trial.roster, server, trial.roster.everyone))
-        changed = trial.fleet.state.theta != trial.roster.theta  # [2, d]
+        method, everyone = trial.method, trial.roster.everyone
+        _, uploads = trial.fleet.train(0, everyone, method.send(trial.roster, method.start(trial.roster), everyone))
+        theta = method.sharing.compose(uploads.theta, trial.fleet.state.personal, trial.roster.theta)
+        changed = theta != trial.roster.theta  # [2, d]
         for entry in layout.entries:
             part = "head" if entry.name in layout.head else "base"
             if entry.trainable and part != moves:
@@ -69,8 +72,8 @@ def test_each_phase_leaves_the_other_part_bitwise_alone(examples, noisy, percept
 
 def test_an_absent_client_keeps_its_head_under_the_new_base(examples):
     x, y = one_example(3.0, 1.0)
-    method = FedRep(head_epochs=1)
-    trial = examples(product(1, 2), x, y, method, training=Training(1, 1, SGD(0.1)))
+    trial = examples(product(1, 2), x, y, FedRep(head_epochs=1), training=Training(1, 1, SGD(0.1)))
+    method = trial.method
     cohort, everyone = torch.tensor([0]), trial.roster.everyone
     server = method.start(trial.roster)
     _, uploads = trial.fleet.train(0, cohort, method.send(trial.roster, server, cohort))
@@ -86,7 +89,7 @@ def test_sends_the_base_both_ways(examples, noisy, perceptron):
     assert trial.history.bytes_up == trial.history.bytes_down == 3 * 2 * (2 * 3 + 3) * 8
 
 
-@pytest.mark.parametrize("wrong", [{"head_epochs": -1}, {"base_epochs": -1}])
+@pytest.mark.parametrize("wrong", [{"head_epochs": -1}, {"base_epochs": -1}, {"personal": ()}])
 def test_refuses(wrong):
     with pytest.raises(UsageError, match="fedrep"):
         FedRep(**wrong)
@@ -94,5 +97,5 @@ def test_refuses(wrong):
 
 def test_a_model_that_is_all_head_has_nothing_to_share():
     data = Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) // 20)
-    with pytest.raises(UsageError, match="fedrep: the model is nothing but its head, so there is no base to share"):
+    with pytest.raises(UsageError, match="nothing is left to share"):
         fit(FedRep(), data, nn.Linear(3, 2), rounds=1, executor="loop")

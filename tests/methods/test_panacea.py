@@ -13,6 +13,7 @@ from kinfed.core.client import Training
 from kinfed.core.graph import Graph
 from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD
+from kinfed.core.sharing import Divided, Sharing
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
@@ -466,6 +467,7 @@ def test_initial_models_are_a_tenth_of_the_common_one_apart(known):
     clients = known(path(6), module)
     for layers in (1, 3):
         method = Panacea(decoder_layers=layers)
+        method = Divided(method, Sharing.of(method, clients.layout))
         at = method.start(clients)
         written = method.send(clients, at, clients.everyone).theta
         added = written - clients.theta[clients.layout.trainable]
@@ -532,7 +534,7 @@ def test_variants_run_alike_under_both_executors(examples, noisy, perceptron, va
             training=Training(1, 4, SGD(0.1)),
             executor=executor,
         )
-        trial.method = method
+        trial.method = Divided(method, trial.method.sharing)
         trial.roster = replace(trial.roster, graph=Graph(path(5), "given"))
         trial.run(3, participation=0.6)
         ends.append(trial.headline)
@@ -546,10 +548,10 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     trial = examples(perceptron(norm=True), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
     after = trial.run(2)
     layout = trial.roster.layout
-    sent = method.send(trial.roster, after, trial.roster.everyone).theta
+    sent = trial.method.send(trial.roster, after, trial.roster.everyone).theta
     assert torch.equal(trial.headline[:, layout.trainable], sent)
     statistics = trial.headline[:, ~layout.trainable]
-    assert torch.equal(statistics, trial.fleet.state.theta[:, ~layout.trainable])
+    assert torch.equal(statistics, trial.own[:, ~layout.trainable])
     assert not torch.equal(statistics[0], statistics[1])
     assert trial.history.bytes_up == trial.history.bytes_down == 2 * 2 * layout.parameters * 8
     assert trial.history.relations == []
@@ -755,18 +757,25 @@ def test_other_heads_learn_what_clients_want(bowls, heads, executor):
     close(trial.headline, wanted, atol=0.1)
 
 
-def test_only_what_is_generated_moves_and_travels(examples, noisy, perceptron, executor):
+def test_what_is_frozen_neither_moves_nor_travels(examples, noisy, perceptron, executor):
     x, y = noisy(3, 2)
-    method = Panacea(**SMALL, generated=["2.*"], aggregation="none", reconstruction=0.0)
+    method = Panacea(**SMALL, frozen=["0.*"], aggregation="none", reconstruction=0.0)
     trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
     after = trial.run(2)
     at = trial.roster.layout.index(trial.roster.layout.head)
     rest = trial.roster.layout.index(trial.roster.layout.base)
-    for models in (trial.headline, trial.fleet.state.theta):
-        assert torch.equal(models[:, rest], trial.roster.theta[rest].expand(3, -1))
-    assert torch.equal(trial.headline[:, at], method.send(trial.roster, after, trial.roster.everyone).theta)
-    assert (trial.fleet.state.theta[:, at] != trial.headline[:, at]).any(1).all()
+    assert torch.equal(trial.headline[:, rest], trial.roster.theta[rest].expand(3, -1))
+    assert torch.equal(trial.headline[:, at], trial.method.send(trial.roster, after, trial.roster.everyone).theta)
+    assert (trial.fleet.state.own.theta != trial.headline[:, at]).any(1).all()
     assert trial.history.bytes_up == trial.history.bytes_down == 2 * 3 * len(at) * 8
+
+
+@pytest.mark.parametrize(
+    "method", [Panacea(aggregation="none", reconstruction=0.0, bn="averaged"), PFedHN(bn="averaged")]
+)
+def test_running_statistics_cannot_be_written(known, perceptron, method):
+    with pytest.raises(UsageError, match="bn='local'"):
+        method.start(known(path(3), perceptron(norm=True)))
 
 
 def test_heads_too_large_are_refused_by_name(known):
@@ -779,14 +788,6 @@ def test_heads_too_large_are_refused_by_name(known):
         Panacea(optimiser="adam", memory=10.0).start(wide)
     for heads in ("chunked", "adapters"):
         Panacea(heads=heads, memory=0.1).start(wide)
-
-
-def test_generated_must_be_learned(known, perceptron):
-    clients = known(path(3), perceptron(norm=True))
-    with pytest.raises(UsageError, match=r"no tensor of the model matches 'head.*'"):
-        Panacea(generated=["head.*"]).start(clients)
-    with pytest.raises(UsageError, match="nothing to write"):
-        Panacea(generated=["1.running*"]).start(clients)
 
 
 def test_messages_along_edges_are_the_dense_product(known):
@@ -853,7 +854,6 @@ def test_refuses_graphs_and_features_that_do_not_fit(known, roster):
         {"features": ((1.0,),)},
         {"initial": "features", "features": ((1.0,), (1.0, 2.0))},
         {"initial": "features", "features": ((), ())},
-        {"generated": "2.*"},
         {"heads": "lora"},
         {"chunk": 0},
         {"rank": 0},

@@ -203,7 +203,7 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
     assert sent.shape == (2, layout.parameters)
     assert torch.equal(trial.headline[:, layout.trainable], sent)
     statistics = trial.headline[:, ~layout.trainable]
-    assert torch.equal(statistics, trial.fleet.state.theta[:, ~layout.trainable])
+    assert torch.equal(statistics, trial.own[:, ~layout.trainable])
     assert not torch.equal(statistics[0], statistics[1])
     assert trial.history.bytes_up == trial.history.bytes_down == 2 * 2 * layout.parameters * 8
 

@@ -132,7 +132,12 @@ class Client:
 
     The same program runs for one client at a time, for a whole cohort under `torch.func.vmap`, or at the client's own
     site. Under vmap tensors such as `size` differ between clients, so a program must not branch on them.
+
+    Where a part of the model stays with the client, `theta: [d]` is the part that travels, in every function here: see
+    `kinfed.core.sharing`.
     """
+
+    personal: frozenset[str] = frozenset()  # names of the tensors that stay with the client
 
     def __init__(
         self,
@@ -238,6 +243,19 @@ class Client:
         An `objective` replaces the task's loss, as in `descend`.
         """
         return self.loss_and_buffers(self.model.layout.tensors(self.own(theta)), batch, objective)[0]
+
+    @property
+    def undivided(self) -> "Client":
+        """The client to whom every theta: [d] is the whole model, for steps that a method takes by itself."""
+        return self
+
+    def whole(self, theta: Tensor) -> Tensor:
+        """[d] the whole model that theta, the part that travels, makes with the client's own part as it is now."""
+        return theta
+
+    def part(self, theta: Tensor) -> Tensor:
+        """The part of a whole model: [d] that travels; from now on the rest of it is the client's own part."""
+        return theta
 
     def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
         """[d] gradient of `loss`; zero on buffers."""

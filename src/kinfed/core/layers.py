@@ -24,7 +24,7 @@ class _Pass(threading.local):
 PASS = _Pass()
 
 
-class _Norm(nn.Module):
+class Norm(nn.Module):
     """BatchNorm that normalises with the real rows of a batch only, and works under vmap.
 
     A batch with a single real row cannot be normalised: it is treated as in evaluation and moves no statistics.
@@ -122,7 +122,7 @@ def adapt(module: nn.Module) -> nn.Module:
                     f"layer '{path}': BatchNorm needs running statistics and a momentum such as 0.1; without them a "
                     "prediction would depend on the other examples of its batch, or on every batch ever seen"
                 )
-            new = made.setdefault(id(part), _Norm(part))
+            new = made.setdefault(id(part), Norm(part))
         elif isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
             new = made.setdefault(id(part), _Dropout(part.p, len(made), not isinstance(part, nn.Dropout)))
         else:

@@ -2,7 +2,7 @@
 
 import fnmatch
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -10,8 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, nearest
+from .layers import Norm
 
 CPU = torch.device("cpu")
+HEAD = ("head", "head.*")  # patterns that mean the named head, whatever its layer is called
+NORMS = (
+    Norm,
+    nn.modules.batchnorm._BatchNorm,
+    nn.modules.instancenorm._InstanceNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
 
 
 class Entry(NamedTuple):
@@ -22,6 +32,7 @@ class Entry(NamedTuple):
     shape: torch.Size
     trainable: bool
     channels_last: bool = False  # stored as [out, height, width, in], the order in which convolutions run fastest
+    buffer: bool = False  # moved by a training pass instead of a gradient, such as BatchNorm's running statistics
 
 
 def head_of(module: nn.Module) -> str | None:
@@ -44,6 +55,7 @@ class Layout:
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...]
     head: frozenset[str]  # tensors of the last linear layer
+    norms: frozenset[str] = frozenset()  # tensors of normalisation layers: weights and running statistics
     # What `index` and `trainable_on` gave before: made anew for every client they would take longer than its training.
     _found: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -55,14 +67,15 @@ class Layout:
         entries: list[Entry] = []
         layers: list[Layer] = []
         seen: set[int] = set()
+        norms: set[str] = set()
         start, first = 0, 0
         for path, part in module.named_modules():
             at = start
-            own = [(n, t, True) for n, t in part.named_parameters(prefix=path, recurse=False) if t.requires_grad]
-            frozen = [(n, t, False) for n, t in part.named_parameters(prefix=path, recurse=False)]
-            frozen = [entry for entry in frozen if not entry[1].requires_grad]
-            buffers = [(n, t, False) for n, t in part.named_buffers(prefix=path, recurse=False)]
-            for name, tensor, trainable in own + frozen + buffers:
+            held = list(part.named_parameters(prefix=path, recurse=False))
+            own = [(n, t, True, False) for n, t in held if t.requires_grad]
+            frozen = [(n, t, False, False) for n, t in held if not t.requires_grad]
+            buffers = [(n, t, False, True) for n, t in part.named_buffers(prefix=path, recurse=False)]
+            for name, tensor, trainable, buffer in own + frozen + buffers:
                 if tensor.is_complex():
                     raise UsageError(
                         f"'{name}' of the model is complex; keep it as real numbers and use torch.view_as_complex on "
@@ -72,7 +85,9 @@ class Layout:
                     continue
                 seen.add(id(tensor))
                 last = isinstance(part, nn.Conv2d) and tensor.ndim == 4
-                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable, last))
+                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable, last, buffer))
+                if isinstance(part, NORMS):
+                    norms.add(name)
                 at += tensor.numel()
             learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
             if learned:
@@ -89,7 +104,32 @@ class Layout:
         if head is not None and not inside:
             paths = [path for path, _ in module.named_modules() if path]
             raise UsageError(f"the model has no layer {head!r:.80} to serve as head; {nearest(str(head), paths)}")
-        return Layout(tuple(entries), tuple(layers), frozenset(inside))
+        return Layout(tuple(entries), tuple(layers), frozenset(inside), frozenset(norms))
+
+    def part(self, names: frozenset[str]) -> "Layout":
+        """The layout of the named tensors alone, one after the other; of layers, those with a learned tensor left."""
+        entries: list[Entry] = []
+        layers: list[Layer] = []
+        at = first = 0
+        for layer in self.layers:
+            start, learned = at, []
+            for entry in self.entries:
+                if entry.name in names and layer.at.start <= entry.at.start < layer.at.stop:
+                    entries.append(entry._replace(at=slice(at, at + entry.shape.numel())))
+                    at = entries[-1].at.stop
+                    learned += [entries[-1].at] * entry.trainable
+            if learned:
+                layers.append(Layer(layer.name, slice(first, at), slice(learned[0].start, learned[-1].stop)))
+                first = at
+            elif layers and at > start:  # buffers without parameters travel with the layer before them
+                layers[-1] = layers[-1]._replace(at=slice(layers[-1].at.start, at))
+                first = at
+        return Layout(tuple(entries), tuple(layers), self.head & names, self.norms & names)
+
+    def freeze(self, names: frozenset[str]) -> "Layout":
+        """The same layout with the named tensors not trainable."""
+        entries = tuple(e._replace(trainable=e.trainable and e.name not in names) for e in self.entries)
+        return replace(self, entries=entries).part(self.names)
 
     @property
     def size(self) -> int:
@@ -125,10 +165,15 @@ class Layout:
         return mask
 
     def match(self, patterns: Iterable[str]) -> frozenset[str]:
-        """Tensors whose name matches one of the shell patterns, such as `head.*` or `*.bn*`."""
+        """Tensors whose name matches one of the shell patterns, such as `*.bn*`; `head` and `head.*` mean the head."""
         chosen: set[str] = set()
         for pattern in patterns:
-            hits = fnmatch.filter(self.names, pattern)
+            if pattern in HEAD and not self.head:
+                raise UsageError(
+                    f"'{pattern}' means the head, and the model has no nn.Linear that could be its head; name the "
+                    "layer that is one: fit(..., head='NAME')"
+                )
+            hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)
             if not hits:
                 raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, self.names)}")
             chosen.update(hits)

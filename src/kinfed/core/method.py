@@ -3,7 +3,7 @@
 import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,15 +86,23 @@ class Roster:
         return generator(self.seed, purpose, self.round)
 
 
+@dataclass(frozen=True, kw_only=True)
 class Method(Settings, ABC):
     """Frozen hyper-parameters and pure functions.
 
     Server functions see tensors whose first axis counts clients; client functions see one client. `personalise` names
     every model that a client can be scored with, the headline first.
+
+    The settings below are those of every method: what of a model does not travel. A method's functions see the rest
+    alone, as if it were the model (`kinfed.core.sharing`).
     """
 
-    feedback: str = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
-    #                         "train" reuses them, "test" takes the test examples (results are marked as leaking)
+    personal: tuple[str, ...] = ()  # patterns of tensors that never leave a client, such as "head.*"
+    frozen: tuple[str, ...] = ()  # patterns of tensors that stay as they are at first: never trained, sent or kept
+    # Running statistics are "averaged" as all else, or "local" to a client; "personal": norm layers' weights are, too.
+    bn: Literal["averaged", "local", "personal"] = "averaged"
+    feedback = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
+    #                    "train" reuses them, "test" takes the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
     rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training goes by in place of training.optimiser
 

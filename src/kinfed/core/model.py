@@ -97,6 +97,14 @@ class Model:
         other._bind()
         return other
 
+    def freeze(self, names: frozenset[str]) -> "Model":
+        """The same model, around the same module, in which the named tensors are not trainable."""
+        if names.isdisjoint(self.layout.learned):
+            return self
+        other = copy.copy(self)
+        other.layout, other._twins = self.layout.freeze(names), []
+        return other
+
     def twins(self, count: int) -> list["Model"]:
         """As many twins, always the same: to copy a module takes as long as to train a small one."""
         while len(self._twins) < count:

@@ -21,6 +21,7 @@ from ..core.fleet import Fleet
 from ..core.history import History
 from ..core.method import Method, model_for
 from ..core.model import Model
+from ..core.sharing import Sharing, divide
 from ..core.tasks import Classification, Forecasting, Regression, selected_task
 from ..data.federation import Federation
 from ..errors import RunError, UsageError
@@ -115,12 +116,14 @@ def fit(
     model = model_for(method, module, head, federation.x.dtype, seed)
     build = Distributed if distributed.is_on() else Simulation
     _check_fit(model, federation)
+    sharing = Sharing.of(method, model.layout)
+    divided, model = divide(method, model)
     begun = how.pop("device", "auto")
     where = pick_device(asked.pop("device", begun), f"where the run in {folder} began" if resumed else "")
     fleet = build(
         federation,
         model,
-        method,
+        divided,
         training or Training(),
         seed=seed,
         device=where,
@@ -138,10 +141,10 @@ def fit(
     whole: Fleet = fleet
     if attack is not None and attackers.any():
         history.honest = ~attackers
-        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), model.layout, seed)
+        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), sharing.shared, seed)
     at = Progress(0, None, (), 0.0)
     if path and resumed:
-        at = checkpoint.load(path, method.start(roster), fleet.states.keep(), history)
+        at = checkpoint.load(path, divided.start(roster), fleet.states.keep(), history)
         fleet.states.restore(at.state)
         at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
     saved, took, before, kept = time.perf_counter(), 0.0, at.seconds, at.done
@@ -166,7 +169,7 @@ def fit(
 
     try:
         engine.run(
-            method,
+            divided,
             roster,
             whole,
             history,
@@ -190,7 +193,7 @@ def fit(
         federation,
         model,
         history,
-        method.origin_of(roster),
+        divided.origin_of(roster),
         seed,
         fleet.how,
         fleet.reason,

@@ -13,6 +13,7 @@ from ..core.graph import Origin
 from ..core.history import History
 from ..core.method import Method
 from ..core.model import Model
+from ..core.sharing import Sharing
 from ..core.tasks import Classification, Forecasting
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -42,6 +43,11 @@ class Run:
     def executor(self) -> str:
         """The name of the executor that ran the clients."""
         return str(self.how["executor"])
+
+    @property
+    def sharing(self) -> Sharing:
+        """Which tensors of the model travelled, which stayed with the clients, and which never moved."""
+        return Sharing.of(self.method, self.model.layout)
 
     @property
     def relation(self) -> Tensor | None:
@@ -122,6 +128,7 @@ class Run:
             "seconds": round(self.seconds, 3),
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
+            "sharing": self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
             "leaking": bool(cautions),
             "caution": "; ".join(cautions),
         }

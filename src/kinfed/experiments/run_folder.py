@@ -141,7 +141,7 @@ def write_run(run: Run, table: Table, out: Path) -> dict[str, Any]:
         classes = run.federation.class_names
         charts.classes_by_client(run.federation.class_counts().numpy(), classes, names, out / "classes.png")
     layout = run.model.layout
-    found, layers = run.summary(), [layer.name for layer in layout.layers]
+    found, layers = run.summary(), run.sharing.layers
     write_history(history, run.relation, run.origin, layers, out, run.federation.groups, found["caution"])
     write_recall(found, names, out)
     arrays: dict[str, torch.Tensor] = {}

@@ -1,7 +1,6 @@
 """Members: what becomes of the server's tables when clients join, fall silent or come back."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +38,6 @@ class Heard(NamedTuple):
     missed: PerClient  # [N] int64 rounds in a row that a client did not answer
 
 
-@dataclass
 class Attentive(Method):
     """A method whose server leaves clients that have fallen silent out of its sums until they are back.
 
@@ -48,10 +46,10 @@ class Attentive(Method):
     k rounds is left out of a round with probability 1 - decay^k, drawn anew each round.
     """
 
-    method: Method
-    decay: float
-    missed: Callable[[], Tensor]  # [N] at the end of the round, from the fleet
-    out: Tensor | None = None  # [N] bool, who was left out of what was sent last: the fleet must not send it
+    def __init__(self, method: Method, decay: float, missed: Callable[[], Tensor]) -> None:
+        """`missed()` gives, [N] at the end of the round, how many rounds in a row clients did not answer."""
+        self.method, self.decay, self.missed = method, decay, missed
+        self.out: Tensor | None = None  # [N] bool, who was left out of what was sent last: the fleet must not send it
 
     def origin_of(self, roster: Roster) -> Origin:
         return self.method.origin_of(roster)

@@ -23,6 +23,7 @@ from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.seeding import tags
+from ..core.sharing import Sharing, divide
 from ..core.tasks import Classification, Task, selected_task
 from ..core.trees import Tree
 from ..data import graph_files
@@ -36,7 +37,7 @@ from .dry_run import Rehearsal
 from .fleet import FleetState, FlowerFleet
 from .members import Attentive
 from .messages import Message, Words
-from .plan import Plan
+from .plan import Deployment, Plan
 
 FACTS = "federation.json"  # what the sites agreed upon before round 1
 CLASSES, TIMES = 1000, 10  # a site's classes are believed up to so many, or so many times the median of the others'
@@ -76,12 +77,12 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
     resumed = (out / CHECKPOINT).exists()
     facts = json.loads((out / FACTS).read_text()) if resumed else _agree(planned, courier)
     shape, outputs, task = tuple(facts["shape"]), facts["outputs"], plan.read_task(facts["task"])
-    model = planned.model(shape, outputs)
+    inner, model = divide(planned.learning.method, planned.model(shape, outputs))
     rehearsal = Rehearsal(planned, model, shape, outputs, task)
     fleet = FlowerFleet(courier, deployed, rehearsal, _invitation(planned, facts, model))
     history = History((), task, planned.table["evaluate_every"], select_by=planned.table.get("select_by", ""))
     fleet.verdict = lambda: _verdict(history)
-    method = _attentive(planned, fleet)
+    method = _attentive(inner, planned.deployment, fleet)
     at = Progress(0, None, None, 0.0)
     if resumed:
         at = _restore(out / CHECKPOINT, facts, planned, model, method, fleet, history)
@@ -265,9 +266,8 @@ def _invitation(planned: Plan, facts: Words, model: Model) -> Message:
     return Message({**said, **words}, {"theta": model.theta})
 
 
-def _attentive(planned: Plan, fleet: FlowerFleet) -> Method:
+def _attentive(inner: Method, deployed: Deployment, fleet: FlowerFleet) -> Method:
     """The method, and around it what leaves silent clients out if that is asked for."""
-    inner, deployed = planned.learning.method, planned.deployment
     if deployed.stale == "keep":
         return inner
     method = Attentive(inner, 0.0 if deployed.stale == "drop" else deployed.decay, lambda: fleet.state.missed)
@@ -340,11 +340,10 @@ def _summarise(
     seconds: float,
     out: Path,
 ) -> dict[str, Any]:
-    relation = None
-    if history.relations:
-        relation = history.relations[history.rounds.index(history.select(history.chosen))]
-    layers, caution = [layer.name for layer in model.layout.layers], planned.learning.method.caution
-    run_folder.write_history(history, relation, origin, layers, out, caution=caution)
+    at = history.rounds.index(history.select(history.chosen))
+    relation = history.relations[at] if history.relations else None
+    sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
+    run_folder.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
     _write_bytes(travelled, fleet.counted, out / "bytes.csv")
     totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
@@ -371,6 +370,7 @@ def _summarise(
         "seconds": round(seconds, 3),
         "bytes_up": up,
         "bytes_down": down,
+        "sharing": sharing.summary(down, up, history.done),
         "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
         "bytes_per_client_and_round": {
             "down": round(down / len(totals) / history.done),

@@ -1,6 +1,6 @@
 """FedAGHN: each client learns, layer by layer, whom to listen to (Song et al., 2025, Algorithm 1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -42,6 +42,7 @@ class FedAGHN(GraphMethod):
     the opposite, which `kinfed.papers.fedaghn.ablations` has.
     """
 
+    bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
     home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
     sharpness: float = 0.5  # q at the start: how much more it listens to those whose updates are like its own
     lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are
@@ -88,10 +89,9 @@ class FedAGHN(GraphMethod):
         return Params(attention.weights.mix(server.theta, self._groups(roster).layout))
 
     def train(self, client, state, received):
-        theta = self._with_own_statistics(client, state, received)
         asked = self.feedback != "train" and any(self.tuning.rates(self.lr))
-        uphill = client.gradient(theta, client.held_out) if asked else theta[:0]
-        theta = client.descend(theta)
+        uphill = client.gradient(received.theta, client.held_out) if asked else received.theta[:0]
+        theta = client.descend(received.theta)
         return Params(theta), Upload(theta, uphill)
 
     def aggregate(self, roster, server, cohort, uploads):
@@ -120,13 +120,6 @@ class FedAGHN(GraphMethod):
         for name, p, q in zip(names, server.home.T, server.sharpness.T, strict=True):
             found |= {f"p {name}".strip(): p, f"q {name}".strip(): q}
         return found
-
-    def personalise(self, client, state, received):
-        return {"own": state, "mixed": Params(self._with_own_statistics(client, state, received))}
-
-    def _with_own_statistics(self, client, state, received):
-        """[d] the received model, but running statistics, which are sent too, are the client's own."""
-        return torch.where(client.model.layout.trainable_on(state.theta.device), received.theta, state.theta)
 
 
 def _heard(server):

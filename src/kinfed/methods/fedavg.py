@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ..core.method import Params
 from .bases import Averaging
 
 
@@ -14,10 +15,9 @@ class FedAvg(Averaging):
 
     uniform: bool = False  # every client counts the same, whatever it has
     noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
-    bn: str = "averaged"  # running statistics; or "local": they never leave a client
 
     def train(self, client, state, received):
-        return self.part(client, client.descend(self.compose(client, state, received)))
+        return (), Params(client.descend(received.theta))
 
     def personalise(self, client, state, received):
-        return {"shared": self.composed(client, state, received)}
+        return {"shared": received}

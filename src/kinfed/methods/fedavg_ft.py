@@ -13,7 +13,6 @@ class FedAvgFT(Averaging):
 
     epochs: int | None = None  # of fine-tuning; None: as many as in a round
     scope: str = "all"  # what is tuned: "all" or "head"
-    bn: str = "averaged"  # running statistics; or "local": they never leave a client
 
     def __post_init__(self):
         super().__post_init__()
@@ -23,10 +22,12 @@ class FedAvgFT(Averaging):
             raise UsageError(f"fedavg-ft: epochs must be zero or more; got {self.epochs}")
 
     def train(self, client, state, received):
-        return self.part(client, client.descend(self.compose(client, state, received)))
+        return (), Params(client.descend(received.theta))
 
     def personalise(self, client, state, received):
-        only = client.model.layout.head if self.scope == "head" else None
-        theta = self.compose(client, state, received)
-        tuned = theta if self.epochs == 0 else client.descend(theta, only=only, epochs=self.epochs)
-        return {"tuned": Params(tuned), "shared": self.composed(client, state, received)}
+        only = client.undivided.model.layout.head if self.scope == "head" else None
+        if self.epochs == 0:
+            return {"tuned": received, "shared": received}
+        shared = client.whole(received.theta)  # before its personal part, if it has one, is tuned
+        tuned = client.descend(received.theta, only=only, epochs=self.epochs)
+        return {"tuned": Params(client.whole(tuned)), "shared": Params(shared)}

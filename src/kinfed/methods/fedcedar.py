@@ -121,7 +121,8 @@ class FedCedar(Method):
         return state, Params(client.descend(received.theta))
 
     def personalise(self, client, state, received):
-        return {"tuned": Params(client.descend(received.theta)), "received": received}
+        given = client.whole(received.theta)  # before its personal part, if it has one, is tuned
+        return {"tuned": Params(client.whole(client.descend(received.theta))), "received": Params(given)}
 
 
 def _spread(nodes, layout):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..core.client import towards
+from ..core.method import Params
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -14,7 +15,6 @@ class FedProx(Averaging):
     mu: float = 0.01  # pull towards the received model
     uniform: bool = False  # every client counts the same, whatever it has
     noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
-    bn: str = "averaged"  # running statistics; or "local": they never leave a client
 
     def __post_init__(self):
         super().__post_init__()
@@ -22,9 +22,8 @@ class FedProx(Averaging):
             raise UsageError(f"fedprox: mu must be zero or more; got {self.mu}")
 
     def train(self, client, state, received):
-        theta = self.compose(client, state, received)
-        penalty = towards(theta, self.mu) if self.mu else None
-        return self.part(client, client.descend(theta, penalty=penalty))
+        penalty = towards(received.theta, self.mu) if self.mu else None
+        return (), Params(client.descend(received.theta, penalty=penalty))
 
     def personalise(self, client, state, received):
-        return {"shared": self.composed(client, state, received)}
+        return {"shared": received}

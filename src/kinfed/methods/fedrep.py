@@ -1,6 +1,6 @@
 """FedRep: a shared representation under personal heads (Collins et al., 2021, Algorithm 1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.method import Params
 from ..errors import UsageError
@@ -9,8 +9,9 @@ from .bases import Averaging
 
 @dataclass(frozen=True)
 class FedRep(Averaging):
-    """A client first fits its head to the received base, then the base to its head; only bases are averaged."""
+    """A client first fits its personal part, here its head, to the received base, then the base to that part."""
 
+    personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)
     head_epochs: int = 5
     base_epochs: int | None = None  # None: as many as in the training settings
 
@@ -19,27 +20,16 @@ class FedRep(Averaging):
             raise UsageError(
                 f"fedrep: head_epochs and base_epochs must be zero or more; got {self.head_epochs}, {self.base_epochs}"
             )
-
-    def shared(self, layout):
-        if not layout.head:
+        if not self.personal:
             raise UsageError(
-                "fedrep: the model has no nn.Linear that could be its head; name the layer that is one: "
-                "fit(..., head='NAME')"
+                "fedrep: personal names no tensor; name some, or use method 'fedavg', which trains all at once"
             )
-        if not any(entry.trainable for entry in layout.entries if entry.name in layout.base):
-            raise UsageError(
-                "fedrep: the model is nothing but its head, so there is no base to share; take a model of more layers, "
-                "such as 'mlp', or name another head"
-            )
-        return layout.base
 
     def train(self, client, state, received):
-        layout = client.model.layout
-        theta = self.compose(client, state, received)
+        theta = received.theta
         if self.head_epochs:
-            theta = client.descend(theta, only=layout.head, epochs=self.head_epochs)
-        theta = client.descend(theta, only=layout.base, epochs=self.base_epochs)
-        return self.part(client, theta)
+            theta = client.descend(theta, only=client.personal, epochs=self.head_epochs)
+        return (), Params(client.descend(theta, only=client.model.layout.names, epochs=self.base_epochs))
 
     def personalise(self, client, state, received):
-        return {"mixed": Params(self.compose(client, state, received)), "own": state}
+        return {"mixed": received}

@@ -1,6 +1,5 @@
 """Panacea: a graph network over the clients' graph writes each client's model (Lin et al., 2025, Algorithm 1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -69,7 +68,6 @@ class Panacea(Hypernetwork):
     initial: str = "learned"  # H: "learned" or fixed "random" numbers, given "features", "spectral": of P
     features: tuple[tuple[float, ...], ...] | None = None  # [N, m] in the clients' order, for initial="features"
     residual: bool = True  # the network writes what is added to the common initial model
-    generated: Sequence[str] = ()  # patterns of the tensors that it writes, such as "head.*"; others never move
     heads: str = "full"  # a linear head a tensor; "chunked": one head for all chunks; "adapters": of low rank
     chunk: int = 4096  # numbers in such a chunk
     rank: int = 4  # of such an adapter
@@ -99,8 +97,6 @@ class Panacea(Hypernetwork):
             value, least = getattr(self, name), "zero or more" if name in ("reconstruction", "fan_out") else "positive"
             if not 0 <= value < float("inf") or (value == 0 and least == "positive"):
                 raise UsageError(f"panacea: {name} must be finite and {least}; got {value}")
-        if isinstance(self.generated, str):
-            raise UsageError(f"panacea: generated is a list of patterns; write ['{self.generated}']")
         if self.heads == "adapters" and not self.residual:
             raise UsageError("panacea: heads='adapters' are added to the common initial model; leave residual=true")
         if self.heads == "chunked" and self.decoder_layers < 2:
@@ -232,16 +228,10 @@ class Panacea(Hypernetwork):
             x = x.relu() if layer < last else x
         return x
 
-    def written(self, layout):
-        learned = super().written(layout)
-        return learned & layout.match(self.generated) if self.generated else learned
-
     def _form(self, layout):
-        """How what the decoder says becomes d' of the entries of a model."""
-        names = self.written(layout)
-        if not names:
-            raise UsageError("panacea: generated matches no tensor that is learned, so there is nothing to write")
-        return Form(tuple(e for e in layout.entries if e.name in names), self.rank if self.heads == "adapters" else 0)
+        """How what the decoder says becomes the d entries of a model."""
+        self.check_written(layout)
+        return Form(layout.entries, self.rank if self.heads == "adapters" else 0)
 
     def _ask(self, network, z):
         """[K, e] what the decoder sees, from z: [K, e]; [K, C, e + m] of C chunks."""
@@ -255,9 +245,7 @@ class Panacea(Hypernetwork):
         form = self._form(roster.layout)
         said = perceptron(self._ask(network, z), *network.decoder).flatten(1)[:, : len(form)]
         theta = form.assemble(said)
-        if not self.residual:
-            return theta
-        return theta + roster.theta[roster.layout.index(self.written(roster.layout), theta.device)]
+        return theta + roster.theta if self.residual else theta
 
     def _reconstruct(self, network, z, links, pairs):
         """[] cross-entropy of the links with the inner products of z: [N, e], over pairs: [2, *] or all if None."""

@@ -40,22 +40,22 @@ class PerFedAvg(Averaging):
         return torch.ones(len(cohort), device=cohort.device)
 
     def train(self, client, state, received):
-        w = received.theta
+        whole, w = client.undivided, client.whole(received.theta)
         outer, inner, second = (client.batches(steps=self.steps, batch=self.batch) for _ in range(3))
         for d, d1, d2 in zip(inner, outer, second, strict=True):
-            personal = w - self.alpha * client.gradient(w, d)
-            slope = client.gradient(personal, d1)
+            personal = w - self.alpha * whole.gradient(w, d)
+            slope = whole.gradient(personal, d1)
             if self.hessian_free and self.alpha:
-                ahead = client.gradient(w + self.delta * slope, d2)
-                behind = client.gradient(w - self.delta * slope, d2)
+                ahead = whole.gradient(w + self.delta * slope, d2)
+                behind = whole.gradient(w - self.delta * slope, d2)
                 slope = slope - self.alpha * (ahead - behind) / (2 * self.delta)
-            w = self._with_statistics(client, w - self.beta * slope, personal, d1)
-        return state, Params(w)
+            w = self._with_statistics(whole, w - self.beta * slope, personal, d1)
+        return state, Params(client.part(w))
 
     def personalise(self, client, state, received):
-        theta = received.theta
+        whole, theta = client.undivided, client.whole(received.theta)
         for batch in client.batches(steps=self.adapt_steps, batch=self.batch):
-            theta = theta - self.alpha * client.gradient(theta, batch)
+            theta = theta - self.alpha * whole.gradient(theta, batch)
         return {"adapted": Params(theta), "shared": received}
 
     def _with_statistics(self, client, w, personal, batch):

@@ -69,6 +69,7 @@ class PFedHN(Hypernetwork):
         return SGD(self.lr, self.momentum, self.weight_decay)
 
     def start(self, roster):
+        self.check_written(roster.layout)
         draw = roster.generator("pfedhn")
         size = self.embedding or 1 + len(roster) // 4
         widths = [size] + [self.hidden] * (self.layers + 1) + [roster.layout.parameters]

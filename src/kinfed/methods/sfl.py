@@ -1,6 +1,5 @@
 """SFL: models spread along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +25,6 @@ CHOICES = {
     "reg": ("squared", "norm", "off"),
     "weights": ("uniform", "samples"),
     "absent": ("stale", "cohort"),
-    "bn": ("propagated", "local"),
     "structure": ("given", "similarity", "qp", "official"),
     "compare": ("own", "mixed", "change"),
 }
@@ -36,10 +34,10 @@ SPARSE = 20  # one link in so many pairs, from where on a sparse product is the 
 
 
 class Server(NamedTuple):
-    """What the server remembers; d' entries of a model leave a client."""
+    """What the server remembers."""
 
-    theta: PerClient  # [N, d'] each client's latest model: the paper's V
-    change: PerClient  # [N, d'] what its last training changed; [N, 0] unless updates are compared, and not by sketches
+    theta: PerClient  # [N, d] each client's latest model: the paper's V
+    change: PerClient  # [N, d] what its last training changed; [N, 0] unless updates are compared, and not by sketches
     seen: PerClient  # [N] bool, has taken part
     graph: Pairwise  # [N, N] who is linked to whom, itself included: the paper's A + I
     mixing: Pairwise  # [N, N] what the last aggregation made of it: U = mixing V
@@ -50,8 +48,8 @@ class Server(NamedTuple):
 class Sent(NamedTuple):
     """What a client receives."""
 
-    mixed: ModelOf[PerClient]  # [d'] its neighbourhood's model: the paper's u_i
-    shared: PerClient  # [d'] the read-out over all clients: the paper's w
+    mixed: ModelOf[PerClient]  # [d] its neighbourhood's model: the paper's u_i
+    shared: PerClient  # [d] the read-out over all clients: the paper's w
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,6 @@ class SFL(Method):
     begin: str = "own"  # local training starts from v, from u ("mixed") or from w ("shared")
     weights: str = "uniform"  # of the read-out; or by "samples"
     absent: str = "stale"  # models of clients outside the cohort are passed on, or only those of the "cohort"
-    personal: Sequence[str] = ()  # patterns of tensors that stay with the client, such as "head.*"
-    bn: str = "propagated"  # running statistics; or "local"
     structure: str = "given"  # what the graph is moved towards: "similarity", "qp", or what "official" code does
     compare: str = "own"  # similar in v, in u ("mixed"), or in what training changed ("change")
     neighbours: int = 30  # K, most links of a client, itself included
@@ -100,8 +96,6 @@ class SFL(Method):
             raise UsageError(
                 f"sfl: pull must be zero or more, gamma positive; got pull={self.pull}, gamma={self.gamma}"
             )
-        if isinstance(self.personal, str):
-            raise UsageError(f"sfl: personal is a list of patterns; write ['{self.personal}']")
 
     def origin_of(self, roster):
         if roster.graph is not None and (self.structure == "given" or roster.graph.origin == "oracle"):
@@ -109,7 +103,7 @@ class SFL(Method):
         return "learned"
 
     def start(self, roster):
-        theta = roster.theta[self._index(roster.layout, roster.theta.device)].expand(len(roster), -1).clone()
+        theta = roster.copies()
         return Server(
             theta=theta,
             change=torch.zeros_like(theta)
@@ -177,33 +171,31 @@ class SFL(Method):
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         pull = self.pull if self.reg != "off" and roster.round > 0 else 0.0
-        update = (uploads.theta - sent.mixed)[:, self._learned(roster.layout, cohort.device)].norm(dim=1)
+        update = (uploads.theta - sent.mixed)[:, roster.layout.trainable_on(cohort.device)].norm(dim=1)
         return {"update": roster.note(cohort, update), "pull": torch.tensor(pull)}
 
     def init_client(self, client):
         return Params(client.model.theta)
 
     def train(self, client, state, received):
-        mixed, shared = (self._with_personal(client, state, theta) for theta in received)
+        mixed, shared = received
         penalty = None
         pulled = self.reg != "off" and self.pull and client.round > 0
-        if pulled and self.reg == "squared" and not self.personal:
+        if pulled and self.reg == "squared":
             penalty = towards(mixed, self.pull) + towards(shared, self.pull)
         elif pulled:
-            moving = self._index(client.model.layout, mixed.device, trainable_only=True)
+            moving = client.model.layout.index(client.model.layout.learned, mixed.device)
             anchors = torch.stack([mixed, shared])[:, moving]
 
             def penalty(theta):
-                apart = theta[moving] - anchors
-                return self.pull * (apart.square().sum() / 2 if self.reg == "squared" else apart.norm(dim=1).sum())
+                return self.pull * (theta[moving] - anchors).norm(dim=1).sum()
 
         begin = {"own": state.theta, "mixed": mixed, "shared": shared}[self.begin]
         theta = client.descend(begin, penalty=penalty)
-        return Params(theta), Params(theta[self._index(client.model.layout, theta.device)])
+        return Params(theta), Params(theta)
 
     def personalise(self, client, state, received):
-        mixed, shared = (Params(self._with_personal(client, state, theta)) for theta in received)
-        return {"mixed": mixed, "own": state, "shared": shared}
+        return {"mixed": Params(received.mixed), "own": state, "shared": Params(received.shared)}
 
     def propagate(self, graph, heard, seen):
         """[N, N] the weights of `theta` in u, from links: [N, N] and whose models are passed on, heard: [N].
@@ -217,29 +209,8 @@ class SFL(Method):
         step = links / degree[:, None] if self.norm == "row" else links * (degree[:, None] * degree).rsqrt()
         return self.rho * power(step, self.steps) + (1 - self.rho) * itself
 
-    def _shared(self, layout):
-        """The tensors that leave a client, in order."""
-        personal = layout.match(self.personal)
-        shared = [e for e in layout.entries if e.name not in personal and (e.trainable or self.bn == "propagated")]
-        if not any(e.trainable for e in shared):
-            raise UsageError("sfl: personal keeps every parameter with the client, so nothing is left to share")
-        return shared
-
-    def _index(self, layout, device, trainable_only=False):
-        """[d'] positions in theta of what leaves a client."""
-        shared = self._shared(layout)
-        return layout.index(frozenset(e.name for e in shared if e.trainable or not trainable_only), device)
-
-    def _learned(self, layout, device):
-        """[d'] bool: False on the running statistics among what leaves a client."""
-        return layout.trainable_on(device)[self._index(layout, device)]
-
-    def _with_personal(self, client, state, theta):
-        """[d] the client's own model with theta: [d'] in place of what it shares."""
-        return state.theta.index_copy(0, self._index(client.model.layout, theta.device), theta)
-
     def _began(self, roster, server, cohort):
-        """[K, d'] what the cohort's training started from."""
+        """[K, d] what the cohort's training started from."""
         if self.begin == "own":
             return take(server.theta, cohort)
         return getattr(self.send(roster, server, cohort), self.begin)
@@ -281,25 +252,24 @@ class SFL(Method):
         return gram(self._compared(roster, server, compare)).distances.to(server.graph.dtype)
 
     def _compared(self, roster, server, compare):
-        """What tells clients apart, tensor by tensor: tables [N, d'] are large."""
+        """What tells clients apart, tensor by tensor: tables [N, d] are large."""
         if self.sketch:
             other = compare != "change" and self.compare == "change"
             sketch = self._sketch(roster, server.theta) if other else server.sketch
             yield server.mixing @ sketch if compare == "mixed" else sketch
             return
-        table, at = server.change if compare == "change" else server.theta, 0
-        for entry in self._shared(roster.layout):
-            at, start = at + entry.shape.numel(), at
+        table = server.change if compare == "change" else server.theta
+        for entry in roster.layout.entries:
             if entry.trainable:
-                part = table[:, start:at]
+                part = table[:, entry.at]
                 yield mix(server.mixing, part, roster.layout) if compare == "mixed" else part
 
     def _sketch(self, roster, rows):
-        """[K, s] sketches of the parameters in rows: [K, d'], comparable over all rounds."""
+        """[K, s] sketches of the parameters in rows: [K, d], comparable over all rounds."""
         if not self.sketch:
             return rows.new_zeros(len(rows), 0)
         draw = key(roster.seed, "sfl.sketch", device=rows.device)
-        return sketch_models(rows, draw, self._learned(roster.layout, rows.device), self.sketch)
+        return sketch_models(rows, draw, roster.layout.trainable_on(rows.device), self.sketch)
 
     def _alike(self, square, own, seen):
         r"""[N, N] links from squared distances: [N, N]: $e^{-d^2 / 2 \sigma^2}$, $\sigma^2$ the median, K a row.

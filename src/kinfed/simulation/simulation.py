@@ -18,6 +18,7 @@ from ..core.fleet import raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.seeding import generator, tags
+from ..core.sharing import divide, undivided
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -71,6 +72,7 @@ class Simulation:
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
         check_precision(precision, self.device, model.theta.dtype)
+        method, model = divide(method, model)
         self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
         if precision == "bf16":
             self.model = model.twin()  # whoever else uses the model is left alone
@@ -140,7 +142,7 @@ class Simulation:
 
     def client_statistics(self) -> Tree:
         """What every client says before round 1, [N, ...]."""
-        if type(self.method).client_statistics is Method.client_statistics:
+        if type(undivided(self.method)).client_statistics is Method.client_statistics:
             return ()
         everyone = torch.arange(len(self.clients), device=self.device)
         return self._each(0, everyone, lambda client, *_: self.method.client_statistics(client))
@@ -202,6 +204,7 @@ class Simulation:
 def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, list[Tensor]]:
     """Rows by split, with the method's feedback examples as `held_out`."""
     rows = {split: list(parts) for split, parts in federation.rows.items()}
+    name = type(undivided(method)).__name__
     if method.feedback == "train":
         rows["held_out"] = rows["train"]
     elif method.feedback == "test":
@@ -210,7 +213,7 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
         short = [n for n, r in zip(federation.names, rows["train"], strict=True) if len(r) < 2]
         if short:
             raise UsageError(
-                f"{type(method).__name__} sets a ninth of each client's training examples aside for feedback, but "
+                f"{name} sets a ninth of each client's training examples aside for feedback, but "
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
         rows["held_out"] = []

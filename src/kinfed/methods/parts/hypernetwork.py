@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,13 +93,12 @@ class Form:
         return torch.cat(parts, 1)
 
 
+@dataclass(frozen=True)
 class Hypernetwork(Method):
-    """The client half of a method whose server writes the models.
+    """The client half of a method whose server writes the models; running statistics stay with the clients."""
 
-    Only the tensors that are written, d' of the d entries, travel; running statistics stay with the client.
-    """
-
-    client_clip: float = math.inf  # norm of the gradient in each local step
+    bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
+    client_clip = math.inf  # norm of the gradient in each local step
 
     def neighbours(self, roster: Roster) -> Tensor | None:
         """[N, N] the links that say whose embedding is like whose; None where nothing does."""
@@ -129,24 +128,19 @@ class Hypernetwork(Method):
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return None
 
-    def init_client(self, client: Client) -> Tree:
-        return Params(client.model.theta)  # of which only the running statistics are used
+    def check_written(self, layout: Layout) -> None:
+        """Raise UsageError if there is more in what the network should write than what is learned."""
+        if layout.parameters < layout.size:
+            raise UsageError(
+                "a network cannot write running statistics; use bn='local', which leaves them at the clients"
+            )
 
-    def written(self, layout: Layout) -> frozenset[str]:
-        """Names of the tensors that the network writes; all others keep the numbers of the common initial model."""
-        return frozenset(e.name for e in layout.entries if e.trainable)
+    def init_client(self, client: Client) -> Tree:
+        return Params(client.model.theta)
 
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:
-        theta = self._with_own_statistics(client, state, received)
-        theta = client.descend(theta, only=self.written(client.model.layout), clip=self.client_clip)
-        return Params(theta), Params(theta[self._generated(client)])
+        theta = client.descend(received.theta, clip=self.client_clip)
+        return Params(theta), Params(theta)
 
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        return {"generated": Params(self._with_own_statistics(client, state, received)), "own": state}
-
-    def _generated(self, client: Client) -> Tensor:
-        layout = client.model.layout
-        return layout.index(self.written(layout), client.tag.device)
-
-    def _with_own_statistics(self, client: Client, state: Tree, received: Tree) -> Tensor:
-        return put(state.theta, self._generated(client), received.theta)
+        return {"generated": received, "own": state}

@@ -1,0 +1,334 @@
+"""Sharing: which part of a model travels, which stays with each client, and which never moves.
+
+`personal`, `frozen` and `bn` are settings of every method. A method with such settings is run by `Divided`, and itself
+sees only the part that travels, d_s of the d numbers, as if that were the model: its roster, messages and states, and
+its client. That client puts the whole model together for every loss, gradient and training.
+
+A client has one personal part, [d_p]. Each `descend` trains it along with what it is given, and goes on from where the
+one before has left it, also where a method trains several models in one round. Frozen tensors are the initial model's.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UsageError
+from . import trees
+from .batches import Batch, Examples
+from .client import Client, Objective, Quadratic
+from .graph import Origin
+from .layout import Layout
+from .method import Method, Params, Roster
+from .model import Model
+from .trees import Tree
+
+Part = Literal["shared", "personal", "frozen"]
+PARTS: tuple[Part, ...] = ("shared", "personal", "frozen")
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """What becomes of each tensor of a model: shared, personal to a client, or frozen."""
+
+    layout: Layout  # of the whole model
+    personal: frozenset[str]  # names
+    frozen: frozenset[str]  # names; parameters that need no gradient are among them
+
+    @staticmethod
+    def of(method: Method, layout: Layout) -> "Sharing":
+        """What a method's settings make of a model; raises UsageError if they do not go together."""
+        for name in ("personal", "frozen"):
+            if isinstance(patterns := getattr(method, name), str):
+                raise UsageError(f"{name} is a list of patterns; write ['{patterns}']")
+        if method.bn not in ("averaged", "local", "personal"):
+            raise UsageError(f"bn must be averaged, local or personal; got {method.bn!r:.80}")
+        personal, frozen = layout.match(method.personal), layout.match(method.frozen)
+        if both := sorted(personal & frozen):
+            raise UsageError(
+                f"'{both[0]}' cannot be both personal, which is trained, and frozen; take it out of "
+                f"personal={list(method.personal)} or of frozen={list(method.frozen)}"
+            )
+        frozen |= {e.name for e in layout.entries if not (e.trainable or e.buffer)}
+        if method.bn != "averaged":
+            personal |= {e.name for e in layout.entries if e.buffer} - frozen
+        if method.bn == "personal":
+            personal |= layout.norms - frozen
+        found = Sharing(layout, personal, frozen)
+        if not found.shared.layers:
+            raise UsageError(
+                "nothing is left to share: every tensor that could be learned together is personal or frozen; name "
+                "fewer, take a model of more layers, or let every client train alone by method 'local'"
+            )
+        return found
+
+    @cached_property
+    def shared(self) -> Layout:
+        """Of the part that travels."""
+        return self.layout.part(self.layout.names - self.personal - self.frozen)
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers of which something travels: those that a relation may have one of each."""
+        return [layer.name for layer in self.shared.layers]
+
+    @property
+    def divided(self) -> bool:
+        """Whether anything does not travel."""
+        return bool(self.personal or self.frozen)
+
+    @property
+    def trained(self) -> bool:
+        """Whether a gradient moves anything personal."""
+        return not self.personal.isdisjoint(self.layout.learned)
+
+    def count(self, part: Part) -> tuple[int, int]:
+        """How many tensors are in a part of the model, and how many numbers."""
+        sizes = [e.shape.numel() for e in self.layout.entries if self._part(e.name) == part]
+        return len(sizes), sum(sizes)
+
+    def summary(self, down: int, up: int, rounds: int) -> dict[str, Any]:
+        """Tensors and numbers of each part, and the mean over rounds of the bytes down to the clients and up again."""
+        found: dict[str, Any] = {}
+        for part in PARTS:
+            tensors, numbers = self.count(part)
+            found[part] = {"tensors": tensors, "numbers": numbers}
+        return found | {"bytes_down": down // max(1, rounds), "bytes_up": up // max(1, rounds)}
+
+    def cut(self, theta: Tensor, part: Part = "shared") -> Tensor:
+        """[..., d_s], or [..., d_p], of whole models: [..., d]."""
+        found = [theta[..., run] for source, run, _ in self._runs if source == part]
+        return torch.cat(found or [theta[..., :0]], -1) if len(found) != 1 else found[0]
+
+    def compose(self, shared: Tensor, personal: Tensor, frozen: Tensor) -> Tensor:
+        """[..., d] whole models of their parts: [..., d_s], [..., d_p]; the rest is that of frozen: [..., d]."""
+        return torch.cat(
+            [
+                shared[..., at]
+                if source == "shared"
+                else personal[..., at]
+                if source == "personal"
+                else frozen[..., run]
+                for source, run, at in self._runs
+            ],
+            -1,
+        )
+
+    def _part(self, name: str) -> Part:
+        return "frozen" if name in self.frozen else "personal" if name in self.personal else "shared"
+
+    @cached_property
+    def _runs(self) -> list[tuple[Part, slice, slice]]:
+        """Neighbouring entries of one part: which, where in the model, and where in that part."""
+        runs: list[tuple[Part, slice, slice]] = []
+        ends = {"shared": 0, "personal": 0, "frozen": 0}
+        for entry in self.layout.entries:
+            part, size = self._part(entry.name), entry.shape.numel()
+            run, at = entry.at, slice(ends[part], ends[part] + size)
+            ends[part] += size
+            if runs and runs[-1][0] == part:
+                _, before, begun = runs.pop()
+                run, at = slice(before.start, run.stop), slice(begun.start, at.stop)
+            runs.append((part, run, at))
+        return runs
+
+
+def describe(summary: dict[str, Any]) -> str:
+    """A line about what travels, from `Sharing.summary`."""
+    held = {part: summary[part] for part in PARTS if summary[part]["tensors"] or part == "shared"}
+    said = [f"{part} {one['tensors']} tensors ({one['numbers']:,} numbers)" for part, one in held.items()]
+    down, up = (f"{summary[way] / 1e6:.3g} MB" for way in ("bytes_down", "bytes_up"))
+    return f"{', '.join(said)}; {down} to the clients and {up} back a round"
+
+
+def divide(method: Method, model: Model) -> tuple[Method, Model]:
+    """The method and the model to run so that only what is shared travels; both as they are where everything is."""
+    if isinstance(method, Divided):
+        return method, model
+    sharing = Sharing.of(method, model.layout)
+    if not sharing.divided:
+        return method, model
+    model = model.freeze(sharing.frozen)
+    return Divided(method, replace(sharing, layout=model.layout), method.feedback), model
+
+
+def undivided(method: Method) -> Method:
+    """The method as it was given to `divide`."""
+    return method.method if isinstance(method, Divided) else method
+
+
+class State(NamedTuple):
+    """A client's private state."""
+
+    own: Tree  # the method's
+    personal: Tensor  # [d_p] the client's own part of its model
+
+
+@dataclass(frozen=True)
+class Divided(Method):
+    """A method that sees the shared part of a model only."""
+
+    method: Method
+    sharing: Sharing
+    feedback: str = "none"
+    _cut: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def remedy(self) -> str:
+        return self.method.remedy
+
+    @property
+    def caution(self) -> str:
+        return self.method.caution
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return self.method.origin_of(self._inner(roster))
+
+    def start(self, roster: Roster) -> Tree:
+        return self.method.start(self._inner(roster))
+
+    def send(self, roster: Roster, server: Tree, cohort: Tensor) -> Tree:
+        return self.method.send(self._inner(roster), server, cohort)
+
+    def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
+        return self.method.aggregate(self._inner(roster), server, cohort, uploads)
+
+    def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
+        return self.method.relation(self._inner(roster), server, cohort)
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
+        return self.method.add_clients(self._inner(roster), server, newcomers)
+
+    def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
+        return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
+
+    def client_statistics(self, client: Client) -> Tree:
+        return self.method.client_statistics(self._open(client).typed)
+
+    def init_client(self, client: Client) -> Tree:
+        part = self._open(client)
+        return State(self.method.init_client(part.typed), part.own)
+
+    def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
+        part = self._open(client, state)
+        own, upload = self.method.train(part.typed, state.own, received)
+        if self.sharing.trained and not part.moved:
+            raise UsageError(
+                f"{type(self.method).__name__} takes local steps of its own, which leave out what is personal; let it "
+                "take them with client.undivided from client.whole(theta), and upload client.part(theta)"
+            )
+        return State(own, part.own), upload
+
+    def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
+        part = self._open(client, state)
+        found = self.method.personalise(part.typed, state.own, received)
+        return {name: self._complete(part, name, personal) for name, personal in found.items()}
+
+    def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
+        return self.method.predict(client, personal, x)
+
+    def extend(self, module: nn.Module, head: str | None) -> nn.Module:
+        return self.method.extend(module, head)
+
+    def export(self, model: Model, personal: Tree) -> nn.Module:
+        return self.method.export(model, personal)
+
+    def _complete(self, part: "_Part", name: str, personal: Tree) -> Tree:
+        """A named model, whole; per client, even if all received the same, where a part of it is personal."""
+        model = trees.model_field(personal)
+        if not model:
+            return personal
+        theta = getattr(personal, model)
+        if len(theta) == self.sharing.layout.size:
+            theta = self.sharing.compose(self.sharing.cut(theta), self.sharing.cut(theta, "personal"), part.initial)
+        elif part.moved:
+            raise UsageError(
+                f"{type(self.method).__name__}.personalise trains, so it must say which personal part goes with "
+                f"'{name}': give client.whole(theta), before or after training"
+            )
+        else:
+            theta = part.whole(theta)
+        plain = type(self.method).predict is Method.predict
+        return Params(theta) if self.sharing.personal and plain else personal._replace(**{model: theta})
+
+    def _open(self, client: Client, state: State | None = None) -> "_Part":
+        own = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
+        return _Part(client, self.sharing, own)
+
+    def _inner(self, roster: Roster) -> Roster:
+        if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
+            self._cut.update(whole=roster.theta, shared=self.sharing.cut(roster.theta))
+        return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared)
+
+
+class _Part:
+    """A client as a divided method sees it: every theta: [d_s] is the shared part of its model."""
+
+    def __init__(self, client: Client, sharing: Sharing, own: Tensor) -> None:
+        self.undivided, self.own, self.moved = client, own, False
+        self.personal, self.initial = sharing.personal, client.model.theta
+        self._sharing = sharing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.undivided, name)
+
+    @property
+    def typed(self) -> Client:
+        return cast(Client, self)
+
+    @cached_property
+    def model(self) -> "_PartModel":
+        return _PartModel(self)
+
+    def whole(self, theta: Tensor) -> Tensor:
+        if len(theta) != self._sharing.shared.size:
+            raise UsageError(
+                f"{self._sharing.shared.size} numbers of a model are shared here, and {len(theta)} were given: let the "
+                "server run the method that kinfed.core.sharing.divide makes of this one"
+            )
+        return self._sharing.compose(theta, self.own, self.initial)
+
+    def part(self, theta: Tensor) -> Tensor:
+        self.own, self.moved = self._sharing.cut(theta, "personal"), True
+        return self._sharing.cut(theta)
+
+    def loss(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
+        return self.undivided.loss(self.whole(theta), batch, objective)
+
+    def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
+        return self._sharing.cut(self.undivided.gradient(self.whole(theta), batch, objective))
+
+    def descend(self, theta: Tensor, *, penalty: Callable[[Tensor], Tensor] | None = None, **settings: Any) -> Tensor:
+        """Trains the personal part as well, but for what `only` leaves out; a penalty is on the shared part alone."""
+        penalty = None if penalty is None else self._widen(penalty)
+        return self.part(self.undivided.descend(self.whole(theta), penalty=penalty, **settings))
+
+    def _widen(self, penalty: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """The penalty as a function of the whole model."""
+        sharing = self._sharing
+        if not isinstance(penalty, Quadratic):
+            return lambda theta: penalty(sharing.cut(theta))
+        rest = torch.zeros_like(self.own), torch.zeros_like(self.initial)
+        slope = sharing.compose(penalty.slope, *rest)
+        if not sharing.trained:  # what is not shared moves along no gradient
+            return Quadratic(penalty.pull, slope)
+        pull = sharing.compose(torch.full_like(penalty.slope, penalty.pull), *rest)
+        return lambda theta: (0.5 * pull * theta + slope) @ theta
+
+
+class _PartModel:
+    """The model of such a client."""
+
+    def __init__(self, client: _Part) -> None:
+        self._client, self.layout = client, client._sharing.shared
+
+    @cached_property
+    def theta(self) -> Tensor:
+        """[d_s] of the initial model."""
+        return self._client._sharing.cut(self._client.initial)
+
+    def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._client.undivided.model(self._client.whole(theta), x)
