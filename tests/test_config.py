@@ -21,6 +21,7 @@ from kinfed.experiments import config
 from kinfed.experiments.config import EMBEDDED, call, make, override, read, resolve, settings, write
 from kinfed.graphs.known import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
+from kinfed.methods.parts.graph_learning import QP, Similarity
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 
@@ -170,6 +171,14 @@ def test_tuned_settings_of_the_embedded_experiments_fit():
         for name in METHODS:
             found = resolve({**raw, "method": name})
             assert holds(found.table["method"], raw.get("methods", {}).get(name, {}))
+
+
+def test_a_tuned_part_is_changed_in_the_settings_that_are_named():
+    assert resolve(read("panacea", ["method.optimiser.lr=0.5"])).method.optimiser == Adam(0.5)  # which was tuned
+    assert resolve(read("panacea", ["method.optimiser.name=sgd"])).method.optimiser == SGD(0.1)
+    assert resolve(read("sfl", ["method.structure.beta=0.5"])).method.structure == Similarity(neighbours=3, beta=0.5)
+    assert resolve(read("sfl", ["method.structure=similarity"])).method.structure == Similarity(neighbours=3)
+    assert resolve(read("sfl", ["method.structure=qp"])).method.structure == QP()
 
 
 def test_a_method_runs_the_embedded_experiment():

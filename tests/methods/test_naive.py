@@ -52,7 +52,7 @@ class Ours:
             torch.manual_seed(1)
             module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
         fleet = Simulation(data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, executor="vmap")
-        self.roster = fleet.roster(data.graph)
+        method, self.roster = fleet.method, fleet.roster(data.graph)
         self.begin = method.start(self.roster)
         self.server = run(
             method, self.roster, fleet, History(data.names, data.task), rounds=rounds, participation=share

@@ -20,6 +20,11 @@ def to_rows(weights: Tensor) -> Tensor:
     return weights / torch.where(total > 0, total, 1.0)
 
 
+def with_itself(links: Tensor) -> Tensor:
+    """[N, N] links: [N, N] with one of every client to itself; one that is there keeps its weight."""
+    return links + torch.diag((links.diagonal() == 0).to(links.dtype))
+
+
 def nearest_mixtures(inner: Tensor, target: Tensor, linked: Tensor, gamma: float) -> Tensor:
     r"""[N, N] rows of weights: a, of those linked, minimises $\|v_i - \sum_j a_j v_j\|^2 + \gamma \|a - t_i\|^2$.
 

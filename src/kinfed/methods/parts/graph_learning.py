@@ -12,7 +12,7 @@ from ...core.trees import Tree
 from ...errors import UsageError
 from ...ops.similarity import gram, in_medians
 from ...ops.sketch import sketch_models
-from ...ops.sparsify import largest, nearest_mixtures, to_rows
+from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Known:
     """The graph is known and stays. `server` is the state of SFL, of which any part may be used."""
 
     def origin_of(self, roster: Roster) -> Origin:
-        """What the graph was made of."""
         return roster.graph.origin if roster.graph is not None else "given"
 
     def start(self, roster: Roster) -> Tensor:
@@ -30,7 +29,7 @@ class Known:
                 "sfl needs a graph of the clients and this data set has none: choose one by federation.graph, or let "
                 "it be learned by method.structure=similarity"
             )
-        return known_links(roster)
+        return with_itself(roster.graph.weights.to(roster.theta))
 
     def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
         """[K, s] what is kept of models: [K, d] to compare them by."""
@@ -42,7 +41,7 @@ class Known:
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
         """[N, N] the links once newcomers: [M] have joined."""
-        return known_links(roster)
+        return self.start(roster)
 
 
 @dataclass(frozen=True)
@@ -58,19 +57,19 @@ class Similarity:
     sketch: int = 0  # numbers in a sketch that stands for a model in comparisons; 0: the models themselves
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1 or self.sketch < 0:
+        if self.neighbours < 1 or self.sketch < 0 or not 0 <= self.beta <= 1:
             raise UsageError(
-                "sfl: neighbours must be at least 1 and sketch zero or more; "
-                f"got neighbours={self.neighbours} and sketch={self.sketch}"
+                "sfl: neighbours must be at least 1, sketch zero or more, and beta a share, in [0, 1]; "
+                f"got neighbours={self.neighbours}, sketch={self.sketch} and beta={self.beta}"
             )
-        if not 0 <= self.beta <= 1:
-            raise UsageError(f"sfl: beta is a share, in [0, 1]; got {self.beta}")
 
     def origin_of(self, roster: Roster) -> Origin:
         return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
 
     def start(self, roster: Roster) -> Tensor:
-        return roster.theta.new_ones(len(roster), len(roster)) if roster.graph is None else known_links(roster)
+        if roster.graph is None:
+            return roster.theta.new_ones(len(roster), len(roster))
+        return with_itself(roster.graph.weights.to(roster.theta))
 
     def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
         if not self.sketch:
@@ -127,10 +126,3 @@ class QP(Similarity):
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
         inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
         return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
-
-
-def known_links(roster: Roster) -> Tensor:
-    """[N, N] the known graph with a link of every client to itself: A + I."""
-    assert roster.graph is not None
-    links = roster.graph.weights.to(roster.theta)
-    return links + torch.diag((links.diagonal() == 0).to(links.dtype))
