@@ -30,6 +30,9 @@ from kinfed.experiments import run_folder
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Sketch
+from kinfed.methods.parts.graph_hypernetwork import GCN
+from kinfed.methods.parts.graph_learning import Similarity
+from kinfed.methods.parts.heads import ChunkedHeads
 from kinfed.models import MODELS
 from kinfed.simulation.simulation import Simulation
 
@@ -41,11 +44,11 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "fedavg-ft": ({}, 100_000),
     "fedrep": ({}, 100_000),  # this and the next have private states
     "local": ({}, 100_000),
-    "sfl": ({"structure": "similarity", "neighbours": 20, "sketch": 512}, 10_000),
+    "sfl": ({"structure": Similarity(neighbours=20, sketch=512)}, 10_000),
     "pfedgat": ({"graph": Attention(features=Sketch(), neighbours=20)}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),
-    "panacea": ({"heads": "chunked", "encoder": "sparse"}, 10_000),
+    "panacea": ({"encoder": GCN(sparse=True), "decoder": ChunkedHeads()}, 10_000),
 }
 WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))

@@ -34,18 +34,22 @@ GRID = {
     "scaffold": {"server_lr": [0.5, 1.0], "option": [1, 2]},
     "fedrep": {"head_epochs": [1, 2, 5, 10], "base_epochs": [1, 2]},
     "per-fedavg": {"alpha": [0.03, 0.1, 0.3], "beta": [0.03, 0.1, 0.2], "adapt_steps": [1, 10]},
-    "pfedhn": {"lr": [0.003, 0.01, 0.03, 0.1, 0.3], "embedding": [6, 20], "weight_decay": [0.0]},
+    "pfedhn": {
+        "optimiser.lr": [0.003, 0.01, 0.03, 0.1, 0.3],
+        "embedding": [6, 20],
+        "optimiser.weight_decay": [0.0],
+    },
     "panacea": {  # with the oracle graph, as the data has none
         "federation.graph": ["oracle"],
-        "optimiser": ["adam"],
-        "lr": [0.001, 0.003, 0.01],
+        "optimiser.name": ["adam"],
+        "optimiser.lr": [0.001, 0.003, 0.01],
         "reconstruction": [0.0, 0.1, 1.0],
         "steps": [3, 10],
     },
     "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [1]},
     "sfl": {
-        "structure": ["similarity"],
-        "neighbours": [3, 5, 10],
+        "structure.name": ["similarity"],
+        "structure.neighbours": [3, 5, 10],
         "begin": ["own", "mixed"],
         "pull": [0.01, 0.03, 0.1],
     },
@@ -68,13 +72,18 @@ FEW = {
     "fedavg-ft": {"epochs": [1, 5, 10], "scope": ["all", "head"]},
     "panacea": {
         "federation.graph": ["oracle"],
-        "optimiser": ["adam"],
-        "lr": [0.0003, 0.001],
+        "optimiser.name": ["adam"],
+        "optimiser.lr": [0.0003, 0.001],
         "reconstruction": [0.0],
         "steps": [1, 3, 10],
     },
     "cfl": {"eps1": [0.5, 0.8, 1.2], "eps2": [0.5, 1.2], "begin": [1]},
-    "sfl": {"structure": ["similarity"], "neighbours": [3, 5], "begin": ["mixed"], "pull": [0.01, 0.03, 0.1]},
+    "sfl": {
+        "structure.name": ["similarity"],
+        "structure.neighbours": [3, 5],
+        "begin": ["mixed"],
+        "pull": [0.01, 0.03, 0.1],
+    },
     "fedcedar": {
         "steps": [1],
         "feature": ["centred"],
@@ -118,7 +127,11 @@ def main(experiment, names):
     source = str(config.EMBEDDED / f"{experiment}.toml")
     grids, seeds = BUDGET[experiment]
     for name in names or (["training", *grids] if grids is GRID else grids):
-        grid = TRAINING if name == "training" else {k if "." in k else f"method.{k}": v for k, v in grids[name].items()}
+        grid = (
+            TRAINING
+            if name == "training"
+            else {k if k.startswith("federation.") else f"method.{k}": v for k, v in grids[name].items()}
+        )
         method = "local" if name == "training" else name
         results = []
         for values in itertools.product(*grid.values()):

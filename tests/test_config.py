@@ -21,6 +21,7 @@ from kinfed.experiments import config
 from kinfed.experiments.config import EMBEDDED, call, make, override, read, resolve, settings, write
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
+from kinfed.methods.parts.graph_learning import QP, Similarity
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 
@@ -172,6 +173,14 @@ def test_tuned_settings_of_the_embedded_experiments_fit():
             assert holds(found.table["method"], raw.get("methods", {}).get(name, {}))
 
 
+def test_a_tuned_part_is_changed_in_the_settings_that_are_named():
+    assert resolve(read("panacea", ["method.optimiser.lr=0.5"])).method.optimiser == Adam(0.5)  # which was tuned
+    assert resolve(read("panacea", ["method.optimiser.name=sgd"])).method.optimiser == SGD(0.1)
+    assert resolve(read("sfl", ["method.structure.beta=0.5"])).method.structure == Similarity(neighbours=3, beta=0.5)
+    assert resolve(read("sfl", ["method.structure=similarity"])).method.structure == Similarity(neighbours=3)
+    assert resolve(read("sfl", ["method.structure=qp"])).method.structure == QP()
+
+
 def test_a_method_runs_the_embedded_experiment():
     assert read("sfl", [])["method"] == {"name": "sfl"}
     assert read("sfl", ["method.steps=3"])["method"] == {"name": "sfl", "steps": 3}
@@ -278,7 +287,8 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"method": {"name": "sfl", "steps": True}}, "method.steps must be a whole number; got True"),
         ({"method": {"name": "sfl", "rho": "1"}}, "method.rho must be a number; got '1'"),
         ({"method": {"name": "sfl", "rho": True}}, "method.rho must be a number; got True"),
-        ({"method": {"name": "sfl", "norm": 1}}, "method.norm must be text; got 1"),
+        ({"method": {"name": "sfl", "begin": 1}}, "method.begin must be one of 'own', 'mixed', 'shared'; got 1"),
+        ({"method": {"name": "sfl", "structure": "similar"}}, "method.structure: there is no 'similar'; did you mean"),
         ({"method": {"name": "sfl", "personal": "head"}}, "method.personal must be a list; got 'head'"),
         ({"method": {"name": "fedrep", "base_epochs": "2"}}, "base_epochs must be a whole number or left out; got '2'"),
         ({"training": {"optimiser": "sdg"}}, "training.optimiser: there is no 'sdg'; did you mean 'sgd'"),

@@ -36,7 +36,7 @@ CPU = torch.device("cpu")
 SIZES = (6, 9, 8, 13, 5, 11)  # examples: unequal, so that batches are filled up and clients end early
 TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
 LATE = Participation(0.5, late=0.3, joins=1)
-SETTINGS = {"cfl": {"begin": 0, "eps1": 10.0, "eps2": 0.0}, "panacea": {"embedding": 4, "hidden": 7, "steps": 3}}
+SETTINGS = {"cfl": {"begin": 0, "eps1": 10.0, "eps2": 0.0}, "panacea": {"embedding": 4, "steps": 3}}
 EXECUTORS = ("loop", "vmap", "fused")
 FEW = ("vmap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("loop", "fused")))
 

@@ -14,6 +14,9 @@ from kinfed.core.seeding import tags
 from kinfed.experiments import config
 from kinfed.experiments.reproduction import MEASURES
 from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.graph_hypernetwork import GCN
+from kinfed.methods.parts.graph_learning import Known
+from kinfed.methods.parts.heads import FullHeads
 from kinfed.papers import published_table
 from kinfed.papers.fedaghn.ablations import Printed
 
@@ -21,12 +24,12 @@ PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
 # As printed: rounds, clients in a round, batch, epochs or steps, client rate (None: not printed), the method's.
 PRINTED = {
     "sfl/table2/cifar10/shards2": (
-        20, 100, 128, None, None, {"steps": 1, "rho": 1.0, "begin": "own", "structure": "given"}
+        20, 100, 128, None, None, {"steps": 1, "rho": 1.0, "begin": "own", "structure": Known()}
     ),
     "sfl/table2/cifar10/shards5-released": (
-        20, 100, 128, 20, None, {"steps": 3, "begin": "shared", "reg": "off", "rho": 1.0}
+        20, 100, 128, 20, None, {"steps": 3, "begin": "shared", "pull": 0.0, "rho": 1.0}
     ),
-    "sfl/table1/metr_la": (20, 207, 128, None, None, {"structure": "given"}),
+    "sfl/table1/metr_la": (20, 207, 128, None, None, {"structure": Known()}),
     "pfedgat/table1/cifar10/dirichlet": (
         50, 10, 64, 5, 0.01, {"graph": Attention(heads=8, slope=0.2), "lr": 0.01, "feedback": "test"}
     ),
@@ -37,9 +40,9 @@ PRINTED = {
     "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"tuning": Printed()}),
     "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "tuning": Printed()}),
     "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2, "feature": "params"}),
-    "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "hidden": 100, "encoder_layers": 3, "steps": 10}),
-    "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder_layers": 3, "aggregation": "row", "steps": 10}),
-    "panacea/table2/metr_la": (800, 5, 64, 50, None, {"sign": "descent", "mode": "target", "steps": 10}),
+    "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "encoder": GCN(3, 100), "steps": 10}),
+    "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder": FullHeads(3, 100), "steps": 10}),
+    "panacea/table2/metr_la": (800, 5, 64, 50, None, {"reconstruction": 0.1, "steps": 10}),
     "panacea/table2/compcars": (100, 5, 64, 50, None, {"steps": 10}),
 }  # fmt: skip
 OWNERS = {"synthetic": 60, "dg60": 60, "compcars": 30, "tpt48": 48, "metr_la": 207, "pems_bay": 325}

@@ -223,7 +223,7 @@ SMALL = ["rounds=2", "federation.clients=8", "federation.partition.groups=4"]
 
 def run(tmp_path, capsys, *settings):
     folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-    code = main(["run", "sfl", "method.structure=given", *SMALL, *settings, "--out", str(folder), "--json", "--quiet"])
+    code = main(["run", "sfl", "method.structure=known", *SMALL, *settings, "--out", str(folder), "--json", "--quiet"])
     out, err = capsys.readouterr()
     return (json.loads(out) if code == 0 else err), folder
 

@@ -6,7 +6,7 @@ from kinfed.experiments.run_folder import read_summary
 
 
 def test_every_graph_that_clients_can_have_is_tried(study, tmp_path, figures):
-    asked = study("sfl", "method.structure=given", "method.pull=0", "rounds=6")
+    asked = study("sfl", "method.structure=known", "method.pull=0", "rounds=6")
     found = controls(asked)
     graphs = [row["graph"] for row in found.rows]
     assert graphs == ["oracle", "label_overlap", "shuffled", "random", "identity", "complete"]  # no graph is given

@@ -37,7 +37,13 @@ SETTINGS = {
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
     "pfedgat": {"graph": {"name": "attention", "heads": 2, "width": 3}, "lr": 1.0},
     "pfedhn": {"hidden": 7},
-    "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
+    "panacea": {
+        "embedding": 4,
+        "encoder": {"hidden": 7},
+        "decoder": {"hidden": 7},
+        "steps": 3,
+        "optimiser": {"lr": 0.5},
+    },
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
     "fedaghn": {"sharpness": 3.0, "lr": 0.1},
 }

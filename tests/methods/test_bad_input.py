@@ -11,6 +11,8 @@ from kinfed.core.tasks import Classification
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Head
+from kinfed.methods.parts.graph_hypernetwork import GCN
+from kinfed.methods.parts.heads import FullHeads
 
 LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
 PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
@@ -50,16 +52,13 @@ def run(method, weights=PATH, train=9, module=None, **settings):
         (lambda: federation(graph((1, 2, -0.5))), r"not negative; entry \[1, 2\] is -0.5"),
         (lambda: federation(graph((2, 0, float("nan")))), r"must be finite and not negative; entry \[2, 0\] is nan"),
         (lambda: federation(graph((0, 1, float("inf")))), r"entry \[0, 1\] is inf"),
-        (lambda: run(SFL(norm="sym"), LOPSIDED), "sfl: norm='sym' needs a symmetric graph"),
-        (lambda: run(Panacea(aggregation="sym"), LOPSIDED), "panacea: aggregation='sym' .* need a symmetric graph"),
-        (lambda: run(Panacea(initial="spectral"), LOPSIDED), "initial='spectral' need a symmetric graph"),
         (lambda: run(SFL(), None), "sfl needs a graph of the clients and this data set has none"),
         (lambda: run(Panacea(), None), "panacea needs a graph of the clients"),
         (
             lambda: run(PFedGAT(Attention(heads=500, memory=1e-5))),
             "attention: a network of 500 heads .* more than memory=1e-05",
         ),
-        (lambda: run(Panacea(memory=1e-5)), "panacea: a network of .* more than memory=1e-05"),
+        (lambda: run(Panacea(decoder=FullHeads(memory=1e-5))), "panacea: a network of .* more than memory=1e-05"),
         (lambda: run(PFedHN(memory=1e-5)), "pfedhn: a network of .* more than memory=1e-05"),
         (lambda: run(FedAGHN(), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
         (lambda: run(PFedGAT(), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
@@ -89,10 +88,8 @@ DG15 = ["federation.dataset=dg15", "federation.partition=natural", "federation.c
         (np.ones((3, 4)), ["sfl"], "the graph must be [3, 3] for 3 clients; got [3, 4]"),
         (graph((1, 2, -0.5)), ["sfl"], "not negative; entry [1, 2] is -0.5"),
         (graph((1, 2, float("nan"))), ["panacea"], "entry [1, 2] is nan"),
-        (LOPSIDED, ["sfl", "method.structure=given", "method.norm=sym"], "needs a symmetric graph"),
-        (LOPSIDED, ["panacea", "method.aggregation=sym"], "need a symmetric graph"),
         (PATH, ["pfedgat", "method.graph={name='attention', memory=1e-6}"], "more than memory=1e-06"),
-        (PATH, ["panacea", "method.memory=1e-6"], "more than memory=1e-06"),
+        (PATH, ["panacea", "method.decoder.memory=1e-6"], "more than memory=1e-06"),
         (PATH, ["fedaghn", "method.feedback=val", "federation.split.examples=3"], "sets a ninth of each client's"),
         (PATH, ["fedcedar", "method.clusters=-1"], "method.clusters must be zero or more"),
     ],
@@ -108,7 +105,7 @@ def test_one_line_from_the_command_line(weights, asked, said, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "method", [SFL(), Panacea(embedding=3, hidden=4), Panacea(embedding=3, hidden=4, aggregation="sage")]
+    "method", [SFL(), Panacea(), Panacea(encoder=GCN(sparse=True))], ids=["sfl", "panacea", "panacea-sparse"]
 )
 def test_an_isolated_client_is_no_mistake(method):
     scores = run(method, ALONE).history.scores

@@ -25,6 +25,8 @@ from kinfed.experiments.run_folder import load_model, save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Softmax
+from kinfed.methods.parts.graph_hypernetwork import GCN
+from kinfed.methods.parts.heads import FullHeads
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
@@ -38,7 +40,13 @@ SETTINGS = {
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
     "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
     "pfedhn": {"hidden": 7},
-    "panacea": {"embedding": 4, "hidden": 7, "steps": 3, "lr": 0.5},
+    "panacea": {
+        "embedding": 4,
+        "encoder": GCN(hidden=7),
+        "decoder": FullHeads(hidden=7),
+        "steps": 3,
+        "optimiser": SGD(0.5),
+    },
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
     "fedaghn": {"sharpness": 3.0, "lr": 0.1},
 }

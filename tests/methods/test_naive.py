@@ -24,7 +24,11 @@ from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
-from kinfed.papers.fedaghn.ablations import Printed
+from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
+from kinfed.methods.parts.graph_learning import Similarity
+from kinfed.methods.parts.heads import FullHeads
+from kinfed.papers.fedaghn import ablations
+from kinfed.papers.panacea.printed import Printed
 from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
@@ -49,7 +53,7 @@ class Ours:
             torch.manual_seed(1)
             module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
         fleet = Simulation(data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, executor="vmap")
-        self.roster = fleet.roster(data.graph)
+        method, self.roster = fleet.method, fleet.roster(data.graph)
         self.begin = method.start(self.roster)
         self.server = run(
             method, self.roster, fleet, History(data.names, data.task), rounds=rounds, participation=share
@@ -116,18 +120,18 @@ def test_cohorts_leave_somebody_out_and_take_them_in_again():
 
 SFLS = [
     {},
-    {"steps": 3, "rho": 0.6, "begin": "shared", "weights": "samples"},
-    {"begin": "mixed", "reg": "norm", "steps": 2},
-    {"absent": "cohort", "reg": "off"},
-    {"personal": ["1.*"]},
-    {"structure": "similarity", "neighbours": 2, "beta": 0.4},
+    {"steps": 3, "rho": 0.6, "begin": "shared"},
+    {"begin": "mixed", "steps": 2},
+    {"pull": 0.0},
+    {"personal": ("1.*",)},
+    {"structure": Similarity(neighbours=2, beta=0.4)},
 ]
 
 
 @pytest.mark.parametrize(("share", "rounds"), ROUNDS)
 @pytest.mark.parametrize(("settings", "known"), [*((settings, LINKS) for settings in SFLS), (SFLS[-1], None)], ids=str)
 def test_sfl(settings, known, share, rounds):
-    method = SFL(pull=0.2, **settings)
+    method = SFL(**{"pull": 0.2, **settings})
     ours = Ours(method, share, rounds, known)
     stays = set(LAYERS[1]) if method.personal else set()
     moves = [k for k in range(9) if k not in stays]
@@ -135,7 +139,7 @@ def test_sfl(settings, known, share, rounds):
     u, w = [ours.theta.copy() for _ in range(N)], ours.theta.copy()
     links, seen = [[float(i == j or not known or known[i][j]) for j in range(N)] for i in range(N)], set()
     for t, cohort in enumerate(ours.cohorts):
-        pull = 0.0 if t == 0 or method.reg == "off" else method.pull
+        pull = 0.0 if t == 0 else method.pull
         for i in cohort:
 
             def received(theta, i=i):
@@ -144,22 +148,16 @@ def test_sfl(settings, known, share, rounds):
             mixed, shared = received(u[i]), received(w)
 
             def towards(theta, anchors=(mixed, shared), pull=pull):
-                total = np.zeros(9)
-                for anchor in anchors:
-                    away = theta - anchor
-                    length = np.sqrt(away @ away) if method.reg == "norm" else 1.0
-                    total += away / length if length else 0.0
+                total = sum(theta - anchor for anchor in anchors)
                 return pull * np.array([0.0 if k in stays else total[k] for k in range(9)])
 
             begin = {"own": own[i], "mixed": mixed, "shared": shared}[method.begin]
             own[i] = descended(begin, ours.train[i], towards)
         first = {i for i in cohort if i not in seen and not known}  # nothing is worth keeping of the complete graph
         seen |= set(cohort)
-        heard = seen if method.absent == "stale" else set(cohort)
         mixing = np.zeros((N, N))
         for i in range(N):
-            # A client that is not passed on still counts for itself, if anybody has heard of it.
-            near = [links[i][j] if j in heard or (j == i and i in seen) else 0.0 for j in range(N)]
+            near = [links[i][j] if j in seen else 0.0 for j in range(N)]
             if sum(near) == 0:
                 near[i] = 1.0
             for j in range(N):
@@ -168,21 +166,20 @@ def test_sfl(settings, known, share, rounds):
         for _ in range(method.steps):
             u = [sum(mixing[i, j] * u[j] for j in range(N)) for i in range(N)]
         u = [method.rho * a + (1 - method.rho) * b for a, b in zip(u, own, strict=True)]
-        count = [len(ours.train[i][0]) if method.weights == "samples" else 1 for i in range(N)]
-        w = sum(count[i] * u[i] for i in heard) / sum(count[i] for i in heard)
-        if method.structure == "similarity":
+        w = sum(u[i] for i in seen) / len(seen)
+        if isinstance(method.structure, Similarity):
             # Rows of a graph that is moved are shares; those of the given one become so when they are first moved.
             apart = [[np.sum((own[i] - own[j]) ** 2) for j in range(N)] for i in range(N)]
             scale = sorted(apart[i][j] for i in seen for j in seen if i != j)
             scale = scale[(len(scale) - 1) // 2]
             for i in seen:
-                near = [i, *sorted(seen - {i}, key=lambda j: apart[i][j])[: method.neighbours - 1]]
+                near = [i, *sorted(seen - {i}, key=lambda j: apart[i][j])[: method.structure.neighbours - 1]]
                 found = [math.exp(-apart[i][j] / (2 * scale)) if j in near else 0.0 for j in range(N)]
                 old = [link / sum(links[i]) for link in links[i]]
-                beta = 1.0 if i in first else method.beta
+                beta = 1.0 if i in first else method.structure.beta
                 links[i] = [(1 - beta) * a + beta * b / sum(found) for a, b in zip(old, found, strict=True)]
     close(ours.server.theta, [v[moves] for v in own])
-    close(ours.server.graph, links)
+    close(ours.server.links, links)
     close(ours.models["own"], own)
     for name, sent in (("mixed", u), ("shared", [w] * N)):
         expected = [[own[i][k] if k in stays else sent[i][k] for k in range(9)] for i in range(N)]
@@ -261,9 +258,9 @@ def test_pfedgat(settings, share, rounds):
 AGHNS = [
     {"feedback": "test"},
     {"feedback": "train", "tuning": Printed()},
-    {"feedback": "train", "tuning": Printed("descent", shared=True)},
-    {"feedback": "test", "tuning": Printed("descent", without="p")},
-    {"feedback": "train", "tuning": Printed("descent", without="q")},
+    {"feedback": "train", "tuning": ablations.Printed("descent", shared=True)},
+    {"feedback": "test", "tuning": ablations.Printed("descent", without="p")},
+    {"feedback": "train", "tuning": ablations.Printed("descent", without="q")},
     {"feedback": "test", "granularity": "model"},
 ]
 
@@ -411,9 +408,9 @@ def test_fedcedar(settings, share, rounds):
 
 PANACEAS = [
     {"steps": 1},
-    {"aggregation": "sage", "steps": 2},
+    {"encoder": GCN(layers=2, hidden=4, sparse=True), "steps": 2},
     {"mode": "frozen", "sign": "printed", "reconstruction": 0.0},
-    {"aggregation": "none", "reconstruction": 0.0, "residual": False, "initial": "random"},
+    {"encoder": MLP(layers=2, hidden=4), "reconstruction": 0.0, "residual": False},
     {"clip": 0.05},
 ]
 
@@ -421,8 +418,10 @@ PANACEAS = [
 @pytest.mark.parametrize(("share", "rounds"), ROUNDS)
 @pytest.mark.parametrize("settings", PANACEAS, ids=str)
 def test_panacea(settings, share, rounds):
-    settings = {"steps": 3, "reconstruction": 0.7, **settings}
-    method = Panacea(embedding=3, hidden=4, encoder_layers=2, decoder_layers=2, lr=0.05, **settings)
+    parts = {"encoder": GCN(layers=2, hidden=4), "decoder": FullHeads(layers=2, hidden=4), "optimiser": SGD(0.05)}
+    settings = {"embedding": 3, "steps": 3, "reconstruction": 0.7, **parts, **settings}
+    method = (Printed if "sign" in settings else Panacea)(**settings)
+    printed = isinstance(method, Printed)  # the sign, and one change for all steps
     ours = Ours(method, share, rounds)
     begin = ours.begin.network
     embedding = begin.embedding.numpy().copy()
@@ -435,23 +434,16 @@ def test_panacea(settings, share, rounds):
         return [j for j in range(N) if LINKS[i][j]]
 
     def gathered(x, i):
-        """What client i's layer sees: a mean over its closed neighbourhood, or itself beside the mean of the others."""
-        if method.aggregation == "none":
+        """What client i's layer sees: a mean over its closed neighbourhood, or itself alone."""
+        if not isinstance(method.encoder, GCN):
             return x[i]
-        if method.aggregation == "sage":
-            return np.concatenate([x[i], sum(x[j] for j in neighbours(i)) / len(neighbours(i))])
         closed = [*neighbours(i), i]
         return sum(x[j] for j in closed) / len(closed)
 
     def scattered(slope, i, out):
         """The slopes by x of a slope by what client i's layer saw of it."""
-        if method.aggregation == "none":
+        if not isinstance(method.encoder, GCN):
             out[i] += slope
-        elif method.aggregation == "sage":
-            half = len(slope) // 2
-            out[i] += slope[:half]
-            for j in neighbours(i):
-                out[j] += slope[half:] / len(neighbours(i))
         else:
             closed = [*neighbours(i), i]
             for j in closed:
@@ -481,8 +473,8 @@ def test_panacea(settings, share, rounds):
             slopes_d = [np.zeros_like(v) for v in (*wd, *bd)]
             by_z = [np.zeros(4) for _ in range(N)]
             for i in cohort:  # of 1 / (2 K) sum |trained - model|^2
-                away = trained[i] - models[i] if method.mode == "target" else first[i]
-                by_model = -away / len(cohort) * (1 if method.sign == "descent" else -1)
+                away = first[i] if printed else trained[i] - models[i]
+                by_model = -away / len(cohort) * (-1 if printed else 1)
                 slopes_d[1] += np.outer(by_model, x2[i])
                 slopes_d[3] += by_model
                 by_a2 = (wd[1].T @ by_model) * (a2[i] > 0)
@@ -506,8 +498,6 @@ def test_panacea(settings, share, rounds):
                 slopes_e[0] += np.outer(by_a0, saw0[i])
                 slopes_e[2] += by_a0
                 scattered(we[0].T @ by_a0, i, slope_e)
-            if method.initial == "random":
-                slope_e[:] = 0
             length = math.sqrt(sum(np.sum(s**2) for s in (slope_e, *slopes_e, *slopes_d)))
             rate = 0.05 * min(1.0, method.clip / length)
             assert (length > method.clip) == (method.clip < 1)
@@ -519,7 +509,7 @@ def test_panacea(settings, share, rounds):
     for found, expected in zip(network.encoder, (we, be), strict=True):
         for a, b in zip(found, expected, strict=True):
             close(a, b)
-    for found, expected in zip(network.decoder, (wd, bd), strict=True):
+    for found, expected in zip(network.decoder[:2], (wd, bd), strict=True):
         for a, b in zip(found, expected, strict=True):
             close(a, b)
     assert (network.encoder.weights[0] - begin.encoder.weights[0]).abs().max() > 1e-4

@@ -17,10 +17,14 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import State
 from kinfed.errors import UsageError
 from kinfed.methods import SFL, FedAvg, FedProx, Local
-from kinfed.methods.sfl import CHOICES, SPARSE, Sent
+from kinfed.methods.parts.graph_learning import QP, Known, Similarity
+from kinfed.methods.sfl import Sent
+from kinfed.ops.mixing import SPARSE
+from kinfed.papers.sfl.released import Released
 
 float64 = torch.float64
-LEARNED = CHOICES["structure"][1:]
+BEGINS = ("own", "mixed", "shared")
+LEARNED = (Similarity, QP, Released)
 
 
 def close(found, expected, atol=1e-6):
@@ -78,15 +82,10 @@ def test_propagation_by_hand(path, steps):
         close(method.relation(known, server, known.everyone), numbers["P_row"])
 
 
-def test_share_of_the_propagated_model_and_symmetric_norm_by_hand(path):
+def test_share_of_the_propagated_model_by_hand(path):
     numbers, known, theta = path
     half = SFL(rho=0.5)
     close(mixed(half, known, aggregated(half, known, theta)), numbers["U_mix_alpha0.5_m1"])
-    symmetric = SFL(norm="sym")
-    server = aggregated(symmetric, known, theta)
-    close(server.mixing, numbers["P_sym"])
-    close(server.mixing.sum(1), numbers["P_sym_rowsums"])
-    close(mixed(symmetric, known, server), numbers["U_sym_m1"])
 
 
 def test_many_steps_forget_where_they_began(path):
@@ -102,7 +101,7 @@ def test_complete_graph_by_hand(path):
         method = SFL(steps=steps)
         server = aggregated(method, linked(known, torch.ones(3, 3)), theta)
         close(mixed(method, known, server), numbers["complete_graph_U"])
-        close(server.common @ theta, theta.mean(0), atol=1e-12)
+        close(method.read_out(server) @ theta, theta.mean(0), atol=1e-12)
 
 
 def still(examples, method, theta, executor):
@@ -114,30 +113,22 @@ def still(examples, method, theta, executor):
     return trial
 
 
-@pytest.mark.parametrize(("reg", "key"), [("squared", "local_step"), ("norm", "local_step_unsquared_norm")])
-def test_local_step_by_hand(examples, path, executor, reg, key):
+def test_local_step_by_hand(examples, path, executor):
     numbers, known, theta = path
-    trial = still(examples, SFL(reg=reg, pull=0.3), theta, executor)
+    trial = still(examples, SFL(pull=0.3), theta, executor)
     sent = Sent(numbers["U_m1"], numbers["w_m1"].expand(3, 2))
     _, uploads = trial.fleet.train(1, known.everyone, sent)
-    close(uploads.theta[0], numbers[key]["v_next"])
+    close(uploads.theta[0], numbers["local_step"]["v_next"])
     assert torch.equal(trial.fleet.state.theta, uploads.theta)
     trial.fleet.state = Params(theta.clone())
     _, uploads = trial.fleet.train(0, known.everyone, sent)  # what is sent in the first round says nothing yet
     assert torch.equal(uploads.theta, theta)
 
 
-def test_no_pull_where_there_is_no_distance(examples, executor):
-    theta = torch.tensor([[0.5, -1.0], [2.0, 0.0]], dtype=float64)
-    trial = still(examples, SFL(reg="norm"), theta, executor)
-    _, uploads = trial.fleet.train(1, torch.tensor([0, 1]), Sent(theta, theta))  # where |x| has no derivative
-    assert torch.equal(uploads.theta, theta)
-
-
-@pytest.mark.parametrize("begin", CHOICES["begin"])
+@pytest.mark.parametrize("begin", BEGINS)
 def test_where_training_begins(examples, executor, begin):
     theta = torch.tensor([[0.5, -1.0], [2.0, 0.0]], dtype=float64)
-    trial = still(examples, SFL(begin=begin, reg="off"), theta, executor)
+    trial = still(examples, SFL(begin=begin, pull=0.0), theta, executor)
     received = Sent(theta + 1, theta + 2)
     _, uploads = trial.fleet.train(3, torch.tensor([0, 1]), received)
     assert torch.equal(uploads.theta, {"own": theta, **received._asdict()}[begin])
@@ -146,22 +137,22 @@ def test_where_training_begins(examples, executor, begin):
 def test_learned_graph_by_hand(path):
     numbers, known, theta = path
     star = numbers["star"]
-    method = SFL(structure="similarity", neighbours=2, beta=0.5)
+    method = SFL(structure=Similarity(neighbours=2, beta=0.5))
     server = aggregated(method, known, theta)
-    close(server.graph, star["A_blend_beta0.5"])
+    close(server.links, star["A_blend_beta0.5"])
     close(server.mixing, numbers["P_row"])  # it is used from the next round on
     after = method.aggregate(replace(known, round=1), server, known.everyone, Params(theta))
     close(after.mixing, star["A_blend_beta0.5"])
     alone = replace(known, graph=None)
     server = aggregated(method, alone, theta)
     close(server.mixing, torch.full((3, 3), 1 / 3, dtype=float64))
-    close(server.graph, star["A_topK2_row"])  # nothing is worth keeping of the complete graph
+    close(server.links, star["A_topK2_row"])  # nothing is worth keeping of the complete graph
     after = method.aggregate(
-        replace(alone, round=1), server._replace(graph=numbers["P_row"]), known.everyone, Params(theta)
+        replace(alone, round=1), server._replace(links=numbers["P_row"]), known.everyone, Params(theta)
     )
-    close(after.graph, star["A_blend_beta0.5"])
-    whole = SFL(structure="similarity", neighbours=3, beta=1.0)
-    close(aggregated(whole, known, theta).graph, star["S"] / star["S"].sum(1, keepdim=True))
+    close(after.links, star["A_blend_beta0.5"])
+    whole = SFL(structure=Similarity(neighbours=3, beta=1.0))
+    close(aggregated(whole, known, theta).links, star["S"] / star["S"].sum(1, keepdim=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -187,10 +178,10 @@ def test_mixtures_are_convex_and_the_same_step_by_step(roster, count, steps, rho
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(CHOICES["structure"]), st.sampled_from(CHOICES["compare"]), st.integers(0, 1000))
-def test_renaming_clients_renames_everything(roster, structure, compare, seed):
+@given(st.sampled_from((Known, *LEARNED)), st.integers(0, 1000))
+def test_renaming_clients_renames_everything(roster, structure, seed):
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
-    method = SFL(structure=structure, compare=compare, steps=2, neighbours=4, beta=0.5)
+    method = SFL(steps=2, structure=structure() if structure is Known else structure(neighbours=4, beta=0.5))
     known = linked(roster(6, size=3), links(6, seed))
     renamed = linked(replace(known, tags=known.tags[order]), known.graph.weights[order][:, order])
     servers = method.start(known), method.start(renamed)
@@ -203,21 +194,19 @@ def test_renaming_clients_renames_everything(roster, structure, compare, seed):
         )
     one, other = servers
     # The released code takes roots of squared distances: where two models are equal, half of the digits are lost.
-    atol = 1e-7 if structure == "official" else 1e-9
-    close(other.graph, one.graph[order][:, order], atol)
+    atol = 1e-7 if structure is Released else 1e-9
+    close(other.links, one.links[order][:, order], atol)
     close(other.mixing, one.mixing[order][:, order], atol)
-    close(other.common @ other.theta, one.common @ one.theta, atol)
+    close(method.read_out(other) @ other.theta, method.read_out(one) @ one.theta, atol)
 
 
-@pytest.mark.parametrize("norm", CHOICES["norm"])
-def test_sparse_and_dense_propagation_agree(roster, norm):
-    count, method = 4 * SPARSE, SFL(steps=3, rho=0.7, norm=norm)
+def test_sparse_and_dense_propagation_agree(roster):
+    count, method = 4 * SPARSE, SFL(steps=3, rho=0.7)
     graph = linked(roster(count), ring(count) + links(count, share=0.01)).graph.weights
-    with_itself, heard = graph + torch.eye(count), torch.ones(count, dtype=torch.bool)
+    with_itself, seen = graph + torch.eye(count), torch.ones(count, dtype=torch.bool)
     assert SPARSE * with_itself.count_nonzero() < count**2
-    degree = with_itself.sum(1)
-    step = with_itself / (degree[:, None] if norm == "row" else (degree[:, None] * degree).sqrt())
-    found = method.propagate(with_itself, heard, heard)
+    step = with_itself / with_itself.sum(1, keepdim=True)
+    found = method.propagate(with_itself, seen)
     close(found, 0.7 * torch.linalg.matrix_power(step, 3) + 0.3 * torch.eye(count, dtype=float64), atol=1e-14)
 
 
@@ -225,17 +214,9 @@ def test_regular_graph_reads_out_the_mean(roster):
     theta = normal(6, 3)
     for weights, regular in ((ring(6), True), (links(6, 3), False)):
         known = linked(roster(6, size=3), weights)
-        server = aggregated(SFL(steps=2), known, theta)
-        assert torch.allclose(server.common @ theta, theta.mean(0), rtol=0, atol=1e-12) == regular
-
-
-def test_read_out_by_samples(roster):
-    known = linked(roster(3, size=2, sizes=[1, 2, 5]), torch.eye(3))
-    theta = normal(3, 2)
-    server = aggregated(SFL(weights="samples"), known, theta)
-    close(server.common, torch.tensor([1, 2, 5], dtype=float64) / 8, atol=1e-15)
-    server = aggregated(SFL(), known, theta)
-    close(server.common, torch.full((3,), 1 / 3, dtype=float64), atol=1e-15)
+        method = SFL(steps=2)
+        read_out = method.read_out(aggregated(method, known, theta))
+        assert torch.allclose(read_out @ theta, theta.mean(0), rtol=0, atol=1e-12) == regular
 
 
 def test_weights_of_a_given_graph_are_used_and_self_links_not_doubled(roster):
@@ -253,13 +234,12 @@ def test_weights_of_a_given_graph_are_used_and_self_links_not_doubled(roster):
 CLIENTS = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 3}
 
 
-@pytest.mark.parametrize(("participation", "absent"), [(1.0, "stale"), (1.0, "cohort"), (0.5, "cohort")])
-def test_complete_graph_without_pull_is_fedavg(bowls, executor, participation, absent):
-    method = SFL(pull=0.0, begin="shared", absent=absent, steps=2)
+def test_complete_graph_without_pull_is_fedavg(bowls, executor):
+    method = SFL(pull=0.0, begin="shared", steps=2)
     trial = linked(bowls(method, executor=executor, **CLIENTS), torch.ones(4, 4))
-    server = trial.run(4, participation)
-    shared = bowls(FedAvg(), executor=executor, **CLIENTS).run(4, participation)
-    close(server.common @ server.theta, shared.theta, atol=1e-13)
+    server = trial.run(4)
+    shared = bowls(FedAvg(), executor=executor, **CLIENTS).run(4)
+    close(method.read_out(server) @ server.theta, shared.theta, atol=1e-13)
 
 
 def test_complete_graph_with_pull_is_fedprox_with_twice_the_pull(bowls, executor):
@@ -267,7 +247,7 @@ def test_complete_graph_with_pull_is_fedprox_with_twice_the_pull(bowls, executor
     server = trial.run(4)
     first = bowls(FedAvg(), executor=executor, **CLIENTS).run(1)  # no pull in the first round
     prox = bowls(FedProx(mu=0.4), executor=executor, **CLIENTS).run(4, begin=1, server=first)
-    close(server.common @ server.theta, prox.theta, atol=1e-13)
+    close(trial.method.read_out(server) @ server.theta, prox.theta, atol=1e-13)
 
 
 def test_no_link_and_no_pull_is_local(examples, noisy, perceptron, executor):
@@ -295,13 +275,13 @@ def test_no_link_pulls_towards_the_models_of_the_last_round(bowls, executor):
 def test_released_loop_is_fedavg_weighted_by_columns(bowls, executor):
     optima = torch.tensor([0.0, 9.0, 4.0], dtype=float64)
     weights = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=float64)
-    trial = linked(bowls(SFL(steps=3, begin="shared", reg="off"), optima, executor=executor), weights)
+    trial = linked(bowls(SFL(steps=3, begin="shared", pull=0.0), optima, executor=executor), weights)
     server = trial.run(4)
     p = (weights + torch.eye(3)) / (weights + torch.eye(3)).sum(1, keepdim=True)
     share, w = (p @ p @ p).mean(0), torch.tensor(0.0, dtype=float64)
     for _ in range(4):
         w = share @ (w - 0.1 * (w - optima))
-    close(server.common @ server.theta, w[None], atol=1e-13)
+    close(trial.method.read_out(server) @ server.theta, w[None], atol=1e-13)
     close(trial.headline, p @ p @ p @ server.theta, atol=1e-13)
     assert abs(float(w) - 13 / 3 * (1 - 0.9**4)) > 0.1  # not the plain average
 
@@ -317,46 +297,42 @@ def test_first_round_does_not_know_the_pull(bowls, executor):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    st.integers(2, 7), st.integers(1, 8), st.sampled_from(LEARNED), st.sampled_from(CHOICES["compare"]),
-    st.booleans(), st.integers(0, 10_000),
-)  # fmt: skip
-def test_learned_rows_sum_to_one_and_are_sparse(roster, count, most, structure, compare, known_graph, seed):
+@given(st.integers(2, 7), st.integers(1, 8), st.sampled_from(LEARNED), st.booleans(), st.integers(0, 10_000))
+def test_learned_rows_sum_to_one_and_are_sparse(roster, count, most, structure, known_graph, seed):
     known = roster(count, size=3)
     if known_graph:
         known = linked(known, links(count, seed))
-    method = SFL(structure=structure, compare=compare, neighbours=most, beta=1.0)
+    method = SFL(structure=structure(neighbours=most, beta=1.0))
     server = aggregated(method, known, normal(count, 3, seed=seed))
-    assert (server.graph >= 0).all()
-    assert ((server.graph > 0).sum(1) <= most).all()
-    if structure == "official":
-        total = server.graph.sum(1)
+    assert (server.links >= 0).all()
+    assert ((server.links > 0).sum(1) <= most).all()
+    if structure is Released:
+        total = server.links.sum(1)
         assert (((total - 1).abs() < 1e-12) | (total == 0)).all()
-        assert (server.graph.diagonal() == 0).all()
-        assert (server.graph * server.graph.T == 0).all()  # never both directions
+        assert (server.links.diagonal() == 0).all()
+        assert (server.links * server.links.T == 0).all()  # never both directions
     else:
-        close(server.graph.sum(1), torch.ones(count, dtype=float64), atol=1e-12)
-        assert (server.graph.diagonal() > 0).all()
+        close(server.links.sum(1), torch.ones(count, dtype=float64), atol=1e-12)
+        assert (server.links.diagonal() > 0).all()
     after = method.aggregate(replace(known, round=1), server, known.everyone, Params(normal(count, 3, seed=seed + 1)))
     close(after.mixing.sum(1), torch.ones(count, dtype=float64), atol=1e-12)  # whatever was learned
 
 
-@pytest.mark.parametrize("structure", ["similarity", "qp"])
+@pytest.mark.parametrize("structure", [Similarity, QP])
 def test_equal_models_have_equal_rows(roster, structure):
     theta = normal(6, 3)
     theta[4] = theta[1]
-    method = SFL(structure=structure, neighbours=6, beta=1.0)
-    graph = aggregated(method, roster(6, size=3), theta).graph
+    method = SFL(structure=structure(neighbours=6, beta=1.0))
+    graph = aggregated(method, roster(6, size=3), theta).links
     close(graph[4], graph[1][[0, 4, 2, 3, 1, 5]], atol=1e-9)
     assert (graph > 0).sum() > 20
-    same = aggregated(method, roster(6, size=3), theta[:1].expand(6, 3)).graph
+    same = aggregated(method, roster(6, size=3), theta[:1].expand(6, 3)).links
     close(same, torch.full((6, 6), 1 / 6, dtype=float64), atol=1e-9)
 
 
 def test_of_equally_near_models_the_first_are_linked(roster):
-    graph = aggregated(
-        SFL(structure="similarity", neighbours=4), roster(300, size=1), torch.ones(300, 1).double()
-    ).graph
+    method = SFL(structure=Similarity(neighbours=4))
+    graph = aggregated(method, roster(300, size=1), torch.ones(300, 1).double()).links
     for i, row in enumerate(graph):
         others = [j for j in range(4) if j != i][:3]
         assert sorted(row.nonzero().flatten().tolist()) == sorted([i, *others])
@@ -364,34 +340,28 @@ def test_of_equally_near_models_the_first_are_linked(roster):
 
 def test_nearer_models_weigh_more(roster):
     theta = torch.cat([normal(3, 4, seed=1), normal(3, 4, seed=2) + 10])
-    for structure in ("similarity", "qp"):
-        graph = aggregated(SFL(structure=structure), roster(6, size=4), theta).graph
+    for structure in (Similarity(), QP()):
+        graph = aggregated(SFL(structure=structure), roster(6, size=4), theta).links
         assert (graph[:3, :3].min() > graph[:3, 3:].max()) & (graph[3:, 3:].min() > graph[3:, :3].max())
 
 
 @pytest.mark.parametrize(
-    ("pull", "gamma", "compare", "sketch"),
+    ("pull", "gamma", "sketch"),
     [
-        (0.3, 1.0, "own", 0),
-        (2.0, 0.2, "own", 0),
-        (0.0, 1.0, "own", 0),
-        (5.0, 0.001, "own", 0),
-        (2.0, 0.2, "mixed", 0),
-        (2.0, 0.2, "change", 0),
-        (2.0, 0.2, "mixed", 10**5),  # so wide that no two of 4 numbers share a place
-        (2.0, 0.2, "change", 10**5),
+        (0.3, 1.0, 0),
+        (2.0, 0.2, 0),
+        (0.0, 1.0, 0),
+        (5.0, 0.001, 0),
+        (2.0, 0.2, 10**5),  # so wide that no two of 4 numbers share a place
     ],
 )
 @pytest.mark.parametrize("most", [3, 6])
-def test_quadratic_programme(roster, pull, gamma, most, compare, sketch):
-    # Whatever clients are compared by, it is their own models v that the first term is about.
-    known, theta, settings = linked(roster(6, size=4), ring(6)), normal(6, 4, seed=5), {"pull": pull, "gamma": gamma}
-    methods = [
-        SFL(structure=s, neighbours=most, compare=compare, sketch=sketch, beta=1.0, **settings)
-        for s in ("qp", "similarity")
-    ]
+def test_quadratic_programme(roster, pull, gamma, most, sketch):
+    known, theta = linked(roster(6, size=4), ring(6)), normal(6, 4, seed=5)
+    learned = {"neighbours": most, "sketch": sketch, "beta": 1.0}
+    methods = [SFL(pull=pull, structure=s) for s in (QP(**learned, gamma=gamma), Similarity(**learned))]
     began = methods[0].start(known)._replace(theta=normal(6, 4, seed=6))
-    graph, target = (m.aggregate(known, began, known.everyone, Params(theta)).graph.numpy() for m in methods)
+    graph, target = (m.aggregate(known, began, known.everyone, Params(theta)).links.numpy() for m in methods)
     v = theta.numpy()
     scale = np.median(torch.pdist(theta).square().numpy())
     for i in range(6):
@@ -417,23 +387,23 @@ def test_a_graph_learned_in_single_precision_is_that_in_double(roster, structure
     found = []
     for double in (True, False):
         known, theta = roster(6, nn.Linear(4, 1, bias=False).to(float64 if double else torch.float32)), normal(6, 4)
-        method = SFL(structure=structure, beta=0.5, neighbours=4)
+        method = SFL(structure=structure(beta=0.5, neighbours=4))
         found.append(aggregated(method, known, theta.to(known.theta)))
-    assert found[1].graph.dtype == torch.float32
-    close(found[1].graph.double(), found[0].graph, atol=1e-4)
+    assert found[1].links.dtype == torch.float32
+    close(found[1].links.double(), found[0].links, atol=1e-4)
 
 
 def test_an_even_number_of_pairs_has_the_mean_of_two_for_median(roster):
     # Places 0, 1, 3, 7 lie 1, 4, 9, 16, 36 and 49 apart, squared: the median is (9 + 16) / 2.
     places = torch.tensor([[0.0], [1.0], [3.0], [7.0]], dtype=float64)
-    graph = aggregated(SFL(structure="similarity", beta=1.0), roster(4, size=1), places).graph
+    graph = aggregated(SFL(structure=Similarity(beta=1.0)), roster(4, size=1), places).links
     alike = torch.exp(-(places - places.T).square() / 25)
     close(graph, alike / alike.sum(1, keepdim=True), atol=1e-14)
 
 
 def test_released_structure_by_autograd(roster):
     known, theta = roster(5, size=3), normal(5, 3)
-    method = SFL(structure="official", neighbours=2, beta=0.3)
+    method = SFL(structure=Released(neighbours=2, beta=0.3))
     known = replace(linked(known, links(5, 2)), round=4)
     draw = known.generator("sfl")
     values = [known.normal(f"sfl.{side}.4", 40) for side in ("left", "right")]
@@ -456,51 +426,14 @@ def test_released_structure_by_autograd(roster):
     expected = torch.where(total > 0, expected / total, expected)
     start = known.graph.weights + torch.eye(5)
     expected = 0.7 * start / start.sum(1, keepdim=True) + 0.3 * expected
-    close(aggregated(method, known, theta).graph, expected, atol=1e-9)
+    close(aggregated(method, known, theta).links, expected, atol=1e-9)
 
 
 def test_released_structure_does_not_link_to_the_unseen(roster):
-    method = SFL(structure="official", beta=1.0)
-    graph = aggregated(method, roster(12, size=3), normal(6, 3), [0, 2, 4, 6, 8, 10]).graph
+    method = SFL(structure=Released(beta=1.0))
+    graph = aggregated(method, roster(12, size=3), normal(6, 3), [0, 2, 4, 6, 8, 10]).links
     assert (graph[::2, ::2] > 0).sum() == 15  # one way of every pair
     assert (graph[::2, 1::2] == 0).all()
-
-
-def test_similar_in_what(roster):
-    # v: 0 and 1 are near; u: 0 and 2 are near; updates: 1 and 2 are equal.
-    known = linked(roster(3, size=1), torch.tensor([[0.0, 0, 1], [0, 0, 0], [1, 0, 0]], dtype=float64))
-    theta = torch.tensor([[0.0], [1.0], [10.0]], dtype=float64)
-    began = theta - torch.tensor([[5.0], [2.0], [2.0]], dtype=float64)
-    nearest = {}
-    for compare in CHOICES["compare"]:
-        method = SFL(structure="similarity", compare=compare, neighbours=2, beta=1.0)
-        server = method.start(known)._replace(theta=began)
-        graph = method.aggregate(known, server, known.everyone, Params(theta)).graph
-        nearest[compare] = [tuple(row.nonzero().flatten().tolist()) for row in graph]
-    assert nearest["own"] == [(0, 1), (0, 1), (1, 2)]
-    assert nearest["mixed"][0] == nearest["mixed"][2] == (0, 2)
-    assert nearest["change"][1] == nearest["change"][2] == (1, 2)
-
-
-@pytest.mark.parametrize("begin", CHOICES["begin"])
-def test_change_is_what_training_changed(bowls, executor, begin):
-    method = SFL(structure="similarity", compare="change", begin=begin, pull=0.0)
-    trial = linked(bowls(method, executor=executor, **CLIENTS | {"epochs": 1}), ring(4))
-    server = trial.run(2)
-    sent = method.send(trial.roster, server, trial.roster.everyone)
-    began = {"own": server.theta, "mixed": sent.mixed, "shared": sent.shared}[begin]
-    optima, h = (torch.tensor(CLIENTS[k], dtype=float64)[:, None] for k in ("b", "h"))
-    after = trial.run(3, begin=2, server=server)
-    close(after.change, -0.1 * h * (began - optima), atol=1e-13)
-
-
-def test_mixtures_of_everyone_teach_nothing(roster):
-    # On the complete graph all u are equal, so their similarity cannot tell clients apart: the default compares v.
-    theta = normal(5, 3)
-    graph = aggregated(SFL(structure="similarity", compare="mixed"), roster(5, size=3), theta).graph
-    close(graph, torch.full((5, 5), 0.2, dtype=float64), atol=1e-9)
-    graph = aggregated(SFL(structure="similarity"), roster(5, size=3), theta).graph
-    assert (graph - 0.2).abs().max() > 0.05
 
 
 def test_absent_models_are_passed_on_and_unknown_ones_are_not(roster):
@@ -508,25 +441,13 @@ def test_absent_models_are_passed_on_and_unknown_ones_are_not(roster):
     weights = torch.diag(torch.ones(3, dtype=float64), 1)
     known = linked(roster(4, size=1), weights + weights.T)
     first, then = torch.tensor([[2.0], [4.0]], dtype=float64), torch.tensor([[10.0]], dtype=float64)
-    found = {}
-    for absent in CHOICES["absent"]:
-        method = SFL(absent=absent)
-        server = aggregated(method, known, first, [0, 2])
-        close(server.mixing, torch.tensor([[1, 0, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 1, 0], [0, 0, 1, 0]], dtype=float64))
-        close(server.common, torch.tensor([0.5, 0, 0.5, 0], dtype=float64))
-        server = method.aggregate(known, server, torch.tensor([2]), Params(then))
-        found[absent] = torch.cat([mixed(method, known, server)[:, 0], server.common @ server.theta])
-    close(found["stale"], torch.tensor([2.0, 6.0, 10.0, 10.0, 6.0], dtype=float64), atol=1e-12)
-    close(found["cohort"], torch.tensor([2.0, 10.0, 10.0, 10.0, 10.0], dtype=float64), atol=1e-12)
-
-
-def test_outside_the_cohort_a_client_still_counts_for_itself(roster):
-    known = linked(roster(2, size=1), torch.ones(2, 2))
-    method = SFL(absent="cohort")
-    server = aggregated(method, known, torch.tensor([[2.0], [4.0]], dtype=float64))
-    server = method.aggregate(known, server, torch.tensor([0]), Params(torch.tensor([[8.0]], dtype=float64)))
-    close(mixed(method, known, server), torch.tensor([[8.0], [6.0]], dtype=float64), atol=1e-14)
-    close(server.common, torch.tensor([1.0, 0.0], dtype=float64), atol=1e-14)
+    method = SFL()
+    server = aggregated(method, known, first, [0, 2])
+    close(server.mixing, torch.tensor([[1, 0, 0, 0], [0.5, 0, 0.5, 0], [0, 0, 1, 0], [0, 0, 1, 0]], dtype=float64))
+    close(method.read_out(server), torch.tensor([0.5, 0, 0.5, 0], dtype=float64))
+    server = method.aggregate(known, server, torch.tensor([2]), Params(then))
+    close(mixed(method, known, server)[:, 0], torch.tensor([2.0, 6.0, 10.0, 10.0], dtype=float64), atol=1e-12)
+    close(method.read_out(server) @ server.theta, torch.tensor([6.0], dtype=float64), atol=1e-12)
 
 
 def test_a_client_that_nobody_knows_keeps_the_initial_model(roster):
@@ -538,15 +459,15 @@ def test_a_client_that_nobody_knows_keeps_the_initial_model(roster):
 
 def test_newcomers_learn_their_row_at_once_and_the_unseen_are_left_alone(roster):
     known, theta = roster(4, size=2), normal(4, 2)
-    method = SFL(structure="similarity", beta=0.1)
+    method = SFL(structure=Similarity(beta=0.1))
     server = aggregated(method, known, theta[:2], [0, 1])
-    assert torch.equal(server.graph[2:], torch.ones(2, 4, dtype=float64))
-    assert (server.graph[:2, 2:] == 0).all()
+    assert torch.equal(server.links[2:], torch.ones(2, 4, dtype=float64))
+    assert (server.links[:2, 2:] == 0).all()
     after = method.aggregate(replace(known, round=1), server, torch.tensor([2]), Params(theta[2:3]))
-    whole = aggregated(method, known, theta[:3], [0, 1, 2]).graph
-    close(after.graph[2], whole[2], atol=1e-14)
-    close(after.graph[:2], 0.9 * server.graph[:2] + 0.1 * whole[:2], atol=1e-14)
-    assert torch.equal(after.graph[3], torch.ones(4, dtype=float64))
+    whole = aggregated(method, known, theta[:3], [0, 1, 2]).links
+    close(after.links[2], whole[2], atol=1e-14)
+    close(after.links[:2], 0.9 * server.links[:2] + 0.1 * whole[:2], atol=1e-14)
+    assert torch.equal(after.links[3], torch.ones(4, dtype=float64))
 
 
 def test_a_newcomer_is_sent_what_its_links_bring_and_sends_nothing(roster):
@@ -560,8 +481,8 @@ def test_a_newcomer_is_sent_what_its_links_bring_and_sends_nothing(roster):
     sent = method.send(everyone, joined, everyone.everyone)
     close(sent.mixed[1], (theta[0] + theta[2]) / 2, atol=1e-14)  # it is linked to 0 and 3
     close(sent.mixed[others], mixed(method, known, server), atol=0)
-    close(sent.shared, (server.common @ theta).expand(4, -1), atol=0)
-    assert torch.equal(joined.graph, weights + torch.eye(4))
+    close(sent.shared, (method.read_out(server) @ theta).expand(4, -1), atol=1e-15)
+    assert torch.equal(joined.links, weights + torch.eye(4))
 
 
 @pytest.mark.parametrize("known_graph", [True, False])
@@ -569,14 +490,14 @@ def test_of_a_learned_graph_the_rows_make_room_for_a_newcomer(roster, known_grap
     everyone, others = roster(4, size=2), torch.tensor([0, 2, 3])
     weights = torch.tensor([[0.0, 1, 1, 0], [1, 0, 0, 1], [1, 0, 0, 0], [0, 1, 0, 0]])
     everyone = linked(everyone, weights) if known_graph else everyone
-    known, method = everyone.part(others), SFL(structure="similarity", beta=0.5)
+    known, method = everyone.part(others), SFL(structure=Similarity(beta=0.5))
     server = aggregated(method, known, normal(3, 2))
     joined = method.add_clients(everyone, server, torch.tensor([1]))
     # Client 0 is linked to itself, 1 and 2, client 2 to itself and 0, client 3 to itself and 1.
     share = torch.tensor([1 / 3, 0.0, 1 / 2], dtype=float64) if known_graph else torch.zeros(3, dtype=float64)
-    close(joined.graph[others, 1], share, atol=1e-15)
-    close(joined.graph[others[:, None], others], (1 - share[:, None]) * server.graph, atol=1e-15)
-    assert torch.equal(joined.graph[1], (weights[1] if known_graph else torch.ones(4)) + torch.eye(4)[1] * known_graph)
+    close(joined.links[others, 1], share, atol=1e-15)
+    close(joined.links[others[:, None], others], (1 - share[:, None]) * server.links, atol=1e-15)
+    assert torch.equal(joined.links[1], (weights[1] if known_graph else torch.ones(4)) + torch.eye(4)[1] * known_graph)
     # It has not taken part, so it hears its neighbours, or all alike, and nobody hears it.
     heard = torch.tensor([1.0, 0, 0, 1] if known_graph else [1.0, 0, 1, 1], dtype=float64)
     close(joined.mixing[1], heard / heard.sum(), atol=1e-15)
@@ -601,7 +522,7 @@ def test_personal_head_neither_moves_nor_travels(examples, executor):
 @pytest.mark.parametrize("kept", ["2.*", "0.*"])  # the head, as in FedPer; the base, as in LG-FedAvg
 def test_personal_layers_stay_and_the_rest_is_mixed(examples, noisy, perceptron, executor, kept):
     x, y = noisy(3, 2)
-    for structure in ("given", "similarity"):
+    for structure in (Known(), Similarity()):
         method = SFL(personal=[kept], structure=structure, begin="mixed")
         trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
         server = linked(trial, torch.ones(3, 3)).run(2)
@@ -630,25 +551,23 @@ def test_running_statistics(examples, noisy, perceptron, executor, bn):
     close(trial.headline[:, ~statistics], own[:, ~statistics].mean(0).expand(3, -1), atol=1e-13)
 
 
-@pytest.mark.parametrize("structure", ["similarity", "qp"])
-@pytest.mark.parametrize("compare", ["own", "mixed"])
-def test_running_statistics_make_nobody_alike(roster, perceptron, structure, compare):
+@pytest.mark.parametrize("structure", [Similarity, QP])
+def test_running_statistics_make_nobody_alike(roster, perceptron, structure):
     known = linked(roster(4, perceptron(norm=True)), ring(4))
     theta, statistics = normal(4, known.layout.size), ~known.layout.trainable
-    method = SFL(structure=structure, compare=compare, beta=1.0)
-    graph = aggregated(method, known, theta).graph
+    method = SFL(structure=structure(beta=1.0))
+    graph = aggregated(method, known, theta).links
     moved = theta.clone()
     moved[:, statistics] += 100 * normal(4, int(statistics.sum()), seed=7)
-    close(aggregated(method, known, moved).graph, graph, atol=1e-12)
+    close(aggregated(method, known, moved).links, graph, atol=1e-12)
     moved[:, ~statistics] += normal(4, int((~statistics).sum()), seed=7)
-    assert (aggregated(method, known, moved).graph - graph).abs().max() > 1e-3
+    assert (aggregated(method, known, moved).links - graph).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("compare", CHOICES["compare"])
-def test_sketches_stand_for_models(roster, perceptron, compare):
+def test_sketches_stand_for_models(roster, perceptron):
     # Two groups of ten whose models are near each other; in the second round a third of the clients is there.
     known, size = linked(roster(20, perceptron(norm=True)), torch.eye(20)), 512
-    methods = [SFL(structure="similarity", compare=compare, neighbours=10, beta=1.0, sketch=s) for s in (0, size)]
+    methods = [SFL(structure=Similarity(neighbours=10, beta=1.0, sketch=s)) for s in (0, size)]
     group, found = torch.arange(20) % 2, []
     for method in methods:
         server = method.start(known)
@@ -660,29 +579,22 @@ def test_sketches_stand_for_models(roster, perceptron, compare):
     exact, sketched = found
     assert exact.sketch.shape == (20, 0)
     assert sketched.sketch.shape == (20, size)
-    assert sketched.change.shape == (20, 0)
-    if compare != "change":  # what the second round changed has no groups
-        assert torch.equal(sketched.graph > 0, exact.graph > 0)
-        assert torch.equal(sketched.graph > 0, group[:, None] == group)
-    apart = torch.pdist((exact.change if compare == "change" else exact.theta)[:, known.layout.trainable])
+    assert torch.equal(sketched.links > 0, exact.links > 0)
+    assert torch.equal(sketched.links > 0, group[:, None] == group)
+    apart = torch.pdist(exact.theta[:, known.layout.trainable])
     close(torch.pdist(sketched.sketch) / apart, torch.ones_like(apart), atol=0.3)
-    nobody = torch.zeros(20, dtype=torch.bool)
-    again, blind = (methods[1]._learn(known, s, nobody) for s in (sketched, sketched._replace(theta=normal(20, 0))))
+    learn, nobody = methods[1].structure.learn, torch.zeros(20, dtype=torch.bool)
+    again, blind = (learn(known, s, nobody, 0.3) for s in (sketched, sketched._replace(theta=normal(20, 0))))
     assert torch.equal(blind, again)  # nothing but the sketches is looked at
-    square = sketched_distances(sketched, compare)
-    close(blind, methods[1]._alike(square, square, sketched.seen), atol=1e-9)
+    square = torch.cdist(sketched.sketch, sketched.sketch, compute_mode="donot_use_mm_for_euclid_dist").square()
+    alike = torch.exp(-square / torch.pdist(sketched.sketch).square().median())
+    kept = alike * (alike >= alike.sort(descending=True).values[:, 9:10])
+    close(blind, kept / kept.sum(1, keepdim=True), atol=1e-2)  # the median here is the lower of the two in the middle
 
 
-def sketched_distances(server, compare):
-    """[N, N] squared."""
-    sketch = server.mixing @ server.sketch if compare == "mixed" else server.sketch
-    return torch.cdist(sketch, sketch, compute_mode="donot_use_mm_for_euclid_dist").square()
-
-
-@pytest.mark.parametrize("reg", ["squared", "norm"])
-def test_running_statistics_do_not_pull(examples, noisy, perceptron, executor, reg):
+def test_running_statistics_do_not_pull(examples, noisy, perceptron, executor):
     x, y = noisy(2, 2)
-    trial = examples(perceptron(norm=True), x, y, SFL(reg=reg), training=Training(1, 4, SGD(0.1)), executor=executor)
+    trial = examples(perceptron(norm=True), x, y, SFL(), training=Training(1, 4, SGD(0.1)), executor=executor)
     state, statistics = tree_map(torch.clone, trial.fleet.state), ~trial.roster.layout.trainable
     sent, found = normal(2, trial.roster.layout.size), []
     for shift in (0, 1, torch.where(statistics, 5.0, 0.0)):
@@ -693,16 +605,15 @@ def test_running_statistics_do_not_pull(examples, noisy, perceptron, executor, r
 
 
 VARIANTS = [
-    {"steps": 3, "begin": "shared", "reg": "off"},
-    {"steps": 2, "rho": 0.6, "reg": "norm", "absent": "cohort", "weights": "samples"},
-    {"norm": "sym", "begin": "mixed"},
+    {"steps": 3, "begin": "shared", "pull": 0.0},
+    {"steps": 2, "rho": 0.6},
+    {"begin": "mixed"},
     {"bn": "local", "begin": "mixed"},
     {"personal": ["3.*"], "begin": "shared"},
-    {"personal": ["0.*", "1.*"], "bn": "local", "structure": "similarity"},
-    {"structure": "similarity", "compare": "mixed", "neighbours": 3},
-    {"structure": "qp", "compare": "change", "neighbours": 3, "beta": 0.5, "begin": "shared"},
-    {"structure": "official", "beta": 0.5, "neighbours": 2},
-    {"structure": "similarity", "neighbours": 3, "sketch": 16, "personal": ["3.*"]},
+    {"personal": ["0.*", "1.*"], "bn": "local", "structure": Similarity()},
+    {"structure": QP(neighbours=3, beta=0.5), "begin": "shared"},
+    {"structure": Released(beta=0.5, neighbours=2)},
+    {"structure": Similarity(neighbours=3, sketch=16), "personal": ["3.*"]},
 ]
 
 
@@ -735,26 +646,27 @@ def test_scores_u_v_and_w(bowls, executor):
 def test_origin(roster):
     known = roster(2)
     for graph, structure, origin in [
-        ("given", "given", "given"),
-        ("oracle", "given", "oracle"),
-        ("given", "similarity", "learned"),
-        ("oracle", "similarity", "oracle"),  # most of it is still the oracle's
-        (None, "qp", "learned"),
+        ("given", Known(), "given"),
+        ("oracle", Known(), "oracle"),
+        ("given", Similarity(), "learned"),
+        ("oracle", Similarity(), "oracle"),  # most of it is still the oracle's
+        (None, QP(), "learned"),
     ]:
         related = known if graph is None else linked(known, torch.eye(2), graph)
         assert SFL(structure=structure).origin_of(related) == origin
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{name: "other"} for name in CHOICES]
-    + [{"steps": -1}, {"neighbours": 0}, {"rho": 1.5}, {"beta": -0.1}, {"pull": -1.0}, {"pull": float("nan")}]
-    + [{"gamma": 0.0}, {"sketch": -1}, {"sketch": 8}],
+    ("kind", "wrong"),
+    [
+        *((SFL, w) for w in ({"steps": -1}, {"rho": 1.5}, {"pull": -1.0}, {"pull": float("nan")}, {"begin": "other"})),
+        *((QP, w) for w in ({"neighbours": 0}, {"beta": -0.1}, {"gamma": 0.0}, {"sketch": -1})),
+    ],
     ids=str,
 )
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match=f"sfl: .*{next(iter(wrong))}"):
-        SFL(**wrong)
+def test_refuses(kind, wrong):
+    with pytest.raises(UsageError, match=f"{next(iter(wrong))}"):
+        kind(**wrong)
 
 
 def test_needs_a_graph(roster, perceptron):

@@ -5,7 +5,6 @@ A setting that no variant below changes, and a choice that none makes, fail a te
 
 import inspect
 from dataclasses import MISSING, fields, is_dataclass, replace
-from importlib.util import find_spec
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -21,7 +20,7 @@ from kinfed.core.graph import Graph
 from kinfed.core.history import History
 from kinfed.core.method import Method
 from kinfed.core.model import Model
-from kinfed.core.optimiser import SGD
+from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, FedCedar
@@ -30,10 +29,14 @@ from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
 from kinfed.methods.parts.feedback import Delta
+from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
+from kinfed.methods.parts.graph_learning import QP, Similarity
+from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.ops import similarity, sketch
 from kinfed.papers.fedaghn.ablations import Printed
+from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.simulation import Simulation
 
@@ -46,11 +49,16 @@ BASE = {
     "fedcedar": {"clusters": 2},
     "pfedgat": {"graph": SMALL, "lr": 1.0},
     "pfedhn": {"hidden": 5},
-    "panacea": {"embedding": 3, "hidden": 5, "steps": 2, "lr": 0.5},
+    "panacea": {
+        "embedding": 3,
+        "encoder": GCN(hidden=5),
+        "decoder": FullHeads(hidden=5),
+        "steps": 2,
+        "optimiser": SGD(0.5),
+    },
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
     "fedaghn": {"sharpness": 3.0, "lr": 0.5},
 }
-FEATURES = tuple((float(i), 1.0) for i in range(len(SIZES)))
 VARIANTS = {
     "local": [{}],
     "fedavg": [{"uniform": True}, {"noise": 0.1}, {"bn": "local"}],
@@ -68,38 +76,29 @@ VARIANTS = {
     ],
     "pfedhn": [
         {"embedding": 4, "hidden": 6, "layers": 1},
-        {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0},
+        {"optimiser": SGD(0.1)},
+        {"optimiser": Adam(0.01), "memory": 1.0},
         {"clip": 0.01},
         {"client_clip": 0.1},
-        {"sequential": True, "sign": "paper", "memory": 1.0},
     ],
     "panacea": [
-        {"embedding": 4, "hidden": 6, "encoder_layers": 1, "decoder_layers": 2},
-        {"aggregation": "sym"},
-        {"aggregation": "sage", "encoder": "sparse"},
-        {"aggregation": "none", "reconstruction": 0.0},
-        {"initial": "random"},
-        {"initial": "features", "features": FEATURES},
-        {"initial": "spectral", "residual": False},
-        {"lr": 0.05, "optimiser": "adam"},
-        {"steps": 3, "mode": "frozen", "sign": "printed"},
-        {"clip": 0.1, "reconstruction": 0.5, "balance": True, "project": True},
-        {"all_pairs": 2, "pairs": 7, "fan_out": 1},
-        {"heads": "chunked", "chunk": 6, "memory": 0.1},
-        {"heads": "adapters", "rank": 1},
+        {"embedding": 4, "encoder": GCN(layers=1, hidden=6), "decoder": FullHeads(layers=2, hidden=6, memory=1.0)},
+        {"encoder": GCN(hidden=5, sparse=True)},
+        {"encoder": MLP(layers=2, hidden=5), "reconstruction": 0.0},
+        {"residual": False},
+        {"optimiser": Adam(0.05)},
+        {"steps": 3, "clip": 0.1, "reconstruction": 0.5},
+        {"decoder": ChunkedHeads(layers=2, hidden=5, chunk=6, code=3, memory=0.1)},
     ],
     "cfl": [{"begin": 3}, {"eps1": 0.1}, {"eps2": 9.0}, {"min_size": 4}, {"linkage": "single", "gamma": 0.1}],
     "sfl": [
-        {"steps": 2, "norm": "sym", "rho": 0.5},
-        {"pull": 0.7, "reg": "norm", "begin": "mixed"},
-        {"reg": "off", "begin": "shared", "weights": "samples"},
-        {"absent": "cohort"},
-        {"personal": ["3.*"]},
-        {"personal": ["0.*", "1.*"], "bn": "local", "structure": "similarity"},
-        {"structure": "similarity", "compare": "mixed", "neighbours": 3, "beta": 0.5},
-        {"structure": "qp", "compare": "change", "gamma": 0.5},
-        {"structure": "official"},
-        {"structure": "similarity", "neighbours": 3, "sketch": 8},
+        {"steps": 2, "rho": 0.5},
+        {"pull": 0.7, "begin": "mixed"},
+        {"pull": 0.0, "begin": "shared"},
+        {"structure": Similarity(neighbours=3, beta=0.5)},
+        {"structure": Similarity(neighbours=3, sketch=8)},
+        {"structure": QP(neighbours=3, beta=0.5, sketch=8, gamma=0.5)},
+        {"structure": Released()},
     ],
     "fedcedar": [
         {"clusters": 0},
@@ -140,14 +139,7 @@ def told(case):
     return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
 
 
-def marks(variant):
-    lacking = variant.get("encoder") == "sparse" and not find_spec("torch_geometric")
-    return pytest.mark.skipif(lacking, reason="PyTorch Geometric is not installed")
-
-
-each_case = pytest.mark.parametrize(
-    ("name", "variant"), [pytest.param(*case, id=told(case), marks=marks(case[1])) for case in CASES]
-)
+each_case = pytest.mark.parametrize(("name", "variant"), [pytest.param(*case, id=told(case)) for case in CASES])
 
 
 def federation():

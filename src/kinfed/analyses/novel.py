@@ -17,7 +17,7 @@ from .late import held_back, hold_back
 
 ABLATIONS = {  # of Panacea: without its graph generator, and without any graph
     "panacea-gn": ["method.reconstruction=0.0"],
-    "panacea-mlp": ["method.reconstruction=0.0", 'method.aggregation="none"'],
+    "panacea-mlp": ["method.reconstruction=0.0", "method.encoder=mlp"],
 }
 
 

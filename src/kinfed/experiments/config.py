@@ -244,7 +244,7 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     chosen = _named(raw.get("method"), "method", METHODS)
     tuned, name = _table(raw, "methods", ""), own_parts.called(chosen["name"])
     _only(tuned, {*METHODS, name}, "methods.")
-    method, method_table = make(METHODS, {**_table(tuned, name, "methods."), **chosen}, "method")
+    method, method_table = make(METHODS, _over(_table(tuned, name, "methods."), chosen), "method")
     model, model_table = make(MODELS, raw.get("model"), "model", given=2)
     table = {
         **top,
@@ -254,6 +254,16 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "method": method_table,
     }
     return Learning(table, method, training, participation, model)
+
+
+def _over(settings: Table, chosen: Table) -> Table:
+    """The settings with what was chosen in their place; a part of the same name, or of none, keeps its others."""
+    merged = {**settings, **chosen}
+    for name, value in chosen.items():
+        held, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
+        if isinstance(value, dict) and isinstance(held, dict) and value.get("name") in (None, held.get("name")):
+            merged[name] = {**held, **value}
+    return merged
 
 
 def resolve(raw: Table) -> Experiment:

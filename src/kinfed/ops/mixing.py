@@ -12,6 +12,8 @@ from ..core.tables import blank
 from .similarity import fast_product, panels
 from .sparsify import project_simplex
 
+SPARSE = 20  # one weight in so many that is not zero, from where on a sparse product is the faster one
+
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
     """[d] mean of theta: [K, d] with weights: [K] of any positive sum."""
@@ -58,3 +60,14 @@ def spread_lists(weights: Tensor, near: Tensor, count: int) -> Tensor:
     """[..., K, N] the relation whose rows hold weights: [..., K, M] at near: [K, M] and are 0 elsewhere."""
     none = weights.new_zeros(*weights.shape[:-1], count)
     return none.scatter(-1, near.expand_as(weights), weights)
+
+
+def power(step: Tensor, count: int) -> Tensor:
+    """[N, N] the matrix step: [N, N] to this power; zeros are skipped where they are nearly all of it."""
+    if count < 2 or SPARSE * torch.count_nonzero(step) > step.numel():
+        powered: Tensor = torch.linalg.matrix_power(step, count)
+        return powered
+    links = step.to_sparse()
+    for _ in range(count - 1):
+        step = links @ step
+    return step

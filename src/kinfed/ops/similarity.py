@@ -105,6 +105,13 @@ def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> 
     return Gram(*total)
 
 
+def in_medians(square: Tensor, pairs: Tensor) -> Tensor:
+    """[N, N] squared distances as multiples of their median over pairs: [N, N] bool."""
+    apart = square[pairs]
+    median = (apart.median() - (-apart).median()) / 2  # torch's is the lower of two in the middle
+    return square / torch.where(median > 0, median, 1.0)  # 0: more than half are equal; NaN: there is no pair
+
+
 def panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows of table: [N, m] by lists near: [K, M], as much at a time as stays in the cache.
 

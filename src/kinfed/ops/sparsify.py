@@ -14,6 +14,35 @@ def project_simplex(rows: Tensor) -> Tensor:
     return (rows - excess.gather(-1, active - 1) / active).clamp(min=0)
 
 
+def to_rows(weights: Tensor) -> Tensor:
+    """[N, N] the rows, each divided by its sum; a row of zeros stays."""
+    total = weights.sum(1, keepdim=True)
+    return weights / torch.where(total > 0, total, 1.0)
+
+
+def with_itself(links: Tensor) -> Tensor:
+    """[N, N] links: [N, N] with one of every client to itself; one that is there keeps its weight."""
+    return links + torch.diag((links.diagonal() == 0).to(links.dtype))
+
+
+def nearest_mixtures(inner: Tensor, target: Tensor, linked: Tensor, gamma: float) -> Tensor:
+    r"""[N, N] rows of weights: a, of those linked, minimises $\|v_i - \sum_j a_j v_j\|^2 + \gamma \|a - t_i\|^2$.
+
+    inner: [N, N] float64 are the inner products of the v, target: [N, N] the t, linked: [N, N] bool. Weights are not
+    negative and sum to one.
+    """
+    itself = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+    steepest = torch.linalg.eigvalsh(inner)[-1].clamp(min=0) + gamma
+    narrow = (gamma / steepest).sqrt()
+    # Nesterov's gradient steps shrink the error by 1 - narrow each.
+    rows = ahead = target
+    for _ in range(int(50 / narrow) + 1):
+        grad = (ahead - itself) @ inner + gamma * (ahead - target)
+        before, rows = rows, project_simplex((ahead - grad / steepest).masked_fill(~linked, -torch.inf))
+        ahead = rows + (1 - narrow) / (1 + narrow) * (rows - before)
+    return rows
+
+
 def largest(rows: Tensor, count: int) -> Tensor:
     """[K, N] bool: the `count` largest of each row: [N]; of equals the first."""
     count = min(count, rows.shape[1])

@@ -1,19 +1,28 @@
 """Hypernetworks: what methods share whose server writes every client's model with a network of its own."""
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...core.client import Client
-from ...core.layout import Entry, Layout
+from ...core.layout import Layout
 from ...core.method import Method, Params, Roster
+from ...core.optimiser import Optimiser, OptState, shorten
 from ...core.tables import put
-from ...core.trees import Shared, Tree
+from ...core.trees import Like, Shared, Tree
 from ...errors import UsageError
+
+
+class Server(NamedTuple):
+    """What the server remembers."""
+
+    network: Tree  # its first tensor is `embedding`: [N, m], one a client
+    opt_state: Annotated[OptState, Like("network")]
 
 
 class Dense(NamedTuple):
@@ -23,23 +32,11 @@ class Dense(NamedTuple):
     biases: tuple[Shared, ...]  # [out] each
 
 
-def dense(shapes: Iterable[tuple[int, int]], draw: torch.Generator, like: Tensor) -> Dense:
-    """Layers of shapes (in, out), uniform in ±1/√in as those of `nn.Linear`, of the type and device of `like`."""
-    both = [((2 * torch.rand(out, into + 1, generator=draw) - 1) / into**0.5).to(like) for into, out in shapes]
+def draw_layers(widths: list[int], draw: torch.Generator, like: Tensor) -> Dense:
+    """Layers from each width to the next, uniform in ±1/√in as in `nn.Linear`, of the type and device of `like`."""
+    uniform = [(2 * torch.rand(out, into + 1, generator=draw) - 1) / into**0.5 for into, out in pairwise(widths)]
+    both = [u.to(like) for u in uniform]
     return Dense(tuple(u[:, 1:].clone() for u in both), tuple(u[:, 0].clone() for u in both))
-
-
-def check_size(
-    who: str, shapes: Iterable[tuple[int, int]], copies: int, limit: float, like: Tensor, advice: str
-) -> None:
-    """Raise UsageError if `copies` of layers of shapes (in, out) would take more than `limit` GiB."""
-    numbers = sum((into + 1) * out for into, out in shapes)
-    gib = copies * numbers * like.element_size() / 2**30
-    if gib > limit:
-        raise UsageError(
-            f"{who}: a network of {numbers:,} numbers, its gradient and its optimiser's memory would take {gib:.3g} "
-            f"GiB, more than memory={limit:g}; use {advice}, or raise method.memory"
-        )
 
 
 def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...]) -> Tensor:
@@ -49,48 +46,23 @@ def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...
     return x @ weights[-1].T + biases[-1]
 
 
-@dataclass(frozen=True)
-class Form:
-    """How what a network says becomes the tensors that it writes, side by side.
+def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, like: Tensor, advice: str) -> None:
+    """Raise UsageError if layers of such widths, with gradient and optimiser, would take more than `limit` GiB."""
+    numbers = sum((size + 1) * out for size, out in pairwise(widths))
+    _, *kept = optimiser.init([like[:1]])
+    gib = (2 + sum(map(len, kept))) * numbers * like.element_size() / 2**30
+    if gib > limit:
+        raise UsageError(
+            f"{who}: a network of {numbers:,} numbers, its gradient and its optimiser's state would take {gib:.3g} "
+            f"GiB, more than memory={limit:g}; use {advice}"
+        )
 
-    With a `rank` r a matrix [a, b] (a kernel: [out, the rest]) is the product of [a, r] and [r, b], where that takes
-    fewer numbers; everything else is said number by number.
-    """
 
-    entries: tuple[Entry, ...]
-    rank: int = 0
-
-    def __len__(self) -> int:
-        return sum(sum(sizes) for sizes in map(self._sizes, self.entries))
-
-    def _sizes(self, entry: Entry) -> tuple[int, ...]:
-        """How many numbers are said for a tensor: all at once, or for the left and the right factor."""
-        whole = entry.shape.numel()
-        high, wide = entry.shape[0] if entry.shape else 1, whole // (entry.shape[0] if entry.shape else 1)
-        return (high * self.rank, self.rank * wide) if 0 < self.rank * (high + wide) < whole else (whole,)
-
-    def spreads(self, theta: Tensor) -> list[tuple[int, Tensor]]:
-        """How many numbers in a row, and their standard deviation, []: so that tensors have a tenth of theta: [d]'s."""
-        found = []
-        for entry in self.entries:
-            std, sizes = 0.1 * theta[entry.at].std(correction=0), self._sizes(entry)
-            found += [(size, std if len(sizes) == 1 else (std / self.rank**0.5).sqrt()) for size in sizes]
-        return found
-
-    def assemble(self, said: Tensor) -> Tensor:
-        """[K, d'] the tensors from said: [K, len(self)]."""
-        if not self.rank:
-            return said
-        parts, at = [], 0
-        for entry in self.entries:
-            sizes = self._sizes(entry)
-            factors = said[:, at : at + sum(sizes)].split(sizes, 1)
-            at += sum(sizes)
-            if len(factors) == 2:
-                left, right = factors[0].unflatten(1, (-1, self.rank)), factors[1].unflatten(1, (self.rank, -1))
-                factors = ((left @ right).flatten(1),)
-            parts.append(factors[0])
-        return torch.cat(parts, 1)
+def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Server:
+    """The network after a step of the optimiser along a gradient that is shortened to the norm `clip`."""
+    values, structure = tree_flatten(server.network)
+    values, opt_state = optimiser.step(values, shorten(tree_leaves(grads), clip), server.opt_state)
+    return Server(tree_unflatten(values, structure), opt_state)
 
 
 @dataclass(frozen=True)
@@ -118,18 +90,16 @@ class Hypernetwork(Method):
         embedding = widen(table, near / near.sum(1, keepdim=True) @ table)
         kept = {
             part: (widen(moments[0], torch.zeros_like(embedding[newcomers])), *moments[1:])  # the embedding's are first
-            for part, moments in server.memory._asdict().items()
+            for part, moments in server.opt_state._asdict().items()
             if part != "step" and moments
         }
-        return server._replace(
-            network=server.network._replace(embedding=embedding), memory=server.memory._replace(**kept)
-        )
+        return Server(server.network._replace(embedding=embedding), server.opt_state._replace(**kept))
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return None
 
     def check_written(self, layout: Layout) -> None:
-        """Raise UsageError if there is more in what the network should write than what is learned."""
+        """Raise UsageError if the network would have to write more than what is learned."""
         if layout.parameters < layout.size:
             raise UsageError(
                 "a network cannot write running statistics; use bn='local', which leaves them at the clients"

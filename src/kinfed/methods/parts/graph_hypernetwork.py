@@ -1,0 +1,81 @@
+"""Encoders of a graph hypernetwork, which turn embeddings of clients into ones that know their neighbours."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core.method import Roster
+from ...errors import UsageError
+from .hypernetwork import Dense, draw_layers
+
+ALL_PAIRS = 512  # most clients among whom the link loss looks at every pair
+PAIRS = 8192  # that it looks at in each step otherwise
+
+
+@dataclass(frozen=True)
+class MLP:
+    """No graph: layers for each client by itself (Panacea-MLP)."""
+
+    layers: int = 3  # L
+    hidden: int = 100  # e, the width of each
+    needs_graph: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.hidden) < 1:
+            raise UsageError(f"panacea: layers and hidden must be at least 1; got {self.layers} and {self.hidden}")
+
+    def draw(self, size: int, draw: torch.Generator, like: Tensor) -> Dense:
+        """W_1, ..., W_L for embeddings of this size."""
+        return draw_layers([size] + [self.hidden] * self.layers, draw, like)
+
+    def averaging(self, links: Tensor | None) -> Tensor | None:
+        """[N, N] P, from links: [N, N]; None: that is I."""
+        return None
+
+    def encode(self, network: Dense, embedding: Tensor, averaging: Tensor | None) -> Tensor:
+        """[N, e] Z = P f(... f(P H W_1) ...) W_L with f ReLU, from embedding: [N, m] H (Equation 3)."""
+        x, last = embedding, self.layers - 1
+        for layer, (weight, bias) in enumerate(zip(*network, strict=True)):
+            x = x if averaging is None else averaging @ x
+            x = x @ weight.T + bias
+            x = x.relu() if layer < last else x
+        return x
+
+
+@dataclass(frozen=True)
+class GCN(MLP):
+    """Each layer takes the mean over a client's neighbours and itself, by weight: P = D^-1 (A + I)."""
+
+    sparse: bool = False  # multiply by the links alone: faster on large graphs with few links
+    needs_graph: ClassVar[bool] = True
+
+    def averaging(self, links: Tensor | None) -> Tensor | None:
+        assert links is not None
+        itself = links + torch.eye(len(links)).to(links)
+        mean = itself / itself.sum(1, keepdim=True)
+        return mean.to_sparse() if self.sparse else mean
+
+
+def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None) -> Tensor:
+    """[] L_d: cross-entropy of links: [N, N] with sigmoid(z_u z_v), over pairs: [2, *], or over all u != v if None."""
+    if len(z) < 2:
+        return z.new_zeros(())
+    if pairs is not None:
+        u, v = pairs
+        return F.binary_cross_entropy_with_logits((z[u] * z[v]).sum(1), (links[u, v] > 0).to(z.dtype))
+    weight = 1 - torch.eye(len(z)).to(z)  # A_uu says nothing
+    loss = F.binary_cross_entropy_with_logits(z @ z.T, (links > 0).to(z.dtype), weight, reduction="sum")
+    return loss / weight.sum()
+
+
+def draw_pairs(roster: Roster, draw: torch.Generator) -> Tensor | None:
+    """[2, PAIRS] two different clients each, drawn by name so that order means nothing; None for all."""
+    count = len(roster)
+    if count <= ALL_PAIRS:
+        return None
+    u = torch.randint(count, (PAIRS,), generator=draw)
+    v = (u + 1 + torch.randint(count - 1, (PAIRS,), generator=draw)) % count
+    return roster.tags.argsort()[torch.stack((u, v)).to(roster.tags.device)]

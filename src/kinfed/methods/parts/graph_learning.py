@@ -1,0 +1,128 @@
+"""Graphs of the clients: known, or learned by the server from their models as training goes on."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...core.graph import Origin
+from ...core.method import Roster
+from ...core.seeding import key
+from ...core.trees import Tree
+from ...errors import UsageError
+from ...ops.similarity import gram, in_medians
+from ...ops.sketch import sketch_models
+from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
+
+
+@dataclass(frozen=True)
+class Known:
+    """The graph is known and stays. `server` is the state of SFL, of which any part may be used."""
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return roster.graph.origin if roster.graph is not None else "given"
+
+    def start(self, roster: Roster) -> Tensor:
+        """[N, N] the first links, one of every client to itself among them."""
+        if roster.graph is None:
+            raise UsageError(
+                "sfl needs a graph of the clients and this data set has none: choose one by federation.graph, or let "
+                "it be learned by method.structure=similarity"
+            )
+        return with_itself(roster.graph.weights.to(roster.theta))
+
+    def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
+        """[K, s] what is kept of models: [K, d] to compare them by."""
+        return theta.new_zeros(len(theta), 0)
+
+    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
+        """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
+        return server.links  # type: ignore[no-any-return]
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
+        """[N, N] the links once newcomers: [M] have joined."""
+        return self.start(roster)
+
+
+@dataclass(frozen=True)
+class Similarity:
+    r"""Learned: $A \leftarrow (1 - \beta) A + \beta S$ with $S_{ij} = e^{-d_{ij}^2 / 2 \sigma^2}$ of the nearest K.
+
+    d_ij is the distance of two clients' models, sigma^2 the median of its square over pairs; rows are divided by their
+    sums. Where no graph is known, A starts complete, and a client's first row is S alone.
+    """
+
+    neighbours: int = 30  # K: most links of a client, itself included
+    beta: float = 0.05  # share of what was found in the next graph
+    sketch: int = 0  # numbers in a sketch that stands for a model in comparisons; 0: the models themselves
+
+    def __post_init__(self) -> None:
+        if self.neighbours < 1 or self.sketch < 0 or not 0 <= self.beta <= 1:
+            raise UsageError(
+                "sfl: neighbours must be at least 1, sketch zero or more, and beta a share, in [0, 1]; "
+                f"got neighbours={self.neighbours}, sketch={self.sketch} and beta={self.beta}"
+            )
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
+
+    def start(self, roster: Roster) -> Tensor:
+        if roster.graph is None:
+            return roster.theta.new_ones(len(roster), len(roster))
+        return with_itself(roster.graph.weights.to(roster.theta))
+
+    def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
+        if not self.sketch:
+            return theta.new_zeros(len(theta), 0)
+        draw = key(roster.seed, "sfl.sketch", device=theta.device)  # one for all rounds: old ones are compared
+        return sketch_models(theta, draw, roster.layout.trainable_on(theta.device), self.sketch)
+
+    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
+        found = self.find(roster, server, pull)
+        first = newcomer[:, None] & (roster.graph is None)  # nothing is worth keeping of the complete graph
+        new = torch.lerp(to_rows(server.links), to_rows(found), first.to(found.dtype).clamp(min=self.beta))
+        return torch.where(server.seen[:, None], new, server.links)
+
+    def find(self, roster: Roster, server: Tree, pull: float) -> Tensor:
+        """[N, N] the graph that this round's models tell."""
+        seen, itself = server.seen, torch.eye(len(roster), dtype=torch.bool, device=server.seen.device)
+        square = in_medians(self.distances(roster, server), seen[:, None] & seen & ~itself)
+        alike = torch.exp(-square / 2)
+        linked = largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
+        linked &= seen | itself
+        return self.weigh(to_rows(alike * linked), linked, square, pull)
+
+    def distances(self, roster: Roster, server: Tree) -> Tensor:
+        """[N, N] squared distances of the clients' models, or of their sketches, over parameters."""
+        entries = [server.theta[:, e.at] for e in roster.layout.entries if e.trainable]
+        return gram([server.sketch] if self.sketch else entries).distances.to(server.links.dtype)
+
+    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+        """[N, N] rows of weights from those of similarity, who is linked, and squared distances in medians."""
+        return alike
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
+        """The others' rows give newcomers the share that the known graph gives them, if there is one."""
+        links, new = self.start(roster), torch.isin(roster.everyone, newcomers)
+        given = to_rows(links) * new * (roster.graph is not None)
+        learned = (1 - given.sum(1, keepdim=True)) * to_rows(server.links * ~new) + given
+        return torch.where(server.seen[:, None], learned, links)
+
+
+@dataclass(frozen=True)
+class QP(Similarity):
+    r"""Learned likewise, but row i of what is found is, on the same links, the mixture of models that minimises
+    $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - S_i\|^2$.
+    """
+
+    gamma: float = 1.0  # how much weights cost that similarity would not give
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.gamma < float("inf"):
+            raise UsageError(f"sfl: gamma must be finite and positive; got {self.gamma}")
+
+    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+        centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
+        inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
+        return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
