@@ -37,10 +37,10 @@ class Server(NamedTuple):
 class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
-    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort; the
-    others keep theirs, and who never took part starts from the mean. The network follows $G_{ij} = \partial L / \partial
-    R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model on examples set aside for
-    it. The paper's scalar losses cannot give that gradient: `channel` says what does.
+    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort;
+    who is outside it keeps its model, and who never took part starts from the mean. The network follows $G_{ij} =
+    \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model on
+    examples set aside for it. The paper's scalar losses cannot give that gradient: `channel` says what does.
     """
 
     graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
