@@ -38,9 +38,9 @@ class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
     $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort;
-    others keep their models, and who never took part starts from the mean. The network follows
-    $G_{ij} = \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the
-    mixed model on examples set aside for it. The paper's scalar losses cannot give that gradient: `channel` says what does.
+    who is outside it keeps its model, and who never took part starts from the mean. The network follows $G_{ij} =
+    \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model on
+    examples set aside for it. The paper's scalar losses cannot give that gradient: `channel` says what does.
     """
 
     graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
@@ -126,6 +126,5 @@ class PFedGAT(Method):
 def _begin(server, cohort):
     """[K, d] what the cohort starts from."""
     theta, new = take(server.theta, cohort), ~server.seen[cohort]
-    if not new.any() or not server.seen.any():
-        return theta
-    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta)
+    both = new.any() and server.seen.any()
+    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta
