@@ -161,15 +161,16 @@ def test_only_what_may_move_moves(name):
 @pytest.mark.parametrize("name", ["wide", "gru"])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_results_do_not_depend_on_who_is_trained_together(name, most, monkeypatch):
-    *_, theta, x, y, _, form = fused(name)
+    _, layout, theta, x, y, _, form = fused(name)
     whole = form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2))
     monkeypatch.setattr(kinfed.fused, "MOST", most)
     agree(form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2)), whole)
     monkeypatch.setattr(kinfed.fused, "CACHE", 1)
     agree(form.descend(theta, x, y, batches(SIZES, 8, 2), Descent(0.1, 0.2)), whole)
-    shared = theta[:1].expand(len(SIZES), -1)
-    once = form.descend(shared, x, y, batches(SIZES, 8, 2), Descent(0.1))
-    agree(once, form.descend(shared.clone(), x, y, batches(SIZES, 8, 2), Descent(0.1)))
+    for only in (None, layout.head, frozenset[str]()):
+        once = form.descend(theta[0], x, y, batches(SIZES, 8, 2), Descent(0.1), only)  # one model for all
+        each = form.descend(theta[:1].repeat(len(SIZES), 1), x, y, batches(SIZES, 8, 2), Descent(0.1), only)
+        agree(once, each)
 
 
 def test_the_first_layer_moves_in_the_span_of_its_inputs_where_that_is_less_work(monkeypatch):
@@ -356,7 +357,7 @@ def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch
     run, times = PROGRAMS[program]
     loop, vmap = (uploads(run, executor) for executor in ("loop", "vmap"))
     calls, real = [], Fused.descend
-    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
+    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[4].rows)) or real(*args))
     monkeypatch.setattr(executors, "GRAIN", 1)  # work for every worker
     for how in ({"workers": 1}, {"workers": 2}, {"workers": 7}, {"workers": 1, "chunk": 3}):
         del calls[:]
@@ -370,7 +371,7 @@ def test_clients_train_in_fused_form_where_it_says_the_same(program, monkeypatch
 @pytest.mark.parametrize(("grain", "blocks"), [(1, 2), (1 << 62, 1)])
 def test_a_little_work_is_left_to_one_worker(grain, blocks, monkeypatch):
     calls, real = [], Fused.descend
-    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[1])) or real(*args))
+    monkeypatch.setattr(Fused, "descend", lambda *args: calls.append(len(args[4].rows)) or real(*args))
     monkeypatch.setattr(executors, "GRAIN", grain)
     uploads(PROGRAMS["steps"][0], "fused", workers=4)
     assert sum(calls) == len(SIZES)

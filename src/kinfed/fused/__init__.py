@@ -124,23 +124,25 @@ class Fused:
         descent: Descent,
         only: frozenset[str] | None = None,
     ) -> Tensor:
-        """Local training of K clients from theta: [K, d] on the pool x, y; returns the trained [K, d].
+        """Local training of K clients from theta on the pool x, y; returns the trained [K, d].
 
+        theta is [K, d], or [d] where all begin with the same.
         `only` names the tensors that may move; None: all that are trainable.
         """
         moving = frozenset(e.name for e in self.layout.entries if e.trainable and (only is None or e.name in only))
         lowest = next((i for i, part in enumerate(self.parts) if not moving.isdisjoint(part.names)), None)
         if lowest is None:
-            return theta.clone()
+            return theta.expand(len(batches.rows), -1).clone()
         order = batches.valid.sum(1).argsort(stable=True)  # so that those who still train are the last ones of a block
         if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
-            theta, batches = theta[order], batches.of(order)
+            theta, batches = theta if theta.ndim == 1 else theta[order], batches.of(order)
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
-        found = blank(len(theta), theta)
+        found = blank(len(order), theta.expand(len(order), -1))
         with torch.no_grad():
             for at, span in self._blocks(batches, moving, lowest, theta):
                 slope = None if descent.slope is None else descent.slope[at]
-                block = _Block(self, theta[at], batches.of(at), descent._replace(slope=slope))
+                begin = theta if theta.ndim == 1 else theta[at]
+                block = _Block(self, begin, batches.of(at), descent._replace(slope=slope))
                 block.train(x, y, moving, lowest, span, found[at])
         return found[order.argsort()] if sort else found
 
@@ -187,12 +189,13 @@ class _Block:
 
     def __init__(self, fused: Fused, theta: Tensor, batches: Batches, descent: Descent) -> None:
         self._fused, self._batches, self._descent = fused, batches, descent
-        self._tensors = self._split(theta)
+        self._begin = self._split(theta)  # [k, ...], or [...] where all begin with the same
+        self._tensors = self._split(theta.expand(len(batches.rows), -1))
         self._slopes = {} if descent.slope is None else self._split(descent.slope)
 
     def _split(self, theta: Tensor) -> Named:
-        """theta: [k, d] as views [k, ...]."""
-        return {e.name: theta[:, e.at].unflatten(1, e.shape) for e in self._fused.layout.entries}
+        """theta: [k, d] as views [k, ...], or [d] as views [...]."""
+        return {e.name: theta[..., e.at].unflatten(-1, e.shape) for e in self._fused.layout.entries}
 
     def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
         """Write the trained vectors to out: [k, d]."""
@@ -204,9 +207,11 @@ class _Block:
         if fixed := span or any(part.names for part in parts[:lowest]):  # what the lowest layer reads, once for all
             inputs = x.index_select(0, rows.flatten()).unflatten(0, (k, width))
             for part in parts[:lowest]:
-                inputs = part.forward(self._tensors, inputs, None)[0]
+                tensors = self._begin if isinstance(part, Linear) else self._tensors
+                inputs = part.forward(tensors, inputs, None)[0]
             if span:
-                spanned = Span(cast(Linear, parts[lowest]), inputs, self._tensors, self._descent, self._slopes)
+                layer = cast(Linear, parts[lowest])
+                spanned = Span(layer, inputs, self._begin, self._tensors, self._descent, self._slopes)
             inputs = inputs.flatten(0, 1)
             at = (place + width * torch.arange(k, device=place.device)[:, None, None]).transpose(0, 1).contiguous()
         climbed = parts[lowest + span if fixed else 0 :]
@@ -263,6 +268,8 @@ class _Alone(torch.autograd.Function):
             t if t is None else t.movedim(dim, 0) if dim is not None else t.expand(info.batch_size, *t.shape)
             for t, dim in zip(given[:7], in_dims[1:], strict=False)
         ]
+        if in_dims[1] is None:
+            tensors[0] = given[0]  # a model that all begin with
         return _descend(form, tensors, *given[7:]), 0
 
 

@@ -65,8 +65,8 @@ class Linear:
 
     def forward(self, tensors: Named, x: Tensor, before: Any = None) -> tuple[Tensor, Tensor]:
         weight, bias = tensors[self.weight], tensors[self.bias] if self.bias else None
-        if weight.stride(0) == 0:  # one weight that all clients begin with: a large product instead of many small ones
-            return nn.functional.linear(x, weight[0], None if bias is None else bias[0]), x
+        if weight.ndim == 2:  # one weight that all clients begin with: a large product instead of many small ones
+            return nn.functional.linear(x, weight, bias), x
         return torch.bmm(x, weight.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT), x
 
     def backward(self, tensors: Named, saved: Tensor, g: Tensor, step: Step, deep: bool) -> Tensor:
@@ -87,10 +87,13 @@ class Span:
     A bias is the weight of an input that is always 1.
     """
 
-    def __init__(self, linear: Linear, x: Tensor, tensors: Named, descent: Descent, slopes: Named) -> None:
+    def __init__(
+        self, linear: Linear, x: Tensor, begin: Named, tensors: Named, descent: Descent, slopes: Named
+    ) -> None:
+        """`tensors` are [k, ...]; `begin` holds the same, or [...] where all begin with the same."""
         self._linear, self._x, self._tensors, self._slopes = linear, x, tensors, slopes
         self._lr, self._keep = descent.lr, 1 - descent.lr * descent.pull
-        self._base = linear.forward(tensors, x)[0]  # [k, n, out]
+        self._base = linear.forward(begin, x)[0]  # [k, n, out]
         self._drift = linear.forward(slopes, x)[0] if slopes else None  # [k, n, out]
         self._gram = torch.bmm(x, x.mT)  # [k, n, n]
         if linear.bias:
