@@ -66,7 +66,7 @@ elif what and "flwr-clientapp" in program:
     import time
     import torch
     from flwr.app import Array
-    from kinfed import checkpoint
+    from kinfed.core import checkpoint
     from kinfed.flower import client, grid, messages, site
     from kinfed.flower.messages import Message
     real, save, pack, digest = site.Site.answer, checkpoint.write, grid.pack, messages.layout_digest
@@ -215,7 +215,7 @@ def judge(federation, lines, rounds):
             waiting.add(found[1])
         elif found := re.match(r"went on without ([^:]+)", line):
             waiting |= set(found[1].split(", "))
-        elif "going on after the last round that was complete" in line:
+        elif "restarting after the last complete round" in line:
             waiting = set()  # that round begins anew
         elif found := re.match(r"round (\d+) of \d+: (\d+) clients", line):
             absent |= {(name, int(found[1])) for name in waiting}

@@ -16,7 +16,8 @@ import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
-from kinfed.flower import processes
+from kinfed.flower.link import Link
+from kinfed.flower.subprocesses import environment as flower_environment
 
 KINFED = str(Path(sys.executable).with_name("kinfed"))
 EXAMPLES = 90  # of a site
@@ -133,7 +134,7 @@ class Federation:
         reach = {"default": "empty", "empty": {"address": address, "root-certificates": ca}}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": reach}))
         programs = Path(sys.executable).parent
-        environment = processes._environment(home, "")
+        environment = flower_environment(home, "")
         environment["PATH"] = f"{programs}{os.pathsep}{environment.get('PATH', '')}"
         link = ["flower-superlink", "--port", str(ports[-1]), "--database", str(home / "state.db")]
         link += ["--ssl-ca-certfile", ca, "--ssl-certfile", str(keys / "server.crt")]
@@ -142,7 +143,7 @@ class Federation:
         quiet = {"env": environment, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         started = [subprocess.Popen([programs / link[0], *link[1:]], **quiet)]
         try:
-            while processes.Link(address, ca).problem():
+            while Link(address, ca).problem():
                 time.sleep(0.5)
             started += [subprocess.Popen([programs / node[0], *node[1:], str(port)], **quiet) for port in ports[:-1]]
             ask = functools.partial(subprocess.run, env=environment, capture_output=True, text=True, check=True)

@@ -58,18 +58,18 @@ def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
     assert "give --keys DIR" in refused("up")
     assert "give --keys DIR" in refused("node", "a", "--data", "x.npz")
     assert "exclude each other" in refused("up", "--keys", "k", "--insecure")
-    assert "for this machine alone, so the host must be 127.0.0.1; got 0.0.0.0" in refused(
+    assert "--insecure works on this machine only, so --host must be 127.0.0.1; got 0.0.0.0" in refused(
         "up", "--insecure", "--host", "0.0.0.0"
     )
     assert "lacks ca.crt, server.crt, server.key; make them: kinfed flower keys" in refused("up", "--keys", "k")
-    assert "lacks ca.crt; it is the folder of this site" in refused("node", "a", "--data", "x.npz", "--keys", "k")
+    assert "lacks ca.crt; --keys must name this site's folder" in refused("node", "a", "--data", "x.npz", "--keys", "k")
     assert "there is no file x.npz" in refused("node", "a", "--data", "x.npz", "--insecure")
     (tmp_path / "x.npz").touch()
-    assert "for this machine alone; got hub:8000" in refused(
+    assert "--insecure works on this machine only, so --server must name it; got hub:8000" in refused(
         "node", "a", "--data", "x.npz", "--insecure", "--server", "hub:8000"
     )
     assert "--server must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", "hub")
-    assert "a site is named by letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
+    assert "a site's name consists of letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
     assert "no SuperLink of" in refused("down")
     assert "say where its keys are: --keys DIR" in refused("revoke", "ann")
 
@@ -78,8 +78,8 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
     (tmp_path / "f.toml").write_text(PLAN)
     assert "start it: kinfed flower up" in refused("run", "f.toml")
     assert not (tmp_path / "runs").exists()
-    assert "name a FILE.toml to start a run" in refused("run")
-    assert "is not a federation's folder" in refused("run", "--resume", tmp_path)
+    assert "give a FILE.toml to start a run" in refused("run")
+    assert "is not the folder of a run" in refused("run", "--resume", tmp_path)
     wrong = {
         "flower.clients=0": "flower.clients counts sites",
         "flower.quorum=0.0": "flower.quorum is a share",
@@ -99,7 +99,7 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
 def test_keys_says_what_to_hand_to_whom(capsys, tmp_path):
     assert main(["flower", "keys", str(tmp_path), "ann", "bob", "--host", "hub.example.org"]) == 0
     said = capsys.readouterr().err
-    assert f"give {tmp_path}/sites/ann to ann, and to nobody else" in said
+    assert f"give {tmp_path}/sites/ann to ann and to nobody else" in said
     assert (tmp_path / "sites" / "bob" / "key").exists()
 
 

@@ -1,7 +1,10 @@
 """A federation in one process: a grid whose nodes run the client app's functions at once, with faults on demand."""
 
+import http.server
 import itertools
 import json
+import ssl
+import threading
 from typing import NamedTuple
 
 import numpy as np
@@ -250,3 +253,33 @@ def trial(grid, tmp_path, examples, monkeypatch):
         return Trial(grid, tmp_path, examples, plan.resolve(json.loads(json.dumps(table))))
 
     return make
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Starts a web server that answers anything, with TLS or without; returns its address."""
+    started = []
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200 if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    def start(folder=None):
+        made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        if folder:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(folder / "server.crt", folder / "server.key")
+            made.socket = context.wrap_socket(made.socket, server_side=True)
+        made.handle_error = lambda *_: None
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        started.append(made)
+        return f"127.0.0.1:{made.server_address[1]}"
+
+    yield start
+    for made in started:
+        made.shutdown()
+        made.server_close()

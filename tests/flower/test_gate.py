@@ -27,7 +27,8 @@ import uvicorn
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
-from kinfed.flower import gate, keys, processes
+from kinfed.flower import gate, keys, subprocesses
+from kinfed.flower.link import Link
 
 NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 SECRET = "a" * 64
@@ -472,16 +473,16 @@ def test_nothing_starts_with_a_flower_that_is_not_known(version, monkeypatch):
 
 def test_what_flower_makes_is_its_owners_alone(tmp_path):
     (tmp_path / "old").mkdir(mode=0o755)
-    processes._close(tmp_path / "old")
+    subprocesses.make_private(tmp_path / "old")
     assert stat.S_IMODE((tmp_path / "old").stat().st_mode) == 0o700
-    assert len(processes._secret(tmp_path)) == 64
-    assert processes._secret(tmp_path) == processes._secret(tmp_path)
+    assert len(subprocesses.secret(tmp_path)) == 64
+    assert subprocesses.secret(tmp_path) == subprocesses.secret(tmp_path)
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
 def test_what_flower_may_be_told_by_the_environment_is_not_handed_on(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")  # opens another port
-    given = processes._environment(tmp_path, SECRET)
+    given = subprocesses.environment(tmp_path, SECRET)
     assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in given
     assert given["KINFED_FLOWER_SECRET"] == SECRET
 
@@ -513,7 +514,7 @@ def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_pa
     behind.socket = context.wrap_socket(behind.socket, server_side=True)
     threading.Thread(target=behind.serve_forever, daemon=True).start()
     (text,) = re.findall(r"```nginx\n(.*?)```", (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(), re.S)
-    port, folders = processes._free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    port, folders = subprocesses.free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     own = (
         "".join(f"{name}_temp_path {tmp_path}/{name};" for name in folders)
         + f"access_log off; error_log {tmp_path}/log;"
@@ -540,7 +541,7 @@ def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_pa
     with subprocess.Popen(["nginx", "-c", str(tmp_path / "nginx.conf"), *settings]) as nginx:
         try:
             deadline = time.monotonic() + 10
-            while processes.Link(f"127.0.0.1:{port}", str(tmp_path / "keys" / "ca.crt")).problem():
+            while Link(f"127.0.0.1:{port}", str(tmp_path / "keys" / "ca.crt")).problem():
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             for path in gate.SITES:

@@ -15,7 +15,7 @@ import tomli_w
 from safetensors.torch import load_file
 
 from kinfed.experiments import config
-from kinfed.flower import gate, processes
+from kinfed.flower import gate, subprocesses
 from kinfed.methods import METHODS
 
 pytestmark = pytest.mark.slow
@@ -74,7 +74,7 @@ def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(feder
     said = do("run", "broken.toml", "--out", "broken", code=1)
     assert time.monotonic() - begin < 90
     assert "the heading must have the columns from and to; got here, there" in said.splitlines()[-1]
-    assert "going on" not in said
+    assert "restarting" not in said
     links.write_text(good)
     assert json.loads(do("run", "--resume", "broken", "--json"))["rounds"] == 2
 
@@ -110,7 +110,7 @@ def test_strangers_reach_nothing_and_the_server_itself_can_run_no_code_at_a_site
     (app / "pyproject.toml").write_text(tomli_w.dumps(table))
 
     def flwr(*command, secret):
-        environment = processes._environment(folder / "home" / "flwr", secret)
+        environment = subprocesses.environment(folder / "home" / "flwr", secret)
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     stranger = str(Path(sys.executable).with_name("flwr"))
@@ -119,7 +119,7 @@ def test_strangers_reach_nothing_and_the_server_itself_can_run_no_code_at_a_site
         assert done.returncode
         assert "404" in done.stdout + done.stderr
     assert not flwr(
-        *gate.command("flwr", "run", str(app), "kinfed"), secret=processes._secret(folder / "home")
+        *gate.command("flwr", "run", str(app), "kinfed"), secret=subprocesses.secret(folder / "home")
     ).returncode
     deadline = time.monotonic() + 120
     while not (folder / "told").exists():

@@ -22,7 +22,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Put the commands into the parser."""
     flower = commands.add_parser(
         "flower",
-        description="Train with clients that keep their examples on machines of their own, joined by Flower.",
+        description="Train with clients that keep their examples on their own machines, connected by Flower.",
         epilog="in this order: keys and up on the server, node at every site, run on the server; see docs/deploy.md",
     )
     actions = flower.add_subparsers(required=True, metavar="ACTION")
@@ -34,144 +34,164 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help=f"the server's own files (default: ${HOME} or ~/.kinfed/flower)",
     )
+    _add_keys(actions, common)
+    _add_up(actions, server, common)
+    _add_node(actions, common)
+    _add_run(actions, server, common)
+    revoke = actions.add_parser("revoke", parents=[server, common], help="remove a site from the federation")
+    revoke.add_argument("site", metavar="SITE", help="the site's name")
+    revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
+    revoke.set_defaults(command=_revoke)
+    down = actions.add_parser("down", parents=[server, common], help="stop the server")
+    down.set_defaults(command=_down)
+
+
+def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
     keys = actions.add_parser("keys", parents=[common], help="make certificates for the server and keys for sites")
-    keys.add_argument("folder", type=Path, metavar="DIR", help="where they are, or will be")
-    keys.add_argument("sites", nargs="*", metavar="SITE", help="the names of clients")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
+    keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
     keys.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="name or address at which sites reach the server"
+        "--host", action="append", default=[], metavar="NAME", help="name or address by which sites reach the server"
     )
     keys.set_defaults(command=_keys)
-    up = actions.add_parser(
-        "up", parents=[server, common], help="start the server, and let in the sites that have keys"
-    )
-    up.add_argument("--keys", type=Path, metavar="DIR", help="what kinfed flower keys made")
-    up.add_argument("--insecure", action="store_true", help="without keys: for trials on one machine")
-    up.add_argument("--host", default="127.0.0.1", help="address to listen at (default: 127.0.0.1, this machine alone)")
+
+
+def _add_up(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    up = actions.add_parser("up", parents=[server, common], help="start the server and admit the sites that have keys")
+    up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
+    up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
+    up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     up.add_argument("--port", type=int, default=8000, help="default: 8000")
     up.set_defaults(command=_up)
-    node = actions.add_parser("node", parents=[common], help="take part as a client, until interrupted")
+
+
+def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
+    node = actions.add_parser("node", parents=[common], help="take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
     node.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="this client's examples: .npz, .csv or .parquet"
     )
     node.add_argument(
-        "--target", default="y", metavar="COLUMN", help="what a table is to predict from its other columns (default: y)"
+        "--target", default="y", metavar="COLUMN", help="column of a table to predict from the others (default: y)"
     )
     node.add_argument("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: 127.0.0.1:8000")
     node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
-    node.add_argument("--insecure", action="store_true", help="without keys: for trials on one machine")
+    node.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     node.add_argument(
-        "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="private state and model go here"
+        "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="folder for private state and models"
     )
     node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     node.set_defaults(command=_node)
-    run = actions.add_parser("run", parents=[server, common], help="train with the sites that are there")
-    run.add_argument("plan", nargs="?", metavar="FILE.toml", help="what to learn; see docs/deploy.md")
-    run.add_argument("overrides", nargs="*", metavar="key=value", help="such as training.epochs=5")
+
+
+def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    run = actions.add_parser("run", parents=[server, common], help="train with the connected sites")
+    run.add_argument("plan", nargs="?", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
+    run.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
     run.add_argument("--out", type=Path, metavar="DIR", help="on the server (default: runs/METHOD/sites/TIME)")
-    run.add_argument("--resume", type=Path, metavar="DIR", help="go on with the run of this folder")
-    run.add_argument("--quiet", action="store_true", help="say nothing until the end")
+    run.add_argument("--resume", type=Path, metavar="DIR", help="resume the run of this folder")
+    run.add_argument("--quiet", action="store_true", help="print only the results")
     run.set_defaults(command=_run)
-    revoke = actions.add_parser("revoke", parents=[server, common], help="take a site out of the federation")
-    revoke.add_argument("site", metavar="SITE", help="the site's name")
-    revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
-    revoke.set_defaults(command=_revoke)
-    down = actions.add_parser("down", parents=[server, common], help="end the server")
-    down.set_defaults(command=_down)
 
 
-def _keys(asked: argparse.Namespace, console: Console) -> None:
+def _keys(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..flower import keys
 
-    renewed = not (asked.folder / "ca.crt").exists() and any(asked.folder.glob("sites/*/key.pub"))
-    made = keys.make(asked.folder, asked.host, asked.sites)
+    renewed = not (args.folder / "ca.crt").exists() and any(args.folder.glob("sites/*/key.pub"))
+    made = keys.make(args.folder, args.host, args.sites)
     if renewed:
         console.print(
-            f"a new authority: give {asked.folder / 'ca.crt'} to every site in place of its own, and start the server "
-            "anew (kinfed flower down, and up); sites keep their keys",
+            f"made a new authority: replace every site's ca.crt with {args.folder / 'ca.crt'} and restart the server "
+            "(kinfed flower down, then up); sites keep their keys",
             soft_wrap=True,
         )
     for folder in made:
-        console.print(f"give {folder} to {folder.name}, and to nobody else: its key says who it is", soft_wrap=True)
+        console.print(
+            f"give {folder} to {folder.name} and to nobody else: whoever has its key is {folder.name}", soft_wrap=True
+        )
     if not made:
-        console.print(f"the keys are in {asked.folder}", soft_wrap=True)
+        console.print(f"the keys are in {args.folder}", soft_wrap=True)
 
 
-def _up(asked: argparse.Namespace, console: Console) -> None:
+def _up(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import processes
+    from ..flower import superlink
 
-    keys = _keys_or_insecure(asked, "kinfed flower keys DIR SITE ...")
-    processes.up(Path(asked.home), asked.host, asked.port, keys, _sayer(console))
+    keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
+    superlink.up(Path(args.home), args.host, args.port, keys, _printer(console))
 
 
-def _node(asked: argparse.Namespace, console: Console) -> None:
+def _node(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import processes
+    from ..flower import node
+    from ..flower.link import Link
 
-    keys = _keys_or_insecure(asked, "kinfed flower keys on the server")
-    host, colon, port = asked.server.rpartition(":")
+    keys = _keys_or_insecure(args, "kinfed flower keys on the server")
+    host, colon, port = args.server.rpartition(":")
     if not colon or not host or not port.isdigit():
-        raise UsageError(f"--server must be HOST:PORT, such as hub.example.org:8000; got '{asked.server}'")
+        raise UsageError(f"--server must be HOST:PORT, such as hub.example.org:8000; got '{args.server}'")
     for name in ("ca.crt", "key"):
         if keys and not (keys / name).is_file():
-            raise UsageError(f"{keys} lacks {name}; it is the folder of this site that kinfed flower keys made")
-    link = processes.Link(asked.server, str(keys / "ca.crt") if keys else "")
+            raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
+    link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    processes.node(asked.site, asked.data, asked.target, asked.state, link, key, asked.device, _sayer(console))
+    node.run(args.site, args.data, args.target, args.state, link, key, args.device, _printer(console))
 
 
-def _run(asked: argparse.Namespace, console: Console) -> None:
+def _run(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import plan, processes
+    from ..flower import follow, plan, superlink
 
-    if (asked.plan is None) == (asked.resume is None):
-        raise UsageError("name a FILE.toml to start a run, or the folder of a run with --resume")
-    if asked.resume is not None:
-        out = asked.resume.resolve()
+    if (args.plan is None) == (args.resume is None):
+        raise UsageError("give a FILE.toml to start a run, or --resume and the folder of a run")
+    if args.resume is not None:
+        out = args.resume.resolve()
         if not (out / "config.toml").exists():
-            raise UsageError(f"{out} is not a federation's folder: it has no config.toml")
+            raise UsageError(f"{out} is not the folder of a run: it has no config.toml")
         if (out / "summary.json").exists():
             console.print(f"the run in {out} has finished", soft_wrap=True)
-            show(json.loads((out / "summary.json").read_text()), asked, console)
+            show(json.loads((out / "summary.json").read_text()), args, console)
             return
         raw = config.read(str(out / "config.toml"), [])
     else:
-        raw = config.read(asked.plan, asked.overrides)
+        raw = config.read(args.plan, args.overrides)
     planned = plan.resolve(raw)
-    if asked.resume is None:
-        config.warn_of_idle(asked.plan, asked.overrides, [planned.table["method"]["name"]])
-    processes.require(Path(asked.home))
+    if args.resume is None:
+        config.warn_of_idle(args.plan, args.overrides, [planned.table["method"]["name"]])
+    superlink.require(Path(args.home))
     if planned.deployment.graph:
         planned.table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
-    if asked.resume is None:
+    if args.resume is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        out = (asked.out or Path("runs") / planned.table["method"]["name"] / "sites" / stamp).resolve()
+        out = (args.out or Path("runs") / planned.table["method"]["name"] / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
-            raise UsageError(f"{out} holds a run already; go on with it: kinfed flower run --resume {out}")
+            raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
         make_folder(out)
         config.write(planned.table, out / "config.toml")
-    say = (lambda text: None) if asked.quiet else _sayer(console)
-    summary = processes.run(Path(asked.home), planned.table, out, say)
-    show(summary, asked, console)
+    report = (lambda text: None) if args.quiet else _printer(console)
+    summary = follow.run(Path(args.home), planned.table, out, report)
+    show(summary, args, console)
     each = summary["bytes_per_client_and_round"]
-    say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up (bytes.csv); models are at sites")
+    report(
+        f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv); the models are at the "
+        "sites"
+    )
 
 
-def _revoke(asked: argparse.Namespace, console: Console) -> None:
+def _revoke(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import processes
+    from ..flower import superlink
 
-    keys = asked.keys.resolve() if asked.keys else None
-    processes.revoke(Path(asked.home), asked.site, keys, _sayer(console))
+    keys = args.keys.resolve() if args.keys else None
+    superlink.revoke(Path(args.home), args.site, keys, _printer(console))
 
 
-def _down(asked: argparse.Namespace, console: Console) -> None:
+def _down(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import processes
+    from ..flower import superlink
 
-    processes.down(Path(asked.home), _sayer(console))
+    superlink.down(Path(args.home), _printer(console))
 
 
 def _prepare() -> None:
@@ -181,16 +201,16 @@ def _prepare() -> None:
 
     if problem := gate.untested():
         raise UsageError(problem)
-    os.umask(0o077)  # what is made from here on is nobody else's to read
+    os.umask(0o077)  # only this user may read what is created from here on
 
 
-def _keys_or_insecure(asked: argparse.Namespace, maker: str) -> Path | None:
-    if asked.insecure and asked.keys:
-        raise UsageError("--keys and --insecure exclude each other")
-    if not asked.insecure and not asked.keys:
-        raise UsageError(f"give --keys DIR, made with {maker}; or --insecure for trials on one machine")
-    return None if asked.insecure else asked.keys.resolve()
+def _keys_or_insecure(args: argparse.Namespace, maker: str) -> Path | None:
+    if args.insecure and args.keys:
+        raise UsageError("--keys and --insecure exclude each other: give one of them")
+    if not args.insecure and not args.keys:
+        raise UsageError(f"give --keys DIR, made by {maker}; or --insecure for trials on one machine")
+    return None if args.insecure else args.keys.resolve()
 
 
-def _sayer(console: Console) -> Any:
+def _printer(console: Console) -> Any:
     return lambda text: console.print(text, soft_wrap=True)
