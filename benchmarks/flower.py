@@ -20,6 +20,7 @@ from page import put
 
 from kinfed.core import trees
 from kinfed.flower import broker, plan, server
+from kinfed.flower.nodes import Node
 from kinfed.flower.site import Site
 from kinfed.methods import METHODS
 
@@ -35,11 +36,11 @@ class InProcess:
         self.sites, self.counted, self._answers, self._ids = sites, {}, {}, itertools.count()
 
     def nodes(self):
-        return dict.fromkeys(range(len(self.sites)), "")
+        return dict.fromkeys(range(len(self.sites)), Node("", ""))
 
     def push(self, node, kind, message, seconds):
         id = str(next(self._ids))
-        self._answers[id] = answer = self.sites[node].answer(kind, message)
+        self._answers[id] = answer = self.sites[node].reply(kind, message)
         assert "refused" not in answer.words, answer.words
         for way, said in (("down", message), ("up", answer)):
             for name, array in said.arrays.items():

@@ -69,13 +69,13 @@ elif what and "flwr-clientapp" in program:
     from kinfed.core import checkpoint
     from kinfed.flower import client, grid, messages, site
     from kinfed.flower.messages import Message
-    real, save, pack, digest = site.Site.answer, checkpoint.write, grid.pack, messages.layout_digest
+    real, save, pack, digest = site.Site.reply, checkpoint.write, grid.pack, messages.layout_digest
     spoiled = False
 
-    def answer(self, kind, order):
+    def spoiling(self, kind, message):
         global spoiled
-        spoiled = kind == "round" and order.words.get("round", 0) % 2 == 1
-        reply = real(self, kind, order)
+        spoiled = kind == "round" and message.words.get("round", 0) % 2 == 1
+        reply = real(self, kind, message)
         if not spoiled or "upload" not in reply.words:
             return reply
         if what == "late":
@@ -102,7 +102,7 @@ elif what and "flwr-clientapp" in program:
     def other(layout):
         return "other" if what == "layout" and spoiled else digest(layout)
 
-    site.Site.answer, checkpoint.write, grid.pack, messages.layout_digest = answer, full, garbled, other
+    site.Site.reply, checkpoint.write, grid.pack, messages.layout_digest = spoiling, full, garbled, other
 """
 
 
@@ -213,7 +213,7 @@ def judge(federation, lines, rounds):
     for line in lines:
         if found := re.match(r"left client (\S+) out", line):
             waiting.add(found[1])
-        elif found := re.match(r"went on without ([^:]+)", line):
+        elif found := re.match(r"continuing without ([^:]+)", line):
             waiting |= set(found[1].split(", "))
         elif "restarting after the last complete round" in line:
             waiting = set()  # that round begins anew
@@ -240,9 +240,9 @@ def judge(federation, lines, rounds):
 
 
 def theta_counted(path, absent):
-    """[d] a site's private state; that of before, if the server never counted the round that it trained last."""
+    """[d] a site's private state; that of before, if the server never accepted the round that it trained last."""
     with safe_open(path, "pt") as file:
-        trained = json.loads(file.metadata()["memory"])["trained"] + 1
+        trained = json.loads(file.metadata()["state"])["trained"] + 1
         return file.get_tensor("base/theta" if trained in absent else "state/theta")
 
 

@@ -552,7 +552,7 @@ def write(rows, refused, size):
         f"All this put {refused} lines into the server's log, at most one a minute; it is "
         f"{size / 1000:.0f} kB long.\n\n"
         "Revoked sites, nodes registered without a key in `keys/sites`, and sites that claim too many classes or "
-        "examples are covered by tests instead: `tests/flower/test_registry.py`, `test_courier.py` and "
+        "examples are covered by tests instead: `tests/flower/test_registry.py`, `test_broker.py` and "
         "`test_server.py` there.\n"
     )
 

@@ -41,8 +41,8 @@ from kinfed.data import graph_files
 from kinfed.datasets.files import IMAGES
 from kinfed.experiments import config
 from kinfed.flower import grid, plan
-from kinfed.flower.broker import Failure, Node
 from kinfed.flower.messages import Message
+from kinfed.flower.nodes import Failure, Node
 from kinfed.flower.server import serve
 from kinfed.flower.site import Site
 from kinfed.graphs import GRAPHS
@@ -609,7 +609,7 @@ class Post:
         number = str(next(self.count))
         message = Message(json.loads(json.dumps(message.words)), dict(message.arrays))
         try:
-            answer = self.sites[node].answer(kind, self.change(message) if self.way == "order" else message)
+            answer = self.sites[node].reply(kind, self.change(message) if self.way == "order" else message)
         except (Exception, SystemExit):
             raise Wrong("unexpected", f"the site's answer to {kind}: {traceback.format_exc()}") from None
         self.answers[number] = answer
@@ -628,7 +628,10 @@ class Post:
                 "tuple",
                 "kinfed:x",
             ]
-            words[self.draw.choice(["train", "evaluate", "upload", "introduction"])] = [self.draw.choice(named), None]
+            words[self.draw.choice(["train", "evaluate", "upload", "client_statistics"])] = [
+                self.draw.choice(named),
+                None,
+            ]
         return Message(json.loads(json.dumps(words, default=str)), tampered(self.draw, dict(message.arrays)))
 
     def pull(self, ids):
@@ -642,7 +645,7 @@ class Post:
             array.data = spoil(self.draw, array.data) if self.draw.random() < 0.1 else array.data
         try:
             return grid.unpack(content)
-        except Exception as problem:  # as kinfed.flower.grid.Post does
+        except Exception as problem:  # as kinfed.flower.grid.GridTransport does
             return Failure(repr(problem), False)
 
 
@@ -667,7 +670,8 @@ def sites(draw):
     table["federation"] = {"split": {"validation": draw.choice([0.1, 0.0])}}
     way = draw.choice(["order", "answer", "answer", "files"]) if draw.broken else ""
     planned = plan.resolve(mutate(draw, table, 0.9))
-    with mock.patch.multiple("kinfed.flower.broker", LOOK=0.0, AGAIN=0.05, LATER=0.05):
+    at_once = mock.patch.multiple("kinfed.flower.nodes", RETRY=0.05, LATER=0.05)
+    with at_once, mock.patch.multiple("kinfed.flower.broker", LOOK=0.0, RETRY=0.05):
         serve(planned, Post(draw, made, way), Path("out"), lambda text: None, 0.001)
         if way == "files":  # a site's folder from elsewhere: the next run's experiment has that name
             for path in sorted(p for p in Path("state").rglob("*") if p.is_file() and draw.random() < 0.5):

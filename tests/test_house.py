@@ -37,13 +37,8 @@ UPWARDS = {("core", "fused")}  # local training by fused steps
 LATE_STILL = {"datasets/directory.py", "experiments/run_folder.py"}
 LONG_STILL = {
     "cli/estimate.py:_estimate",
-    "cli/flower.py:add",
     "cli/running.py:show",
     "experiments/fit.py:fit",
-    "flower/broker.py:ask",
-    "flower/processes.py:_start",
-    "flower/processes.py:_watch",
-    "flower/server.py:_serve",
     "report/compare.py:_row",
     "simulation/executors.py:__call__",
 }

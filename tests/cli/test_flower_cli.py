@@ -81,14 +81,14 @@ def test_a_plan_is_checked_before_anything_runs(refused, tmp_path):
     assert "give a FILE.toml to start a run" in refused("run")
     assert "is not the folder of a run" in refused("run", "--resume", tmp_path)
     wrong = {
-        "flower.clients=0": "flower.clients counts sites",
+        "flower.clients=0": "flower.clients is a number of sites",
         "flower.quorum=0.0": "flower.quorum is a share",
-        "flower.deadline=-1.0": "flower.deadline is a time in seconds, so it must be positive",
+        "flower.deadline=-1.0": "flower.deadline is a time in seconds and must be positive",
         "flower.norm_bound=0.5": "flower.norm_bound must be above 1",
         "flower.stale=forget": "flower.stale must be one of keep, decay, drop; got 'forget'",
         "flower.decay=1.0": "flower.decay must lie in (0, 1)",
         "flower.client=3": "unknown key 'flower.client'; did you mean 'clients'?",
-        "federation.dataset=digits": "only federation.split may be set",
+        "federation.dataset=digits": "of federation only split may be set here",
         "seeds=3": "a federation runs one seed at a time",
         "participation={late=0.5, joins=2}": "participation.late and by_group are for simulations",
     }

@@ -28,7 +28,7 @@ from kinfed.core.layout import Layout
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.flower import client, plan
-from kinfed.flower.grid import Post, unpack
+from kinfed.flower.grid import GridTransport, unpack
 from kinfed.flower.server import serve
 from kinfed.plots import charts, heatmaps
 from kinfed.simulation.simulation import Simulation
@@ -169,12 +169,12 @@ class Trial:
     """One experiment, at six sites and in a simulation."""
 
     def __init__(self, grid, folder, examples, planned):
-        self.grid, self.folder, self.examples, self.planned, self.said = grid, folder, examples, planned, []
+        self.grid, self.folder, self.examples, self.planned, self.lines = grid, folder, examples, planned, []
 
     def serve(self, members=None):
         """Run it at the sites; returns the summary."""
         out = self.folder / "out"
-        return serve(self.planned, Post(self.grid), out, log=self.said.append, poll=0.001, members=members)
+        return serve(self.planned, GridTransport(self.grid), out, log=self.lines.append, poll=0.001, members=members)
 
     def simulate(self, absent=(), names=None):
         """Run it on one machine; `absent` lists (client, round from 1) in which a client does not answer."""
@@ -234,8 +234,9 @@ def trial(grid, tmp_path, examples, monkeypatch):
             monkeypatch.setattr(module, name, lambda *_, **__: None)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     monkeypatch.setattr("kinfed.flower.broker.LOOK", 0.0)
-    monkeypatch.setattr("kinfed.flower.broker.AGAIN", 0.0)
-    monkeypatch.setattr("kinfed.flower.broker.LATER", 0.0)
+    monkeypatch.setattr("kinfed.flower.broker.RETRY", 0.0)
+    monkeypatch.setattr("kinfed.flower.nodes.RETRY", 0.0)
+    monkeypatch.setattr("kinfed.flower.nodes.LATER", 0.0)
 
     def make(name, *, rounds=3, share=1.0, linked=True, method=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]

@@ -1,4 +1,4 @@
-"""Clients that come, go, hide and pretend: on a carrier that does as it is told, with time that does too."""
+"""Clients that come, go, are late and pretend: on a scripted transport with a scripted clock."""
 
 import re
 
@@ -6,8 +6,9 @@ import pytest
 
 from kinfed import RunError, __version__
 from kinfed.flower import broker as module
-from kinfed.flower.broker import Courier, Failure, Node
+from kinfed.flower.broker import Broker
 from kinfed.flower.messages import Message
+from kinfed.flower.nodes import Failure, Node
 
 EXAMPLES = {"shape": [6], "outputs": 3, "task": {"name": "Classification", "classes": 3}, "columns": []}
 
@@ -28,8 +29,8 @@ class Clock:
             what()
 
 
-class Carrier:
-    """Nodes answer after `delay` seconds, with what `answers[client]` makes of the message.
+class Transport:
+    """Nodes answer after `delay` seconds, with what `replies[client]` makes of the message.
 
     A node does one thing at a time; `hiccups` are seconds that a client's next orders take besides.
     """
@@ -37,10 +38,10 @@ class Carrier:
     def __init__(self, clock, clients):
         self.clock, self.clients = clock, dict(enumerate(clients, 1))
         self.online = {node: "first" for node in self.clients}
-        self.delay, self.answers, self.sent, self._due = 1.0, {}, [], {}
+        self.delay, self.replies, self.sent, self._due = 1.0, {}, [], {}
         self.versions, self.keys, self.words = {}, {}, {}
         self.delays, self.hiccups, self._free = {}, {}, {}
-        self.told = []  # (client, why it is refused)
+        self.refusals = []  # (client, why)
 
     def nodes(self):
         return {node: Node(stamp, self.keys.get(node, ""), b"%d" % node) for node, stamp in self.online.items()}
@@ -50,12 +51,12 @@ class Carrier:
         client = self.clients[node]
         self.sent.append((client, kind, self.clock.now))
         if kind == "hello":
-            said = {"client": client, "kinfed": self.versions.get(client, __version__)}
-            answer = Message(said | EXAMPLES | self.words.get(client, {}), {})
+            words = {"client": client, "kinfed": self.versions.get(client, __version__)}
+            answer = Message(words | EXAMPLES | self.words.get(client, {}), {})
             if "refused" in message.words:
-                self.told.append((client, message.words["refused"]))
+                self.refusals.append((client, message.words["refused"]))
         else:
-            answer = self.answers.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
+            answer = self.replies.get(client, lambda m: Message({"client": client, "did": m.words["do"]}, {}))(message)
         if answer is not None:
             took = self.delays.get(client, self.delay) if kind != "hello" else self.delay
             if kind != "hello" and self.hiccups.get(client):
@@ -72,254 +73,254 @@ class Carrier:
 @pytest.fixture
 def world(monkeypatch):
     def make(clients, deadline=100.0, patience=1000.0):
-        clock, said = Clock(), []
-        carrier = Carrier(clock, clients)
+        clock, lines = Clock(), []
+        transport = Transport(clock, clients)
         monkeypatch.setattr(module, "time", clock)
-        return clock, carrier, Courier(carrier, deadline, patience, said.append), said
+        return clock, transport, Broker(transport, deadline, patience, lines.append), lines
 
     return make
 
 
-def order(clients):
+def requests(clients):
     return {client: Message({"do": f"{client}'s"}, {}) for client in clients}
 
 
-def found(courier, clients):
-    courier.discover(lambda: set(clients) <= set(courier.found), f"{len(clients)} sites")
+def meet(broker, clients):
+    broker.discover(lambda: set(clients) <= set(broker.nodes.clients), f"{len(clients)} sites")
 
 
-def test_everyone_is_asked_once_and_answers_go_to_whom_they_belong(world):
-    _, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    answers = courier.ask("round", order("abc"))
-    assert {client: answer.words["did"] for client, answer in answers.items()} == {c: f"{c}'s" for c in "abc"}
-    assert [kind for _, kind, _ in carrier.sent] == ["hello"] * 3 + ["round"] * 3
-    assert set(courier.travelled) == set("abc")
-    for rounds in courier.travelled.values():
+def test_everyone_gets_one_request_and_replies_are_told_apart(world):
+    _, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    replies = broker.request("round", requests("abc"))
+    assert {client: answer.words["did"] for client, answer in replies.items()} == {c: f"{c}'s" for c in "abc"}
+    assert [kind for _, kind, _ in transport.sent] == ["hello"] * 3 + ["round"] * 3
+    assert set(broker.traffic) == set("abc")
+    for rounds in broker.traffic.values():
         ((down, up),) = rounds.values()
         assert down == len('{"do": "a\'s"}')
         assert up == len('{"client": "a", "did": "a\'s"}')
 
 
 def test_a_silent_client_is_waited_for_until_the_deadline_and_no_longer(world):
-    clock, carrier, courier, said = world("abc")
-    found(courier, "abc")
-    carrier.answers["b"] = lambda message: None
+    clock, transport, broker, lines = world("abc")
+    meet(broker, "abc")
+    transport.replies["b"] = lambda message: None
     begin = clock.now
-    answers = courier.ask("round", order("abc"), needed=2)
-    assert set(answers) == {"a", "c"}
+    replies = broker.request("round", requests("abc"), needed=2)
+    assert set(replies) == {"a", "c"}
     assert 100 < clock.now - begin < 103
-    assert said[-1] == "went on without b: no answer; a node that is started again is asked again"
+    assert lines[-1] == "continuing without b: no reply; a node that is restarted is tried again"
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8, 0.95])
 @pytest.mark.parametrize("hiccup", [0.8, 1.0])
 def test_a_site_that_is_late_once_misses_one_round(world, share, hiccup):
     """A site that needs that share of the deadline, and the deadline besides in its second round."""
-    clock, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    carrier.delays["b"], carrier.hiccups["b"] = share * 100, [0, hiccup * 100]
+    clock, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    transport.delays["b"], transport.hiccups["b"] = share * 100, [0, hiccup * 100]
     answered = []
     for round in range(6):
         began = clock.now
-        answers = courier.ask("round", {c: Message({"do": f"{c} in {round}"}, {}) for c in "abc"}, needed=2)
-        assert all(answer.words["did"] == f"{c} in {round}" for c, answer in answers.items())
+        replies = broker.request("round", {c: Message({"do": f"{c} in {round}"}, {}) for c in "abc"}, needed=2)
+        assert all(answer.words["did"] == f"{c} in {round}" for c, answer in replies.items())
         assert clock.now - began < 2 * 100
-        answered.append("b" in answers)
+        answered.append("b" in replies)
     assert answered == [True, False, True, True, True, True]
-    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 6
+    assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 6
 
 
 def test_a_site_that_is_always_late_costs_no_more_than_the_deadline_but_once(world):
-    clock, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    carrier.delays["b"], took = 150.0, []
+    clock, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    transport.delays["b"], took = 150.0, []
     for _ in range(5):
         began = clock.now
-        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+        assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
         took.append(round(clock.now - began, -1))
     assert took == [100, 150, 100, 100, 100]
 
 
 @pytest.mark.parametrize(("lost", "rounds"), [(1, 1), (2, 3)])
-def test_answers_that_never_come_do_not_keep_a_client_out(world, lost, rounds):
-    _, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    carrier.answers["b"] = lambda message: None
+def test_replies_that_never_come_do_not_keep_a_client_out(world, lost, rounds):
+    _, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    transport.replies["b"] = lambda message: None
     for _ in range(lost):
-        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
-    del carrier.answers["b"]
+        assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
+    del transport.replies["b"]
     for _ in range(rounds - lost):
-        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+        assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
     for _ in range(2):
-        assert set(courier.ask("round", order("abc"), needed=2)) == set("abc")
+        assert set(broker.request("round", requests("abc"), needed=2)) == set("abc")
 
 
-def test_orders_do_not_pile_up_at_a_site_that_is_always_late(world):
-    clock, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    carrier.delays["b"] = 250.0
+def test_requests_do_not_pile_up_at_a_site_that_is_always_late(world):
+    clock, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    transport.delays["b"] = 250.0
     for _ in range(20):
-        assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
-    waiting = [due for due, answer in carrier._due.values() if due > clock.now]
+        assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
+    waiting = [due for due, answer in transport._due.values() if due > clock.now]
     assert len(waiting) <= 3
 
 
-def test_an_answer_of_before_is_nobodys_when_its_client_is_not_asked(world):
-    clock, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    carrier.hiccups["b"] = [150.0]
-    assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+def test_a_reply_to_an_earlier_request_is_not_taken_for_another(world):
+    clock, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    transport.hiccups["b"] = [150.0]
+    assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
     began = clock.now
-    assert set(courier.ask("round", order("ac"))) == {"a", "c"}
+    assert set(broker.request("round", requests("ac"))) == {"a", "c"}
     assert clock.now - began < 5
     clock.sleep(100)
-    assert courier.ask("round", {"b": Message({"do": "more"}, {})})["b"].words["did"] == "more"
+    assert broker.request("round", {"b": Message({"do": "more"}, {})})["b"].words["did"] == "more"
 
 
 def test_below_the_quorum_it_waits_on_and_then_gives_up(world):
-    clock, carrier, courier, said = world("abc")
-    found(courier, "abc")
-    carrier.answers["b"] = carrier.answers["c"] = lambda message: None
+    clock, transport, broker, lines = world("abc")
+    meet(broker, "abc")
+    transport.replies["b"] = transport.replies["c"] = lambda message: None
     begin = clock.now
-    with pytest.raises(RunError, match=r"only 1 of 3 clients .* and 2 must; look after b, c and go on with --resume"):
-        courier.ask("round", order("abc"), needed=2)
+    with pytest.raises(RunError, match=r"only 1 of 3 clients .* but 2 must; check b, c and continue with --resume"):
+        broker.request("round", requests("abc"), needed=2)
     assert 1000 < clock.now - begin < 1003
-    assert "waiting for 1 more of clients b, c" in said
+    assert "waiting for 1 more of clients b, c" in lines
 
 
 def test_a_client_that_is_offline_costs_no_time_unless_it_is_needed(world):
-    clock, carrier, courier, _ = world("abc")
-    found(courier, "abc")
-    del carrier.online[2]
+    clock, transport, broker, _ = world("abc")
+    meet(broker, "abc")
+    del transport.online[2]
     clock.sleep(5)
     begin = clock.now
-    assert set(courier.ask("round", order("abc"), needed=2)) == {"a", "c"}
+    assert set(broker.request("round", requests("abc"), needed=2)) == {"a", "c"}
     assert clock.now - begin < 5
-    clock.plans.append((clock.now + 50, lambda: carrier.online.update({2: "second"})))
+    clock.plans.append((clock.now + 50, lambda: transport.online.update({2: "second"})))
     begin = clock.now
-    assert set(courier.ask("round", order("abc"), needed=3)) == {"a", "b", "c"}
+    assert set(broker.request("round", requests("abc"), needed=3)) == {"a", "b", "c"}
     assert 50 < clock.now - begin < 60
 
 
-def test_a_node_that_was_away_is_asked_again(world):
+def test_a_node_that_was_offline_is_tried_again(world):
     """Its process died with the message; it comes back under the same number, but later."""
-    clock, carrier, courier, _ = world("ab")
-    found(courier, "ab")
-    carrier.answers["b"] = lambda message: None
+    clock, transport, broker, _ = world("ab")
+    meet(broker, "ab")
+    transport.replies["b"] = lambda message: None
 
     def back():
-        carrier.online[2] = "second"
-        del carrier.answers["b"]
+        transport.online[2] = "second"
+        del transport.replies["b"]
 
     clock.plans.append((clock.now + 20, back))
     begin = clock.now
-    assert set(courier.ask("round", order("ab"))) == {"a", "b"}
+    assert set(broker.request("round", requests("ab"))) == {"a", "b"}
     assert 20 < clock.now - begin < 30
-    assert [kind for client, kind, _ in carrier.sent if client == "b"] == ["hello", "round", "round"]
+    assert [kind for client, kind, _ in transport.sent if client == "b"] == ["hello", "round", "round"]
 
 
-def test_a_node_with_a_new_number_is_the_client_that_it_says(world):
-    clock, carrier, courier, _ = world("ab")
-    found(courier, "ab")
-    carrier.clients[7] = "b"
-    carrier.online = {1: "first", 7: "first"}
+def test_a_node_with_a_new_number_can_be_a_known_client(world):
+    clock, transport, broker, _ = world("ab")
+    meet(broker, "ab")
+    transport.clients[7] = "b"
+    transport.online = {1: "first", 7: "first"}
     clock.sleep(5)
-    assert set(courier.ask("round", order("ab"), needed=2)) == {"a", "b"}
+    assert set(broker.request("round", requests("ab"), needed=2)) == {"a", "b"}
 
 
 def test_two_nodes_cannot_be_the_same_client(world):
-    clock, carrier, courier, said = world("ab")
-    found(courier, "ab")
-    carrier.clients[7] = "b"
-    carrier.online[7] = "first"
+    clock, transport, broker, lines = world("ab")
+    meet(broker, "ab")
+    transport.clients[7] = "b"
+    transport.online[7] = "first"
     clock.sleep(5)
-    courier.ask("round", order("ab"))
+    broker.request("round", requests("ab"))
     clock.sleep(5)
-    courier.ask("round", order("ab"))
-    assert [line for line in said if "node 7" in line] == [
-        "cannot use the node 7: client b is at another node already; give every site a name of its own"
+    broker.request("round", requests("ab"))
+    assert [line for line in lines if "node 7" in line] == [
+        "cannot use the node 7: client b is already at another node; give every site its own name"
     ]
-    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 2
+    assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 2
 
 
-def test_another_version_of_kinfed_is_told_apart(world):
-    _, carrier, courier, said = world("ab")
-    carrier.versions["b"] = "0.0.9"
-    found(courier, "a")
-    assert set(courier.found) == {"a"}
-    assert any(f"cannot use the node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in said)
+def test_another_version_of_kinfed_is_refused(world):
+    _, transport, broker, lines = world("ab")
+    transport.versions["b"] = "0.0.9"
+    meet(broker, "a")
+    assert set(broker.nodes.clients) == {"a"}
+    assert any(f"cannot use the node 2: it runs kinfed 0.0.9, the server {__version__}" in line for line in lines)
 
 
-def test_a_node_that_breaks_down_is_asked_three_times_and_then_left_out(world):
-    _, carrier, courier, said = world("ab")
-    found(courier, "ab")
-    carrier.answers["b"] = lambda message: Failure("ClientApp stopped responding.", True)
-    assert set(courier.ask("round", order("ab"), needed=1)) == {"a"}
-    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 3
-    assert said[-1] == "left client b out: ClientApp stopped responding."
+def test_a_node_that_breaks_down_is_tried_three_times_and_then_left_out(world):
+    _, transport, broker, lines = world("ab")
+    meet(broker, "ab")
+    transport.replies["b"] = lambda message: Failure("ClientApp stopped responding.", True)
+    assert set(broker.request("round", requests("ab"), needed=1)) == {"a"}
+    assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 3
+    assert lines[-1] == "left client b out: ClientApp stopped responding."
 
 
 def test_a_refusal_is_final_for_the_round(world):
-    _, carrier, courier, said = world("ab")
-    found(courier, "ab")
-    carrier.answers["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
-    assert set(courier.ask("round", order("ab"))) == {"a"}
-    assert sum(client == "b" and kind == "round" for client, kind, _ in carrier.sent) == 1
-    assert said[-1] == "left client b out: client b: no"
+    _, transport, broker, lines = world("ab")
+    meet(broker, "ab")
+    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    assert set(broker.request("round", requests("ab"))) == {"a"}
+    assert sum(client == "b" and kind == "round" for client, kind, _ in transport.sent) == 1
+    assert lines[-1] == "left client b out: client b: no"
 
 
 def test_a_quorum_that_cannot_be_reached_any_more_ends_the_wait_at_once(world):
-    clock, carrier, courier, _ = world("ab")
-    found(courier, "ab")
-    carrier.answers["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
+    clock, transport, broker, _ = world("ab")
+    meet(broker, "ab")
+    transport.replies["b"] = lambda message: Message({"client": "b", "refused": "client b: no"}, {})
     begin = clock.now
-    assert set(courier.ask("round", order("ab"), needed=2)) == {"a"}
+    assert set(broker.request("round", requests("ab"), needed=2)) == {"a"}
     assert clock.now - begin < 5
 
 
-def test_a_client_is_whom_its_key_says(world):
-    _, carrier, courier, said = world("ab")
-    carrier.keys = {1: "a", 2: "carol"}
-    found(courier, "a")
-    assert set(courier.found) == {"a"}
-    assert said[-1] == "cannot use the node of carol: it says that it is client b, but its key is that of carol"
+def test_a_client_is_identified_by_its_key(world):
+    _, transport, broker, lines = world("ab")
+    transport.keys = {1: "a", 2: "carol"}
+    meet(broker, "a")
+    assert set(broker.nodes.clients) == {"a"}
+    assert lines[-1] == "cannot use the node of carol: it claims to be client b, but its key is that of carol"
 
 
 def test_only_the_keys_of_members_take_part_and_no_longer_than_they_are_members(world):
     """Whatever a node's key was registered as: who is a member is what the server's own folder of keys says."""
-    clock, carrier, courier, said = world(["a", "mallory", "b"])
-    carrier.keys = {1: "a", 2: "mallory", 3: "whoever"}
+    clock, transport, broker, lines = world(["a", "mallory", "b"])
+    transport.keys = {1: "a", 2: "mallory", 3: "whoever"}
     members = {b"1": "a", b"3": "b"}
-    courier.members = lambda: members
-    found(courier, "ab")
-    assert set(courier.found) == {"a", "b"}
-    assert not any(client == "mallory" for client, *_ in carrier.sent)
-    carrier.delays["b"] = 20.0
+    broker.nodes.members = lambda: members
+    meet(broker, "ab")
+    assert set(broker.nodes.clients) == {"a", "b"}
+    assert not any(client == "mallory" for client, *_ in transport.sent)
+    transport.delays["b"] = 20.0
     clock.plans.append((clock.now + 10, lambda: members.pop(b"3")))  # with an order at b
     began = clock.now
-    assert set(courier.ask("round", order("ab"), needed=1)) == {"a"}
+    assert set(broker.request("round", requests("ab"), needed=1)) == {"a"}
     assert clock.now - began < 15
-    assert not courier.is_online("b")
-    assert [line for line in said if "takes no part" in line] == [
-        "the node mallory takes no part: its key is not in sites/ of the server's keys",
-        "the node whoever takes no part: its key is not in sites/ of the server's keys",
+    assert not broker.nodes.is_online("b")
+    assert [line for line in lines if "ignoring the node" in line] == [
+        "ignoring the node mallory: its key is not in sites/ of the server's keys",
+        "ignoring the node whoever: its key is not in sites/ of the server's keys",
     ]
     members[b"3"] = "b"
     clock.sleep(5)
-    assert set(courier.ask("round", order("ab"), needed=1)) == {"a", "b"}
+    assert set(broker.request("round", requests("ab"), needed=1)) == {"a", "b"}
 
 
-def test_who_is_refused_is_told_why_once(world):
-    clock, carrier, courier, said = world("ab")
-    carrier.keys = {1: "a", 2: "carol"}
-    found(courier, "a")
+def test_a_refused_node_is_told_why_once(world):
+    clock, transport, broker, lines = world("ab")
+    transport.keys = {1: "a", 2: "carol"}
+    meet(broker, "a")
     for _ in range(30):
         clock.sleep(5)
-        courier.wait("a")
-    why = "it says that it is client b, but its key is that of carol"
-    assert carrier.told == [("b", why)]
-    assert said.count(f"cannot use the node of carol: {why}") == 1
+        broker.wait("a")
+    why = "it claims to be client b, but its key is that of carol"
+    assert transport.refusals == [("b", why)]
+    assert lines.count(f"cannot use the node of carol: {why}") == 1
 
 
 @pytest.mark.parametrize(
@@ -338,43 +339,43 @@ def test_who_is_refused_is_told_why_once(world):
     ],
 )
 def test_a_greeting_that_is_made_up_does_not_disturb(world, words, why):
-    _, carrier, courier, said = world("ab")
-    carrier.words["b"] = words
-    found(courier, "a")
-    assert set(courier.found) == {"a"}
-    (line,) = [line for line in said if "node 2" in line]
+    _, transport, broker, lines = world("ab")
+    transport.words["b"] = words
+    meet(broker, "a")
+    assert set(broker.nodes.clients) == {"a"}
+    (line,) = [line for line in lines if "node 2" in line]
     assert "\n" not in line
     assert re.search(why, line)
 
 
-def test_who_was_sent_away_is_asked_again_and_told_why_once(world):
-    clock, _, courier, said = world("ab")
-    found(courier, "ab")
+def test_a_dismissed_client_is_greeted_again_and_told_why_once(world):
+    clock, _, broker, lines = world("ab")
+    meet(broker, "ab")
     for _ in range(2):
-        courier.dismiss("b", "its examples are others")
-        assert set(courier.found) == {"a"}
+        broker.dismiss("b", "its examples are others")
+        assert set(broker.nodes.clients) == {"a"}
         clock.sleep(61)
-        found(courier, "ab")
-    assert said.count("left client b out: its examples are others") == 1
+        meet(broker, "ab")
+    assert lines.count("left client b out: its examples are others") == 1
 
 
-def test_before_the_first_round_a_site_that_was_started_again_is_asked_what_it_has_now(world):
-    clock, carrier, courier, _ = world("ab")
-    clock.plans.append((20, lambda: carrier.words.update(b={"outputs": 5}) or carrier.online.update({2: "second"})))
-    courier.discover(lambda: courier.found.get("b", {}).get("outputs") == 5, "b with five outputs")
+def test_before_the_first_round_a_restarted_site_is_greeted_again(world):
+    clock, transport, broker, _ = world("ab")
+    clock.plans.append((20, lambda: transport.words.update(b={"outputs": 5}) or transport.online.update({2: "second"})))
+    broker.discover(lambda: broker.nodes.clients.get("b", {}).get("outputs") == 5, "b with five outputs")
     assert 20 < clock.now < 40
 
 
 def test_a_node_that_cannot_be_used_keeps_nobody_waiting(world):
-    clock, carrier, courier, _ = world("ab")
-    carrier.versions["b"] = "0.0.9"
-    found(courier, "a")
+    clock, transport, broker, _ = world("ab")
+    transport.versions["b"] = "0.0.9"
+    meet(broker, "a")
     assert clock.now < 10
 
 
 def test_too_few_sites_end_the_wait_for_them(world):
-    clock, _, courier, said = world("a", patience=60)
-    with pytest.raises(RunError, match=r"waited 6\d s for 2 sites; there are a"):
-        courier.discover(lambda: len(courier.found) >= 2, "2 sites")
-    assert said[0] == "waiting for 2 sites; none is there"
+    clock, _, broker, lines = world("a", patience=60)
+    with pytest.raises(RunError, match=r"waited 6\d s for 2 sites; connected: a"):
+        broker.discover(lambda: len(broker.nodes.clients) >= 2, "2 sites")
+    assert lines[0] == "waiting for 2 sites; connected: none"
     assert clock.now < 62

@@ -101,8 +101,8 @@ def test_arrays_are_compared_with_what_they_should_be():
     assert messages.problem_with(good, like) == ""
     cases = {
         "it lacks count": {"theta": torch.ones(2)},
-        "it has more besides": {**good, "more": torch.ones(1)},
-        "it lacks count and has more besides": {"theta": torch.ones(2), "more": torch.ones(1)},
+        "it also has more": {**good, "more": torch.ones(1)},
+        "it lacks count and also has more": {"theta": torch.ones(2), "more": torch.ones(1)},
         "theta is torch.float32 [3], not torch.float32 [2]": {**good, "theta": torch.ones(3)},
         "count is torch.int32 [], not torch.int64 []": {**good, "count": torch.tensor(3, dtype=torch.int32)},
         "theta holds NaN or infinity": {**good, "theta": torch.tensor([1.0, torch.inf])},

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from kinfed.errors import RunError, UsageError
 from kinfed.flower import grid as carrier
-from kinfed.flower import plan, site
+from kinfed.flower import plan, site, site_files
 from kinfed.flower import server as serving
-from kinfed.flower.fleet import _bounded
+from kinfed.flower.claims import bounded, too_many_classes
 from kinfed.methods import METHODS
 from kinfed.simulation.simulation import Simulation
 
@@ -31,7 +31,7 @@ def changed(change):
     return fault
 
 
-def said(**words):
+def claiming(**words):
     """A fault that alters the words of an answer."""
 
     def fault(answer):
@@ -80,13 +80,13 @@ FAULTS = {  # where it happens: what happens, and what is said about it
         changed(lambda name, t: t.double()),
         "client a out: upload/theta is torch.float64 [53], not torch.float",
     ),
-    ("b", 3): (changed(lambda name, t: t * 1e6), "times as long as the median of others, more than 10"),
+    ("b", 3): (changed(lambda name, t: t * 1e6), "times the median of the others', more than 10"),
     ("c", 3): (garbage, "client c out: the message cannot be read"),
     ("a", 4): (oversized, "client a out: the message cannot be read"),
-    ("d", 4): (said(round=7), "client d out: it answers for round 7"),
-    ("e", 4): (said(client="a"), "client e out: the answer is client 'a''s"),
+    ("d", 4): (claiming(round=7), "client d out: it replies for round 7"),
+    ("e", 4): (claiming(client="a"), "client e out: the reply is from client 'a'"),
     ("a", 5): (failed(2, "<class 'ValueError'>"), "client a out: <class 'ValueError'>"),
-    ("b", 5): (lambda answer: None, "went on without b: no answer"),
+    ("b", 5): (lambda answer: None, "continuing without b: no reply"),
 }
 
 
@@ -98,8 +98,8 @@ def test_a_bad_answer_is_left_out_named_and_undone_at_its_site(trial, name):
     trial.serve()
     trial.compare(expected)
     for _, message in FAULTS.values():
-        assert sum(message in line for line in trial.said) == 1, (message, trial.said)
-    assert sum("left" in line or "without" in line for line in trial.said) == len(FAULTS)
+        assert sum(message in line for line in trial.lines) == 1, (message, trial.lines)
+    assert sum("left" in line or "without" in line for line in trial.lines) == len(FAULTS)
 
 
 def test_bad_answers_in_every_round_leave_the_others_as_if_there_were_no_such_client(trial):
@@ -113,17 +113,17 @@ def test_bad_answers_in_every_round_leave_the_others_as_if_there_were_no_such_cl
 def test_a_run_whose_every_round_passes_has_nothing_to_show(trial):
     trial = trial("fedavg", rounds=1)
     trial.grid.faults = {(name, 1): changed(lambda name, t: t * torch.nan) for name in "abcdef"}
-    with pytest.raises(RunError, match="no round of 1 had enough answers that can be used, so there is no model"):
+    with pytest.raises(RunError, match="no round of 1 had enough usable replies, so there is no model"):
         trial.serve()
 
 
 def test_scores_that_are_no_scores_do_not_end_a_run(trial):
     trial = trial("fedavg")
-    trial.grid.faults["c", 2] = said(scores=[["shared", "test"]])
-    trial.grid.faults["d", 2] = said(scores=7)
+    trial.grid.faults["c", 2] = claiming(scores=[["shared", "test"]])
+    trial.grid.faults["d", 2] = claiming(scores=7)
     summary = trial.serve()
     assert summary["rounds"] == 3
-    assert sum("scores that cannot be read" in line for line in trial.said) == 2
+    assert sum("ignored the scores of client" in line for line in trial.lines) == 2
 
 
 class Stopped(Exception):
@@ -167,7 +167,7 @@ def come_late(trial):
 def test_made_up_scores_neither_end_a_run_nor_choose_its_models(trial, monkeypatch, made_up):
     trial = trial("fedavg", rounds=4)
     clean = trial.simulate().history
-    trial.grid.faults["c", 2] = said(scores=made_up)  # of round 1
+    trial.grid.faults["c", 2] = claiming(scores=made_up)  # of round 1
     serve_until(trial, monkeypatch, 3)
     summary = trial.serve()
     assert summary["scores"].keys() == {"shared"}
@@ -188,11 +188,9 @@ def test_a_round_whose_only_client_gives_nothing_good_passes_and_three_in_a_row_
     first = next(_asked(once))[0]
     once.grid.faults[first, 1] = changed(lambda name, t: t * torch.nan)
     assert once.serve()["rounds"] == 3
-    assert f"round 1 passes: only 0 of 1 clients gave an answer that can be used, and 1 must; look after {first}" in (
-        once.said
-    )
+    assert f"skipped round 1: only 0 of 1 clients gave a usable reply, but 1 must; check {first}" in (once.lines)
     with (once.folder / "out" / "bytes.csv").open() as file:
-        counted = {(row["client"], row["round"]): row["counted"] for row in csv.DictReader(file)}
+        counted = {(row["client"], row["round"]): row["used"] for row in csv.DictReader(file)}
     assert counted[first, "1"] == "0"
     assert sorted(counted.values()).count("1") == 2  # one client a round
 
@@ -202,7 +200,7 @@ def test_too_many_bad_answers_three_rounds_in_a_row_end_the_run(trial):
     for round in (2, 3, 4):
         for name in "abc":
             trial.grid.faults[name, round] = changed(lambda name, t: t * torch.nan)
-    with pytest.raises(RunError, match=r"round 4, the 3rd in a row: only 3 of 6 clients gave .* and 5 must"):
+    with pytest.raises(RunError, match=r"round 4, the 3rd in a row: only 3 of 6 clients gave .* but 5 must"):
         trial.serve()
     trial.grid.faults.clear()
     assert trial.serve()["rounds"] == 5
@@ -214,7 +212,7 @@ def test_in_a_cohort_of_two_an_upload_is_compared_with_those_before(trial):
         del trial.grid.sites[node]
     trial.grid.faults["b", 3] = changed(lambda name, t: t * 1e6)
     trial.serve()
-    assert sum("client b out: its upload is" in line for line in trial.said) == 1
+    assert sum("client b out: the norm of its upload is" in line for line in trial.lines) == 1
 
 
 def test_nobody_can_pretend_to_be_the_owner_of_another_key(trial):
@@ -225,14 +223,14 @@ def test_nobody_can_pretend_to_be_the_owner_of_another_key(trial):
     trial.planned.table["flower"]["clients"] = 4
     trial.planned = plan.resolve(trial.planned.table)
     assert trial.serve()["names"] == list("abcd")
-    assert "cannot use the node of mallory: it says that it is client f, but its key is that of mallory" in trial.said
+    assert "cannot use the node of mallory: it claims to be client f, but its key is that of mallory" in trial.lines
 
 
 def test_two_servers_do_not_work_in_one_folder(trial, monkeypatch):
     trial = trial("fedavg")
     monkeypatch.setattr(serving, "WAIT", 1)
     (trial.folder / "out").mkdir()
-    with serving._alone(trial.folder / "out", print), pytest.raises(UsageError, match="another process works in"):
+    with serving.only_process(trial.folder / "out", print), pytest.raises(UsageError, match="another process works in"):
         trial.serve()
     assert trial.serve()["rounds"] == 3
 
@@ -277,11 +275,11 @@ def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, w
 def test_a_site_that_breaks_down_in_a_round_answers_again_as_if_it_had_not(trial, monkeypatch, at):
     trial = trial("fedaghn")
     expected = trial.simulate()
-    owner, name = {"train": (site.Simulation, "train"), "write": (site.Site, "_remember")}[at]
+    owner, name = {"train": (site.Simulation, "train"), "write": (site_files.ExperimentFolder, "save_state")}[at]
     real, left = getattr(owner, name), [1]
 
     def breaking(self, *rest):
-        mine, second = (self.name, rest[1].trained == 1) if at == "write" else (self.names[0], rest[0] == 1)
+        mine, second = (self.path.parent.name, rest[0].trained == 1) if at == "write" else (self.names[0], rest[0] == 1)
         if mine == "c" and second and left:
             left.pop()
             raise KeyboardInterrupt
@@ -298,7 +296,7 @@ def test_a_site_that_breaks_down_in_a_round_answers_again_as_if_it_had_not(trial
 def test_a_site_without_disk_space_is_left_out_and_keeps_what_it_had(trial, monkeypatch):
     trial = trial("fedaghn", rounds=4)
     expected = trial.simulate(absent={("c", 2)})
-    real = site.checkpoint.write
+    real = site_files.checkpoint.write
 
     class Last:
         shape, dtype = torch.Size([1]), torch.bool
@@ -307,13 +305,13 @@ def test_a_site_without_disk_space_is_left_out_and_keeps_what_it_had(trial, monk
             raise OSError(28, "No space left on device")
 
     def full(arrays, path, metadata=None):
-        ends = "/c/" in str(path) and "state" in str(path) and '"trained": 1,' in metadata["memory"]
+        ends = "/c/" in str(path) and "state" in str(path) and '"trained": 1,' in metadata["state"]
         real(arrays | {"last": Last()} if ends else arrays, path, metadata)
 
-    monkeypatch.setattr(site.checkpoint, "write", full)
+    monkeypatch.setattr(site_files.checkpoint, "write", full)
     trial.serve()
     trial.compare(expected)
-    assert any("left client c out" in line and "No space left on device" in line for line in trial.said)
+    assert any("left client c out" in line and "No space left on device" in line for line in trial.lines)
 
 
 def test_a_site_that_lost_its_state_joins_anew(trial):
@@ -328,7 +326,7 @@ def test_a_site_that_lost_its_state_joins_anew(trial):
     trial.grid.faults["c", 2] = lose
     expected = trial.simulate()
     summary = trial.serve()
-    assert any("joining anew, as their state is lost: c" in line for line in trial.said)
+    assert any("joining again, as their state is lost: c" in line for line in trial.lines)
     (mine,) = folder.iterdir()
     for key, value in load_file(mine / "model.safetensors").items():
         i = list(trial.examples).index("c")
@@ -342,7 +340,7 @@ def test_too_few_answers_end_the_run_with_what_to_do_and_it_goes_on_later(trial)
     for name in "abc":
         trial.grid.faults[name, 2] = lambda answer: None
     with pytest.raises(
-        RunError, match=r"only 3 of 6 clients gave an answer .* and 5 must; look after a, b, c and go on"
+        RunError, match=r"only 3 of 6 clients gave a usable reply, but 5 must; check a, b, c and continue"
     ):
         trial.serve()
     trial.grid.faults.clear()
@@ -363,7 +361,7 @@ def test_clients_that_come_later_count_from_the_next_round(trial):
     late.grid.faults["a", 1] = arrive  # greeted in round 2
     summary = late.serve()
     assert summary["names"] == list("abcdef")
-    assert "joined after round 2: e, f" in late.said
+    assert "joined after round 2: e, f" in late.lines
     asked = [(name, group) for name, kind, group in late.grid.log if kind == "round"]
     assert ("e", "2") not in asked
     assert ("e", "3") in asked
@@ -390,7 +388,7 @@ def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, n
 def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
     late = trial("fedamp", rounds=6, linked=False, clients=5)
     come_late(late)
-    real, full = site.checkpoint.write, [True]
+    real, full = site_files.checkpoint.write, [True]
 
     def write(arrays, path, metadata=None):
         if "sites/f/" in str(path) and full:
@@ -398,9 +396,9 @@ def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
             raise OSError(28, "No space left on device")
         real(arrays, path, metadata)
 
-    monkeypatch.setattr(site.checkpoint, "write", write)
+    monkeypatch.setattr(site_files.checkpoint, "write", write)
     assert late.serve()["names"] == list("abcdef")
-    assert any("left client f out" in line and "No space left" in line for line in late.said)
+    assert any("left client f out" in line and "No space left" in line for line in late.lines)
 
 
 @pytest.mark.parametrize("stale", ["keep", "drop", "decay"])
@@ -471,22 +469,22 @@ def test_a_size_that_is_made_up_does_not_make_one_site_the_average(trial, lie, m
     summary = trial.serve()
     assert summary["clients_scores"]["shared"] == pytest.approx(expected.tolist(), abs=1e-5)
     assert summary["clients_scores"]["shared"] != pytest.approx(honest.tolist(), abs=1e-5)
-    assert summary["bounded"] == {"e": {"said": 10**12, "counted": most}}
+    assert summary["bounded"] == {"e": {"claimed": 10**12, "counted": most}}
     line = (
-        f"client e says that it has 1,000,000,000,000 training examples and counts as if it had {most}: more than 10 "
-        "times the median of the others (flower.size_bound)"
+        "client e claims to have 1,000,000,000,000 training examples, more than 10 times the median of the others "
+        f"(flower.size_bound); it counts as if it had {most}"
     )
-    assert trial.said.count(line) == 1
+    assert trial.lines.count(line) == 1
 
 
 def test_sizes_are_bounded_by_the_median_of_the_others():
-    assert _bounded([50, 50, 10**12], 10) == [50, 50, 500]
-    assert _bounded([10, 1000, 1000], 10) == [10, 1000, 1000]
-    assert _bounded([3, 9, 8, 17, 4, 12], 10) == [3, 9, 8, 17, 4, 12]
-    assert _bounded([5, 10**12], 10) == [5, 50]
-    assert _bounded([1, 10, 11, 10**12, 10**12], 10) == [1, 10, 11, 105, 105]  # two of five
-    assert _bounded([50, 50, 10**12], 0) == [50, 50, 10**12]
-    assert _bounded([10**12], 10) == [10**12]
+    assert bounded([50, 50, 10**12], 10) == [50, 50, 500]
+    assert bounded([10, 1000, 1000], 10) == [10, 1000, 1000]
+    assert bounded([3, 9, 8, 17, 4, 12], 10) == [3, 9, 8, 17, 4, 12]
+    assert bounded([5, 10**12], 10) == [5, 50]
+    assert bounded([1, 10, 11, 10**12, 10**12], 10) == [1, 10, 11, 105, 105]  # two of five
+    assert bounded([50, 50, 10**12], 0) == [50, 50, 10**12]
+    assert bounded([10**12], 10) == [10**12]
 
 
 def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
@@ -498,7 +496,7 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     assert (
         "left client c out: its labels show 1,000,000,000 classes, more than 100,000; if that is right, set "
         "flower.classes"
-    ) in trial.said
+    ) in trial.lines
 
 
 @pytest.mark.parametrize(
@@ -515,8 +513,8 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     ],
 )
 def test_classes_are_believed_if_they_are_few_or_others_have_as_many(classes, left_out):
-    found = {name: {"shape": [6], "task": {"name": "Classification", "classes": n}} for name, n in classes.items()}
-    assert "".join(serving._overclaimed(found)) == left_out
+    clients = {name: {"shape": [6], "task": {"name": "Classification", "classes": n}} for name, n in classes.items()}
+    assert "".join(too_many_classes(clients)) == left_out
 
 
 def test_only_those_whose_keys_the_server_has_take_part(trial):
@@ -534,7 +532,7 @@ def test_sites_with_other_examples_are_left_out(trial):
     np.savez(odd["data"], x=np.zeros((20, 7), np.float32), y=np.zeros(20, np.int64))
     summary = trial.serve()
     assert summary["names"] == list("abcde")
-    assert any("left client f out: its examples are [7]" in line for line in trial.said)
+    assert any("left client f out: its examples are [7]" in line for line in trial.lines)
 
 
 def test_bytes_are_counted_by_client_and_round(trial):
@@ -600,7 +598,8 @@ def test_tables_of_other_columns_are_left_out(trial):
     summary = trial.serve()
     assert summary["names"] == list("abcde")
     assert any(
-        line == "left client f out: only it or only the federation has the columns c5, odd" for line in trial.said
+        line == "left client f out: these columns are not in both its table and the others': c5, odd"
+        for line in trial.lines
     )
 
 
@@ -679,7 +678,7 @@ def test_a_round_for_which_nobody_is_there_passes(trial):
     assert drawn[0] != drawn[1]
     trial.grid.faults[drawn[0], 1] = lambda answer: trial.grid.sites.pop(node) and answer
     summary = trial.serve()
-    assert "round 2 passes: none of the clients drawn for it is there" in trial.said
+    assert "skipped round 2: none of the clients drawn for it is online" in trial.lines
     assert summary["rounds"] == 3
 
 
@@ -722,15 +721,15 @@ def test_sites_weigh_their_classes_and_tell_scores_by_class(trial, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("select_by", "weights", "said"),
+    ("select_by", "weights", "why"),
     [
         ("mae", None, "select_by: classification has no 'mae'"),
         ("accuracy", [1.0, 2.0], "class_weights must be 3 numbers, one a class; got 2"),
     ],
 )
-def test_settings_that_do_not_fit_the_sites_labels_are_refused_before_a_round(trial, select_by, weights, said):
+def test_settings_that_do_not_fit_the_sites_labels_are_refused_before_a_round(trial, select_by, weights, why):
     trial = trial("fedavg")
     settings = {"select_by": select_by, "class_weights": weights or "balanced"}
     trial.planned = with_settings(trial.planned, **settings)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=why):
         trial.serve()

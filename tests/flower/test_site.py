@@ -13,10 +13,11 @@ from kinfed import RunError, Split, UsageError, __version__
 from kinfed.core.method import Params
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
-from kinfed.flower import messages, plan
+from kinfed.flower import messages, plan, site_data
 from kinfed.flower import site as module
 from kinfed.flower.messages import Message
-from kinfed.flower.site import Models, Site
+from kinfed.flower.model_store import ModelStore
+from kinfed.flower.site import Site
 
 TABLE = {
     "rounds": 9,
@@ -56,11 +57,11 @@ def invitation(model):
 
 @pytest.fixture
 def joined(site, invitation):
-    assert "refused" not in site.answer("join", invitation).words
+    assert "refused" not in site.reply("join", invitation).words
     return site
 
 
-def order(invitation, round=0, accepted=-1, scale=1.0, evaluate=None, **words):
+def request(invitation, round=0, accepted=-1, scale=1.0, evaluate=None, **words):
     layout = invitation.words["layout"]
     message = Message({"experiment": "e1", "layout": layout, "accepted": accepted, **words}, {})
     tree = Params(invitation.arrays["theta"] * scale)
@@ -79,13 +80,13 @@ def nested(depth):
 
 
 def theta(site, part="state"):
-    return load_file(Path(site._folder) / "e1" / "state.safetensors")[f"{part}/theta"]
+    return load_file(Path(site.folder) / "e1" / "state.safetensors")[f"{part}/theta"]
 
 
-def test_hello_says_what_the_server_must_know_and_no_more(site):
-    said = site.answer("hello", Message({}, {}))
-    assert said.arrays == {}
-    assert said.words == {
+def test_a_greeting_is_answered_with_what_the_server_must_know_and_no_more(site):
+    words = site.reply("hello", Message({}, {}))
+    assert words.arrays == {}
+    assert words.words == {
         "client": "d",
         "kinfed": __version__,
         "shape": [6],
@@ -96,31 +97,31 @@ def test_hello_says_what_the_server_must_know_and_no_more(site):
 
 
 def test_a_message_answered_before_is_answered_again_from_memory(joined, invitation, monkeypatch):
-    first = joined.answer("round", order(invitation))
+    first = joined.reply("round", request(invitation))
     monkeypatch.setattr(module.Simulation, "train", lambda *_: pytest.fail("trained twice"))
-    again = joined.answer("round", order(invitation))
+    again = joined.reply("round", request(invitation))
     assert again.words == first.words
     assert torch.equal(again.arrays["upload/theta"], first.arrays["upload/theta"])
 
 
 def test_training_that_the_server_did_not_count_is_undone(joined, invitation):
     start = theta(joined)
-    first = joined.answer("round", order(invitation, 0))
+    first = joined.reply("round", request(invitation, 0))
     assert not torch.equal(theta(joined), start)
     assert torch.equal(theta(joined, "base"), start)
-    lost = joined.answer("round", order(invitation, 1, accepted=-1))  # round 1's answer never arrived
+    lost = joined.reply("round", request(invitation, 1, accepted=-1))  # round 1's answer never arrived
     assert torch.equal(theta(joined, "base"), start)
-    counted = joined.answer("round", order(invitation, 2, accepted=1))
+    counted = joined.reply("round", request(invitation, 2, accepted=1))
     assert torch.equal(theta(joined, "base"), lost.arrays["upload/theta"])
     assert not torch.equal(counted.arrays["upload/theta"], first.arrays["upload/theta"])
 
 
-def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
-    joined.answer("round", order(invitation, 0))
-    joined.answer("round", order(invitation, 1, accepted=0))
-    said = joined.answer("round", order(invitation, 2, accepted=-1)).words["refused"]
-    assert "the server last counted this client in round 0, but this site remembers rounds 1 and 2 only" in said
-    assert "delete" in said
+def test_a_server_or_site_with_older_files_is_refused(joined, invitation):
+    joined.reply("round", request(invitation, 0))
+    joined.reply("round", request(invitation, 1, accepted=0))
+    words = joined.reply("round", request(invitation, 2, accepted=-1)).words["refused"]
+    assert "the server last accepted round 0 of this client, but this site remembers only rounds 1 and 2" in words
+    assert "delete" in words
 
 
 @pytest.mark.parametrize(
@@ -129,12 +130,12 @@ def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
         (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"] * torch.nan}), "holds NaN or infinity"),
         (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"][:-1]}), r"is torch.float32 \[52\], not"),
         (lambda m: m.arrays.update({"train/theta": m.arrays["train/theta"].double()}), "is torch.float64"),
-        (lambda m: m.arrays.update({"train/more": torch.ones(1)}), "has train/more besides"),
+        (lambda m: m.arrays.update({"train/more": torch.ones(1)}), "also has train/more"),
         (lambda m: m.arrays.clear(), "lacks train/theta"),
         (lambda m: m.words.update(layout="other"), "other layers than this site's"),
         (lambda m: m.words.update(train=["os:system", None]), "structure that this version of kinfed does not know"),
-        (lambda m: m.words.update(experiment="../../etc"), "an experiment is named by letters"),
-        (lambda m: m.words.update(round=0), "round 1 is over: this client was counted in round 1 already"),
+        (lambda m: m.words.update(experiment="../../etc"), "an experiment's name consists of letters"),
+        (lambda m: m.words.update(round=0), "round 1 is over: the server accepted this client's round 1"),
         (lambda m: m.words.update(round="1"), "the server's round must be a round; got '1'"),
         (lambda m: m.words.update(accepted=0.0), "the server's accepted must be a round; got 0.0"),
         (lambda m: m.words.update(evaluate=m.words["train"], evaluated="../../e2/state"), "evaluated must be a round"),
@@ -144,79 +145,77 @@ def test_a_server_or_site_that_went_back_in_time_is_told(joined, invitation):
         (lambda m: m.words.update(train=nested(600)), "the message's train is nested too deeply"),
     ],
 )
-def test_what_cannot_be_checked_is_refused_and_changes_nothing(joined, invitation, spoil, why):
-    joined.answer("round", order(invitation, 0))
-    before = (Path(joined._folder) / "e1" / "state.safetensors").read_bytes()
-    message = order(invitation, 1, accepted=0)
+def test_a_wrong_message_is_refused_and_changes_nothing(joined, invitation, spoil, why):
+    joined.reply("round", request(invitation, 0))
+    before = (Path(joined.folder) / "e1" / "state.safetensors").read_bytes()
+    message = request(invitation, 1, accepted=0)
     spoil(message)
-    said = joined.answer("round", message).words["refused"]
-    assert said.startswith("client d: ")
-    assert re.search(why, said), said
-    assert (Path(joined._folder) / "e1" / "state.safetensors").read_bytes() == before
+    words = joined.reply("round", message).words["refused"]
+    assert words.startswith("client d: ")
+    assert re.search(why, words), words
+    assert (Path(joined.folder) / "e1" / "state.safetensors").read_bytes() == before
 
 
 def test_a_wrong_first_message_is_refused_by_the_model(joined, invitation):
-    message = order(invitation)
+    message = request(invitation)
     message.arrays["train/theta"] = torch.ones(7)
-    assert "refused" in joined.answer("round", message).words
+    assert "refused" in joined.reply("round", message).words
 
 
 def test_it_joins_only_what_it_runs_itself(site, invitation):
     other = Message(invitation.words | {"kinfed": "0.0.9"}, invitation.arrays)
-    assert f"runs kinfed {__version__}, the server 0.0.9" in site.answer("join", other).words["refused"]
+    assert f"runs kinfed {__version__}, the server 0.0.9" in site.reply("join", other).words["refused"]
     other = Message(invitation.words | {"shape": [7]}, invitation.arrays)
-    assert "an example is [6] here but [7] at other sites" in site.answer("join", other).words["refused"]
+    assert "an example is [6] here but [7] at other sites" in site.reply("join", other).words["refused"]
     other = invitation._replace(arrays={"theta": torch.zeros(9)})
-    assert "the server's model has 9 numbers, this site's 53" in site.answer("join", other).words["refused"]
+    assert "the server's model has 9 numbers, but this site's has 53" in site.reply("join", other).words["refused"]
     other = invitation._replace(arrays={"theta": invitation.arrays["theta"] * torch.nan})
-    assert "theta holds NaN or infinity" in site.answer("join", other).words["refused"]
+    assert "theta holds NaN or infinity" in site.reply("join", other).words["refused"]
     other = Message(invitation.words | {"layout": "another"}, invitation.arrays)
-    assert "other layers than this site's" in site.answer("join", other).words["refused"]
+    assert "other layers than this site's" in site.reply("join", other).words["refused"]
     other = Message(invitation.words | {"outputs": 10**15}, invitation.arrays)
     assert (
-        "d.npz needs 3 outputs, the server's model has 1000000000000000" in site.answer("join", other).words["refused"]
+        "d.npz needs 3 outputs, but the server's model has 1000000000000000"
+        in site.reply("join", other).words["refused"]
     )
     other = Message(invitation.words | {"shape": "six"}, invitation.arrays)
-    assert "the server's shape must be list; got 'six'" in site.answer("join", other).words["refused"]
-    assert (
-        "the server's model is not in its message"
-        in site.answer("join", invitation._replace(arrays={})).words["refused"]
-    )
-    assert not list(Path(site._folder).glob("*/*"))
-    assert site.answer("round", order(invitation)).words == {"client": "d", "join": True}
+    assert "the server's shape must be list; got 'six'" in site.reply("join", other).words["refused"]
+    assert "the server's message lacks the model" in site.reply("join", invitation._replace(arrays={})).words["refused"]
+    assert not list(Path(site.folder).glob("*/*"))
+    assert site.reply("round", request(invitation)).words == {"client": "d", "join": True}
 
 
 def test_joining_twice_forgets_nothing(joined, invitation):
-    first = joined.answer("round", order(invitation, 0))
-    joined.answer("join", invitation)
+    first = joined.reply("round", request(invitation, 0))
+    joined.reply("join", invitation)
     assert torch.equal(theta(joined), first.arrays["upload/theta"])
 
 
 def test_another_experiment_is_another_folder(joined, invitation):
-    joined.answer("round", order(invitation, 0))
+    joined.reply("round", request(invitation, 0))
     before = theta(joined)
-    joined.answer("join", Message(invitation.words | {"experiment": "e2"}, invitation.arrays))
+    joined.reply("join", Message(invitation.words | {"experiment": "e2"}, invitation.arrays))
     assert torch.equal(theta(joined), before)
-    assert (Path(joined._folder) / "e2" / "state.safetensors").exists()
+    assert (Path(joined.folder) / "e2" / "state.safetensors").exists()
 
 
-def test_damaged_files_are_told_with_what_to_do(joined, invitation):
-    (Path(joined._folder) / "e1" / "state.safetensors").write_bytes(b"broken")
-    said = joined.answer("round", order(invitation)).words["refused"]
-    assert "cannot be read" in said
-    assert "delete its folder to join anew" in said
+def test_damaged_files_are_reported_with_what_to_do(joined, invitation):
+    (Path(joined.folder) / "e1" / "state.safetensors").write_bytes(b"broken")
+    words = joined.reply("round", request(invitation)).words["refused"]
+    assert "cannot be read" in words
+    assert "delete its folder to join again" in words
 
 
-@pytest.mark.parametrize("words", [{}, {"memory": "7"}, {"memory": "{}"}, {"memory": "[" * 9999}])
-def test_a_state_from_elsewhere_is_told_with_what_to_do(joined, invitation, words):
-    path = Path(joined._folder) / "e1" / "state.safetensors"
+@pytest.mark.parametrize("words", [{}, {"state": "7"}, {"state": "{}"}, {"state": "[" * 9999}])
+def test_a_state_from_elsewhere_is_reported_with_what_to_do(joined, invitation, words):
+    path = Path(joined.folder) / "e1" / "state.safetensors"
     path.write_bytes(save(load_file(path), words))
-    said = joined.answer("round", order(invitation)).words["refused"]
-    assert re.search(r"state.safetensors is not what this site wrote .* delete its folder to join anew", said)
+    words = joined.reply("round", request(invitation)).words["refused"]
+    assert re.search(r"state.safetensors is not what this site wrote .* delete its folder to join again", words)
 
 
 def test_scores_leave_the_site_and_models_do_not(joined, invitation):
-    reply = joined.answer("round", order(invitation, None, evaluate=0))
+    reply = joined.reply("round", request(invitation, None, evaluate=0))
     assert reply.arrays == {}
     assert {tuple(key) for *key, _ in reply.words["scores"]} == {
         (name, split, metric)
@@ -227,7 +226,7 @@ def test_scores_leave_the_site_and_models_do_not(joined, invitation):
 
 
 def test_the_model_is_the_one_of_the_chosen_kind_and_round(tmp_path, model):
-    kept = Models(tmp_path, model.layout)
+    store = ModelStore(tmp_path, model.layout)
 
     def named(round):
         return {"own": Params(torch.full((53,), float(round))), "mixed": Params(torch.full((53,), 10.0 + round))}
@@ -235,31 +234,31 @@ def test_the_model_is_the_one_of_the_chosen_kind_and_round(tmp_path, model):
     def value():
         return float(load_file(tmp_path / "model.safetensors")["head.bias"][0])
 
-    kept.choose({"judged": -1, "selected": {}, "chosen": ""})
+    store.select({"judged": -1, "selected": {}, "chosen": ""})
     assert not (tmp_path / "model.safetensors").exists()
-    kept.keep(0, named(0))
-    kept.choose({"judged": -1, "selected": {}, "chosen": ""})
+    store.save(0, named(0))
+    store.select({"judged": -1, "selected": {}, "chosen": ""})
     assert value() == 0.0  # the headline, as nothing is known yet
-    kept.keep(1, named(1))
-    kept.choose({"judged": 0, "selected": {"own": 0, "mixed": 0}, "chosen": "mixed"})
+    store.save(1, named(1))
+    store.select({"judged": 0, "selected": {"own": 0, "mixed": 0}, "chosen": "mixed"})
     assert value() == 10.0
-    kept.keep(2, named(2))
-    kept.choose({"judged": 1, "selected": {"own": 0, "mixed": 1}, "chosen": "mixed"})
+    store.save(2, named(2))
+    store.select({"judged": 1, "selected": {"own": 0, "mixed": 1}, "chosen": "mixed"})
     assert value() == 11.0
     assert json.loads((tmp_path / "model.json").read_text()) == {"round": 2, "model": "mixed"}
-    kept.choose({"judged": 2, "selected": {"own": 0, "mixed": 1}, "chosen": "own"})
+    store.select({"judged": 2, "selected": {"own": 0, "mixed": 1}, "chosen": "own"})
     assert value() == 0.0
     assert {p.stem for p in (tmp_path / "models").iterdir()} == {"0", "1", "2"}
-    kept.keep(3, named(3))
-    kept.choose({"judged": 3, "selected": {"own": 3, "mixed": 3}, "chosen": "own"})
+    store.save(3, named(3))
+    store.select({"judged": 3, "selected": {"own": 3, "mixed": 3}, "chosen": "own"})
     assert {p.stem for p in (tmp_path / "models").iterdir()} == {"3"}
     assert value() == 3.0
 
 
 def test_a_client_that_was_away_in_the_best_round_has_its_latest(tmp_path, model):
-    kept = Models(tmp_path, model.layout)
-    kept.keep(5, {"own": Params(torch.full((53,), 5.0))})
-    kept.choose({"judged": 5, "selected": {"own": 2}, "chosen": "own"})
+    store = ModelStore(tmp_path, model.layout)
+    store.save(5, {"own": Params(torch.full((53,), 5.0))})
+    store.select({"judged": 5, "selected": {"own": 2}, "chosen": "own"})
     assert load_file(tmp_path / "model.safetensors")["head.bias"].tolist() == [5.0] * 3
 
 
@@ -272,7 +271,7 @@ def test_one_file_is_divided_as_in_a_simulation(tmp_path):
     for i, name in enumerate(("ann", "bob")):
         mine = owner == name
         np.savez(tmp_path / f"{name}.npz", x=x[mine].numpy(), y=y[mine].numpy())
-        alone = module.federate(tmp_path / f"{name}.npz", name, Classification(3), planned)
+        alone = site_data.federate(tmp_path / f"{name}.npz", name, Classification(3), planned)
         for split in ("train", "validation", "test"):
             assert torch.equal(alone.x[alone.rows[split][0]], whole.x[whole.rows[split][i]])
             assert torch.equal(alone.y[alone.rows[split][0]], whole.y[whole.rows[split][i]])
@@ -282,7 +281,7 @@ def test_given_parts_stay_and_validation_comes_off_the_training_examples(tmp_pat
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 3
     np.savez(tmp_path / "a.npz", x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
     planned = plan.resolve({**TABLE, "federation": {"split": {"validation": 0.2}}})
-    made = module.federate(tmp_path / "a.npz", "a", Classification(3), planned)
+    made = site_data.federate(tmp_path / "a.npz", "a", Classification(3), planned)
     assert torch.equal(made.x[made.rows["test"][0]], torch.from_numpy(x[15:]))
     train, validation = (made.x[made.rows[split][0]] for split in ("train", "validation"))
     assert (len(train), len(validation)) == (12, 3)
@@ -293,14 +292,14 @@ def test_images_and_targets(tmp_path):
     planned = plan.resolve(TABLE)
     images = np.array([0, 255] * 8, np.uint8).reshape(8, 1, 1, 2)
     np.savez(tmp_path / "i.npz", x=images, y=np.arange(8) % 2)
-    made = module.federate(tmp_path / "i.npz", "i", Classification(2), planned)
+    made = site_data.federate(tmp_path / "i.npz", "i", Classification(2), planned)
     assert made.x.dtype == torch.float32
     assert made.x.unique().tolist() == [-1.0, 1.0]
     np.savez(tmp_path / "t.npz", x=np.ones((8, 2)), y=np.linspace(0, 1, 16).reshape(8, 2))
-    made = module.federate(tmp_path / "t.npz", "t", Regression(), planned)
+    made = site_data.federate(tmp_path / "t.npz", "t", Regression(), planned)
     assert (made.x.dtype, made.y.dtype, made.outputs) == (torch.float32, torch.float32, 2)
-    with pytest.raises(UsageError, match="y must be labels, as elsewhere"):
-        module.federate(tmp_path / "t.npz", "t", Classification(2), planned)
+    with pytest.raises(UsageError, match="y must be labels, as at the other sites"):
+        site_data.federate(tmp_path / "t.npz", "t", Classification(2), planned)
 
 
 @pytest.mark.parametrize(
@@ -309,16 +308,16 @@ def test_images_and_targets(tmp_path):
         ({"x": np.ones((3, 2))}, r"as many x as y, and at least one; got 3 of x"),
         ({"x": np.ones((3, 2)), "y": np.ones(4, int)}, "got 3 of x and 4 of y"),
         ({"x": np.ones((0, 2)), "y": np.ones(0, int)}, "got 0 of x and 0 of y"),
-        ({"z": np.ones(3)}, "must hold x and y, or x_train, y_train, x_test and y_test; it has none"),
+        ({"z": np.ones(3)}, "must hold x and y, or x_train, y_train, x_test and y_test; it holds none"),
         ({"x_train": np.ones((3, 2)), "y_train": np.ones(3, int)}, "must hold x and y, or"),
         ({"x": np.ones(3), "y": np.ones(3, int)}, r"x must be numbers \[n, ...\]"),
         ({"x": np.ones((3, 2)), "y": np.array(list("abc"))}, "got float64 .* and <U1"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_told(tmp_path, arrays, why):
+def test_a_file_that_cannot_be_used_is_named(tmp_path, arrays, why):
     np.savez(tmp_path / "bad.npz", **arrays)
     with pytest.raises(UsageError, match=why) as caught:
-        module.read(tmp_path / "bad.npz")
+        site_data.read(tmp_path / "bad.npz")
     assert "bad.npz" in str(caught.value)
 
 
@@ -331,14 +330,14 @@ def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, kind):
     else:
         polars = pytest.importorskip("polars", reason="polars is not installed: pip install 'kinfed[parquet]'")
         polars.DataFrame(columns | {"level": [0, 2, 1]}).write_parquet(path)
-    arrays, names = module.read(path, "level")
+    arrays, names = site_data.read(path, "level")
     assert names == ["b10", "b2"]
     assert arrays["x"].tolist() == [[1.5, 4.0], [2.0, 5.0], [-3.25, 6.0]]
     assert (arrays["x"].dtype, arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, np.int64, [0, 2, 1])
-    arrays, names = module.read(path, "b10")  # no labels
+    arrays, names = site_data.read(path, "b10")  # no labels
     assert names == ["b2", "level"]
     assert (arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, [[1.5], [2.0], [-3.25]])
-    hello = Site("d", path, tmp_path, "cpu", "level").answer("hello", Message({}, {})).words
+    hello = Site("d", path, tmp_path, "cpu", "level").reply("hello", Message({}, {})).words
     assert (hello["shape"], hello["columns"], hello["outputs"]) == ([2], ["b10", "b2"], 3)
 
 
@@ -353,24 +352,24 @@ def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, kind):
         ("y\n1\n", "there is no column left for the inputs beside 'y'"),
     ],
 )
-def test_a_table_that_cannot_be_used_is_told_with_line_and_column(tmp_path, text, why):
+def test_a_table_that_cannot_be_used_is_refused_with_line_and_column(tmp_path, text, why):
     (tmp_path / "d.csv").write_text(text)
     with pytest.raises(UsageError) as caught:
-        module.read(tmp_path / "d.csv")
+        site_data.read(tmp_path / "d.csv")
     assert why in str(caught.value)
 
 
 @pytest.mark.parametrize("cells", [["-1", "0"], ["0.0", "1"]])
-def test_a_column_with_a_minus_or_a_point_is_no_label(tmp_path, cells):
+def test_a_column_with_a_minus_or_a_point_is_not_a_label(tmp_path, cells):
     (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"1,{cell}\n" for cell in cells))
-    arrays, _ = module.read(tmp_path / "d.csv")
+    arrays, _ = site_data.read(tmp_path / "d.csv")
     assert arrays["y"].tolist() == [[float(cell)] for cell in cells]
     assert arrays["y"].dtype == np.float32
 
 
 def test_other_kinds_of_files_are_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match=r"in a file of one of these kinds: .npz"):
-        module.read(tmp_path / "data.xyz")
+    with pytest.raises(UsageError, match=r"in one of these kinds of files: .npz"):
+        site_data.read(tmp_path / "data.xyz")
     (tmp_path / "cut.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"cut.npz cannot be read"):
-        module.read(tmp_path / "cut.npz")
+        site_data.read(tmp_path / "cut.npz")

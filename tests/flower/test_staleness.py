@@ -1,4 +1,4 @@
-"""Clients that fall silent are left out of the sums of the others, and come back with what they had."""
+"""Clients that stop replying are ignored by the server's method, and come back with what they had."""
 
 from functools import partial
 
@@ -15,7 +15,7 @@ from kinfed.core.model import Model
 from kinfed.core.seeding import tags
 from kinfed.core.tables import put
 from kinfed.core.tasks import Regression
-from kinfed.flower.members import Attentive, Heard, lengthen
+from kinfed.flower.staleness import StalenessState, StalenessWrapper
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
 
 
@@ -32,9 +32,9 @@ def two_layers(inputs, outputs):
     return nn.Sequential(nn.Linear(inputs, 2), nn.Linear(2, outputs))
 
 
-def heard(method, missed, decay=0.0):
+def wrapped(method, missed, decay=0.0):
     """The method around, and a state in which clients have missed so many rounds."""
-    around = Attentive(method, decay, lambda: torch.zeros(len(missed), dtype=torch.int64))
+    around = StalenessWrapper(method, decay, lambda: torch.zeros(len(missed), dtype=torch.int64))
     draw = torch.Generator().manual_seed(1)
     inner = method.start(roster(len(missed)))
     for ids in ([0, 1, 2, 3], [1, 3]):  # two rounds, so that the tables are filled
@@ -44,12 +44,12 @@ def heard(method, missed, decay=0.0):
 
             uploads = Upload(uploads.theta, torch.randn(len(ids), 3, generator=draw))
         inner = method.aggregate(roster(len(missed)), inner, torch.tensor(ids), uploads)
-    return around, Heard(inner, torch.tensor(missed))
+    return around, StalenessState(inner, torch.tensor(missed))
 
 
 @pytest.mark.parametrize("method", [FedAMP(alpha=0.1), FedAGHN(sharpness=3.0)])
-def test_a_silent_client_weighs_nothing_and_the_others_are_as_if_it_were_not_there(method):
-    around, server = heard(method, [0, 0, 2, 0])
+def test_a_stale_client_weighs_nothing_and_the_others_are_as_if_it_did_not_exist(method):
+    around, server = wrapped(method, [0, 0, 2, 0])
     everyone = torch.arange(4)
     relation = around.relation(roster(4), server, everyone)
     assert relation[..., [0, 1, 3], 2].abs().max() == 0
@@ -59,36 +59,36 @@ def test_a_silent_client_weighs_nothing_and_the_others_are_as_if_it_were_not_the
     expected = method.relation(roster(4).part(others), alone, torch.arange(3))
     torch.testing.assert_close(relation[..., others[:, None], others], expected)
     sent = around.send(roster(4), server, everyone)
-    assert around.out.tolist() == [False, False, True, False]
+    assert around.last_stale.tolist() == [False, False, True, False]
     torch.testing.assert_close(sent.theta[others], method.send(roster(4).part(others), alone, torch.arange(3)).theta)
     assert not sent.theta[2].any()
 
 
-def test_a_silent_client_keeps_its_rows_while_the_others_go_on():
+def test_a_stale_client_keeps_its_rows_while_the_others_continue():
     method = FedAMP(alpha=0.1)
-    around, server = heard(method, [0, 0, 1, 0])
+    around, server = wrapped(method, [0, 0, 1, 0])
     after = around.aggregate(roster(4), server, torch.tensor([0, 3]), Params(torch.ones(2, 3)))
     assert torch.equal(after.inner.theta, put(server.inner.theta, torch.tensor([0, 3]), torch.ones(2, 3)))
     back = around.relation(roster(4), after, torch.arange(4))  # nobody is missed any more
     assert back[0, 2] > 0
 
 
-def test_when_everyone_is_silent_everyone_is_heard():
-    around, server = heard(FedAMP(), [1, 1, 1, 1])
-    assert not around.silent(roster(4), server).any()
+def test_when_everyone_is_stale_nobody_is_ignored():
+    around, server = wrapped(FedAMP(), [1, 1, 1, 1])
+    assert not around.stale(roster(4), server).any()
 
 
-def test_with_decay_a_client_is_heard_in_a_share_of_the_rounds_that_halves_with_each_round_missed():
-    around, _ = heard(FedAMP(), [0, 0, 0, 0], decay=0.5)
-    rounds = 2000
+def test_with_decay_a_client_is_used_in_a_share_of_the_rounds_that_halves_with_each_round_missed():
+    around, _ = wrapped(FedAMP(), [0, 0, 0, 0], decay=0.5)
+    rounds = 500
     out = torch.stack(
-        [around.silent(roster(4, round), Heard((), torch.tensor([0, 1, 2, 3]))) for round in range(rounds)]
+        [around.stale(roster(4, round), StalenessState((), torch.tensor([0, 1, 2, 3]))) for round in range(rounds)]
     )
     shares = 1 - out.double().mean(0)
     assert shares[0] == 1
     deviation = (0.25 / rounds) ** 0.5
     assert (shares[1:] - torch.tensor([0.5, 0.25, 0.125], dtype=torch.float64)).abs().max() < 4 * deviation
-    again = around.silent(roster(4, 7), Heard((), torch.tensor([0, 1, 2, 3])))
+    again = around.stale(roster(4, 7), StalenessState((), torch.tensor([0, 1, 2, 3])))
     assert torch.equal(again, out[7])
 
 
@@ -97,10 +97,10 @@ def test_every_table_over_clients_is_found(name):
     """All but the silent client's rows go in, and what comes out fits back."""
     method = METHODS[name](**({"embedding": 2} if name == "pfedhn" else {}))
     clients = partial(roster, module=two_layers)  # FedRep needs a base
-    around = Attentive(method, 0.0, lambda: torch.zeros(4, dtype=torch.int64))
+    around = StalenessWrapper(method, 0.0, lambda: torch.zeros(4, dtype=torch.int64))
     first = method.start(clients(4))
     ids, place, inner = around._reduce(
-        clients(4), Heard(first, torch.zeros(4)), torch.tensor([True, False, True, True])
+        clients(4), StalenessState(first, torch.zeros(4)), torch.tensor([True, False, True, True])
     )
     assert ids.tolist() == [0, 2, 3]
     assert place.tolist() == [0, -1, 1, 2]
@@ -116,16 +116,16 @@ def leaves(tree):
 
 
 def test_newcomers_have_not_missed_anything():
-    around, server = heard(FedAMP(), [0, 0, 2, 0])
+    around, server = wrapped(FedAMP(), [0, 0, 2, 0])
     after = around.add_clients(roster(6), server, torch.tensor([4, 5]))
     assert after.missed.tolist() == [0, 0, 2, 0, 0, 0]
     assert torch.equal(after.inner.theta[:4], server.inner.theta)
     assert torch.equal(after.inner.theta[4], roster(6).theta)
 
 
-def test_without_silent_clients_nothing_is_different():
+def test_without_stale_clients_nothing_is_different():
     method = FedAvg()
-    around = Attentive(method, 0.0, lambda: torch.tensor([0, 1]))
+    around = StalenessWrapper(method, 0.0, lambda: torch.tensor([0, 1]))
     server = around.start(roster(2))
     uploads = Params(torch.tensor([[1.0, 2, 3], [4, 5, 6]]))
     after = around.aggregate(roster(2), server, torch.arange(2), uploads)
@@ -140,7 +140,7 @@ def test_a_history_makes_room_for_newcomers():
     history.add(
         0, 0, 0, Evaluation(scores, {}), torch.eye(2), {"note": torch.tensor([1.0, 2.0]), "all": torch.tensor(5.0)}
     )
-    lengthen(history, ["a", "b", "c"])
+    history.add_clients(["a", "b", "c"])
     assert history.names == ("a", "b", "c")
     worse = {key: torch.tensor([9.0, 9.0, 0.0]) for key in scores}
     history.add(1, 0, 0, Evaluation(worse, {}), torch.eye(3), {})

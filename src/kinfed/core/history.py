@@ -148,6 +148,21 @@ class History:
         values = scores.get((model, "validation", self.selects))
         return {} if values is None else {"validation": float(self._heard(values).double().nanmean())}
 
+    def add_clients(self, names: Sequence[str]) -> None:
+        """Make room for clients added at the end; they have no scores in the rounds before."""
+        more = len(names) - len(self.names)
+        self.names = tuple(names)
+
+        def pad(t: Tensor, axes: int, value: float) -> Tensor:
+            return torch.nn.functional.pad(t, (0, more) * axes, value=value)
+
+        self.scores = [{k: pad(v, 1, torch.nan) for k, v in scores.items()} for scores in self.scores]
+        self.kept_relations = [pad(relation, 2, 0.0) for relation in self.relations]
+        self.diagnostics = [
+            {k: pad(v, 1, torch.nan) if v.ndim else v for k, v in diagnostics.items()}
+            for diagnostics in self.diagnostics
+        ]
+
     def _heard(self, values: Tensor) -> Tensor:
         """[..., N] values with NaN for attackers."""
         return values if self.honest is None else values.masked_fill(~self.honest, torch.nan)

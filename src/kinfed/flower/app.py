@@ -8,7 +8,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from ..errors import RunError, UsageError
 from . import keys, plan
-from .grid import Post
+from .flower_logs import DONE, FAILED, KINFED
+from .grid import GridTransport
 from .messages import plain
 from .server import serve
 
@@ -17,20 +18,20 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what `kinfed flower run` asked for. Its own lines begin with "kinfed: "."""
+    """Carry out the run that `kinfed flower run` requested."""
 
     def log(text: str) -> None:
-        print(f"kinfed: {text}", flush=True)
+        print(f"{KINFED}{text}", flush=True)
 
-    asked = context.run_config
+    settings = context.run_config
     try:
-        planned = plan.resolve(json.loads(str(asked["config"])))
-        folder = str(asked["keys"])
+        planned = plan.resolve(json.loads(str(settings["config"])))
+        folder = str(settings["keys"])
         members = (lambda: keys.members(Path(folder))) if folder else None
-        summary = serve(planned, Post(grid), Path(str(asked["out"])), log, members=members)
+        summary = serve(planned, GridTransport(grid), Path(str(settings["out"])), log, members=members)
     except Exception as problem:
         known = isinstance(problem, UsageError | RunError | OSError)
         why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"
-        log(f"failed: {plain(why)}")
-        raise  # Flower then sends the log off and marks the run as failed; at an exit it would do neither
-    log(f"done: {json.dumps(summary)}")
+        log(f"{FAILED}{plain(why)}")
+        raise  # so that Flower sends the log and marks the run as failed; at an exit it would do neither
+    log(f"{DONE}{json.dumps(summary)}")

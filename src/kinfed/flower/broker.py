@@ -1,50 +1,23 @@
-"""Courier: finds the clients among the nodes, brings them messages and comes back with answers."""
+"""Brings messages to clients, wherever their nodes are, and collects their replies."""
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from .. import __version__
 from ..errors import RunError
 from . import messages
-from .messages import Message, Words
+from .messages import Message
+from .nodes import Failure, Nodes, Transport
 
 LOOK = 2.0  # seconds between two looks at which nodes are online
-AGAIN = 10.0  # seconds before a node that failed is asked again
-LATER = 60.0  # seconds before one that cannot take part is asked again what it has
-ORDERS = 2  # that may be under way to a client at once: the present one, and one that was given up
-TRIES = 3  # times that a client is asked the same
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a client
-LARGEST = 1 << 40  # number that an honest client tells of its examples
+RETRY = 10.0  # seconds before a client whose node failed is tried again
+REQUESTS = 2  # that may be under way to a client at once: the present one, and one that was given up
+TRIES = 3  # times that a request is sent to a client
 
-
-class Node(NamedTuple):
-    """What is known of a node before it is asked."""
-
-    stamp: str  # when it last came online
-    name: str  # under which its key was registered; empty without keys
-    key: bytes = b""  # its public key
-
-
-class Failure(NamedTuple):
-    """Why there is no answer."""
-
-    why: str
-    gone: bool  # the node was not reached or broke down over it, so that asking again may help
-
-
-class Carrier(Protocol):
-    """What carries messages, see `kinfed.flower.grid.Post`."""
-
-    def nodes(self) -> dict[int, Node]: ...  # those online
-
-    def push(self, node: int, kind: str, message: Message, seconds: float) -> str: ...  # its id, empty if it failed
-
-    def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]: ...  # answers that have come, by those ids
+Check = Callable[[str, Message], str]  # what is wrong with a client's reply, empty if nothing is
 
 
 class Flight(NamedTuple):
@@ -53,70 +26,96 @@ class Flight(NamedTuple):
     client: str  # empty for a greeting
     node: int
     stamp: str  # when the node had come online
-    order: int  # which call of `ask` sent it
-
-
-Check = Callable[[str, Message], str]  # what is wrong with a client's answer, empty if nothing is
+    request: int  # the number of the request that it belongs to
 
 
 @dataclass
-class Courier:
-    """Knows clients by their own names, wherever their nodes are now."""
+class _Request:
+    """A request to several clients, and how far it has got."""
 
-    carrier: Carrier
-    deadline: float = 600.0  # seconds after which nobody is waited for who is not needed
-    patience: float = 3600.0  # seconds after which those who are needed are given up
+    messages: dict[str, Message]
+    needed: int  # replies that must come, of those of the clients `counted`
+    counted: set[str]
+    problem: Check
+    begin: float
+    behind: set[str]  # clients that are still at work on a request before
+    replies: dict[str, Message] = field(default_factory=dict)
+    waiting: dict[str, Message] = field(init=False)  # what has been neither answered nor given up
+    since: dict[str, float] = field(init=False)  # when each client's deadline began to run
+    tries: dict[str, int] = field(init=False)
+    pause: dict[str, float] = field(init=False)  # until when a client is not tried again
+    warned: float = 0.0  # seconds after which a warning is due
+
+    def __post_init__(self) -> None:
+        self.waiting = dict(self.messages)
+        self.since = dict.fromkeys(self.messages, self.begin)
+        self.tries, self.pause = dict.fromkeys(self.messages, 0), dict.fromkeys(self.messages, 0.0)
+
+    @property
+    def missing(self) -> int:
+        """Replies still needed."""
+        return self.needed - len(self.counted & self.replies.keys())
+
+    @property
+    def awaited(self) -> set[str]:
+        """Clients whose replies count and may still come."""
+        return self.counted & self.waiting.keys()
+
+    def take(self, client: str, reply: Message | Failure, now: float) -> str:
+        """Take a reply; returns why the client is given up, empty if it is not."""
+        why = _problem(client, reply, self.problem)
+        if not why and isinstance(reply, Message):
+            self.replies[client] = reply
+            del self.waiting[client]
+            return ""
+        self.pause[client] = now + RETRY
+        if self.tries[client] < TRIES and isinstance(reply, Failure) and reply.gone:
+            return ""
+        del self.waiting[client]
+        return why
+
+
+@dataclass
+class Broker:
+    """Sends requests to clients by their names, and counts the bytes of what travels."""
+
+    transport: Transport
+    deadline: float = 600.0  # seconds after which only clients that are needed are waited for
+    patience: float = 3600.0  # seconds after which those that are needed are given up
     log: Callable[[str], None] = print
     poll: float = 0.2  # seconds
     members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
-    found: dict[str, Words] = field(default_factory=dict)  # every client that said hello, with what it said
-    round: int = 0  # the one under way, from 1; 0 before the first
-    travelled: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
-    _nodes: dict[str, int] = field(default_factory=dict)  # where each client was last
-    _online: dict[int, Node] = field(default_factory=dict)
-    _greeted: dict[int, str] = field(default_factory=dict)  # nodes that answered a greeting, with their stamp then
-    _told: dict[str, str] = field(default_factory=dict)  # why a client was sent away
-    _greet: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
-    _refused: dict[int, tuple[str, str]] = field(default_factory=dict)  # nodes that cannot be used: stamp then, and why
-    _untold: dict[int, str] = field(default_factory=dict)  # why, for the nodes that are still to be told
-    _strangers: set[int] = field(default_factory=set)  # nodes whose keys are no member's
+    round: int = 0  # the one in progress, from 1; 0 before the first
+    traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
+    nodes: Nodes = field(init=False)
     _looked: float = -math.inf
     _flights: dict[str, Flight] = field(default_factory=dict)
-    _order: int = 0  # calls of `ask`
-    _spared: set[str] = field(default_factory=set)  # clients that were given more time and have not answered since
+    _number: int = 0  # of the present request
+    _extended: set[str] = field(default_factory=set)  # clients that were given more time and have not replied since
 
-    def is_online(self, client: str) -> bool:
-        """Whether a client's node was online at the last look."""
-        return self._nodes.get(client, -1) in self._online
+    def __post_init__(self) -> None:
+        self.nodes = Nodes(self.log, self.members)
 
     def discover(self, enough: Callable[[], bool], waiting_for: str) -> None:
-        """Greet all nodes until enough clients are known and no node that is online is still to answer."""
-        begin, said = time.monotonic(), 0.0
+        """Greet all nodes until enough clients are known and every node that is online has replied."""
+        begin, logged = time.monotonic(), 0.0
         while True:
-            self._look(anew=True)
+            self._look(again=True)
             self._collect()
             waited = time.monotonic() - begin
-            silent = self._online.keys() - self._greeted.keys()
-            if enough() and (not silent or waited > 60):  # a node silent for so long may join later
+            if enough() and (not self.nodes.silent() or waited > 60):  # a node that is silent so long may join later
                 return
-            there = (
-                f"there are {', '.join(sorted(filter(self.is_online, self.found)))}" if self.found else "none is there"
-            )
+            online = ", ".join(sorted(filter(self.nodes.is_online, self.nodes.clients))) or "none"
             if waited > self.patience:
-                raise RunError(f"waited {waited:.0f} s for {waiting_for}; {there}")
-            if waited >= said:
-                self.log(f"waiting for {waiting_for}; {there}")
-                said = waited + 30
+                raise RunError(f"waited {waited:.0f} s for {waiting_for}; connected: {online}")
+            if waited >= logged:
+                self.log(f"waiting for {waiting_for}; connected: {online}")
+                logged = waited + 30
             time.sleep(self.poll)
 
     def dismiss(self, client: str, why: str = "") -> None:
-        """Forget a client that cannot take part; in a minute its node is asked again what it has."""
-        if why and self._told.get(client) != why:
-            self._told[client] = why
-            self.log(f"left client {client} out: {messages.plain(why)}")
-            self._untold[self._nodes[client]] = messages.plain(why)
-        del self.found[client]
-        self._greet[self._nodes.pop(client)] = time.monotonic() + LATER
+        """Forget a client that cannot take part; in a minute its node is greeted again."""
+        self.nodes.dismiss(client, why, time.monotonic())
 
     def wait(self, clients: Collection[str]) -> bool:
         """Whether one of the clients is online, or comes online before the deadline."""
@@ -124,200 +123,144 @@ class Courier:
         while True:
             self._look()
             self._collect()
-            if any(map(self.is_online, clients)):
+            if any(map(self.nodes.is_online, clients)):
                 return True
             if not clients or time.monotonic() - begin > self.deadline:
                 return False
             time.sleep(self.poll)
 
-    def ask(
+    def request(
         self,
         kind: str,
-        orders: dict[str, Message],
+        messages: dict[str, Message],
         needed: int = 0,
         counted: Collection[str] | None = None,
-        problem: Check = lambda client, answer: "",
+        problem: Check = lambda client, reply: "",
     ) -> dict[str, Message]:
-        """Bring each client its message and return the good answers; clients that give none are named and left out.
+        """Bring each client its message and return the good replies; clients that give none are logged and left out.
 
-        A node that comes back is asked again: a site does no round twice. Nobody waits for clients that are offline,
-        or for anybody after the deadline, as long as `needed` of those `counted` (default: all) have answered. For who
-        is still at work on the order before, the deadline runs from when that is done, once: so being late costs one
-        round and not the next ones too. If too many refuse, fewer answers than needed come back at once; raises
+        A node that comes back is tried again: a site does no round twice. Nobody waits for clients that are offline, or
+        for anybody after the deadline, once `needed` of those `counted` (default: all) have replied. For a client still
+        at work on the previous request, the deadline starts once it is done with that, once: so being late costs one
+        round and not the next ones too. If too many refuse, fewer replies than needed are returned at once; raises
         RunError if too many are silent.
         """
-        self._order += 1
-        counted = set(orders) if counted is None else set(counted)
-        waiting, answers, missing = dict(orders), dict[str, Message](), 0
-        tries, pause = dict.fromkeys(orders, 0), dict.fromkeys(orders, 0.0)
-        begin, warned = time.monotonic(), self.deadline
-        since = dict.fromkeys(orders, begin)
-        behind = orders.keys() & {flight.client for flight in self._flights.values()}
-        while waiting:
-            self._look()
-            now = time.monotonic()
-            flying = {f.client for f in self._flights.values() if f.order == self._order}
-            before = Counter(f.client for f in self._flights.values() if f.order != self._order)
-            since |= dict.fromkeys(behind - before.keys() - self._spared, now)
-            behind &= before.keys()
-            ready = [c for c in waiting if c not in flying and self.is_online(c) and tries[c] < TRIES]
-            ready = [c for c in ready if before[c] < ORDERS]
-            for client in ready:
-                if now >= pause[client]:
-                    tries[client] += 1
-                    self._push(client, self._nodes[client], kind, waiting[client])
-            for client, answer in self._collect():
-                why = _judge(client, answer, problem)
-                if not why and isinstance(answer, Message):
-                    answers[client] = answer
-                    del waiting[client]
-                    continue
-                pause[client] = now + AGAIN
-                if tries[client] >= TRIES or not (isinstance(answer, Failure) and answer.gone):
-                    self.log(f"left client {client} out: {messages.plain(why)}")
-                    del waiting[client]
-            waited, missing = time.monotonic() - begin, needed - len(counted & answers.keys())
-            late = time.monotonic() - max((since[client] for client in waiting), default=begin) > self.deadline
-            if missing <= 0 and (not (ready or waiting.keys() & (flying | behind)) or late):
-                break
-            if missing > len(counted & waiting.keys()) or waited > self.patience:
-                break
-            if waited > warned:
-                self.log(f"waiting for {missing} more of clients {_list(counted & waiting.keys())}")
-                warned = waited + 60
-            if waiting:
-                time.sleep(self.poll)
-        for client in orders:
-            mine = [id for id, flight in self._flights.items() if flight.client == client]
-            # Orders given up are remembered: they must not pile up. The one that the present order waited for is lost.
-            sent = any(self._flights[id].order == self._order for id in mine)
-            for id in mine if client not in waiting else mine[: not sent]:
-                del self._flights[id]
-        self._spared = self._spared - answers.keys() | {client for client in waiting if since[client] > begin}
-        if 0 < missing <= len(counted & waiting.keys()):
-            raise RunError(short(counted, answers, needed))
-        if waiting:
-            self.log(f"went on without {_list(waiting)}: no answer; a node that is started again is asked again")
-        return answers
+        self._number += 1
+        begin, busy = time.monotonic(), {flight.client for flight in self._flights.values()}
+        whole = set(messages) if counted is None else set(counted)
+        request = _Request(messages, needed, whole, problem, begin, messages.keys() & busy, warned=self.deadline)
+        while request.waiting and not self._advance(kind, request):
+            time.sleep(self.poll)
+        self._forget(request)
+        if 0 < request.missing <= len(request.awaited):
+            raise RunError(too_few(messages, request.replies, needed))
+        if request.waiting:
+            self.log(f"continuing without {_list(request.waiting)}: no reply; a node that is restarted is tried again")
+        return request.replies
 
-    def _push(self, client: str, node: int, kind: str, order: Message) -> None:
-        id = self.carrier.push(node, kind, order, self.patience)
+    def _advance(self, kind: str, request: _Request) -> bool:
+        """Send what can be sent and take what has arrived; returns whether the request is over."""
+        self._look()
+        now = time.monotonic()
+        sent = {f.client for f in self._flights.values() if f.request == self._number}
+        earlier = Counter(f.client for f in self._flights.values() if f.request != self._number)
+        request.since |= dict.fromkeys(request.behind - earlier.keys() - self._extended, now)
+        request.behind &= earlier.keys()
+        ready = [c for c in request.waiting if c not in sent and self.nodes.is_online(c) and request.tries[c] < TRIES]
+        ready = [c for c in ready if earlier[c] < REQUESTS]
+        for client in ready:
+            if now >= request.pause[client]:
+                request.tries[client] += 1
+                self._push(client, self.nodes.at[client], kind, request.waiting[client])
+        for client, reply in self._collect():
+            if why := request.take(client, reply, now):
+                self.log(f"left client {client} out: {messages.plain(why)}")
+        now = time.monotonic()
+        waited, waiting = now - request.begin, request.waiting
+        late = now - max((request.since[client] for client in waiting), default=request.begin) > self.deadline
+        if request.missing <= 0 and (not (ready or waiting.keys() & (sent | request.behind)) or late):
+            return True
+        if request.missing > len(request.awaited) or waited > self.patience:
+            return True
+        if waited > request.warned:
+            self.log(f"waiting for {request.missing} more of clients {_list(request.awaited)}")
+            request.warned = waited + 60
+        return not waiting
+
+    def _forget(self, request: _Request) -> None:
+        """Forget the messages of a request that is over.
+
+        Messages given up are remembered: they must not pile up. The one that this request waited for is lost.
+        """
+        for client in request.messages:
+            own = [id for id, flight in self._flights.items() if flight.client == client]
+            sent = any(self._flights[id].request == self._number for id in own)
+            for id in own if client not in request.waiting else own[: not sent]:
+                del self._flights[id]
+        extended = {client for client in request.waiting if request.since[client] > request.begin}
+        self._extended = self._extended - request.replies.keys() | extended
+
+    def _push(self, client: str, node: int, kind: str, message: Message) -> None:
+        id = self.transport.push(node, kind, message, self.patience)
         if id:
-            self._flights[id] = Flight(client, node, self._online[node].stamp, self._order)
+            self._flights[id] = Flight(client, node, self.nodes.online[node].stamp, self._number)
         if client:
-            self._count(client)[0] += messages.size(order)
+            self._count(client)[0] += messages.size(message)
 
     def _count(self, client: str) -> list[int]:
-        return self.travelled.setdefault(client, {}).setdefault(self.round, [0, 0])
+        return self.traffic.setdefault(client, {}).setdefault(self.round, [0, 0])
 
-    def _look(self, anew: bool = False) -> None:
-        """See which nodes are online; greet those whose client is not known, forget messages to those that went.
+    def _look(self, again: bool = False) -> None:
+        """See which nodes are online; greet those whose client is not known, forget messages to those that left.
 
-        `anew`: greet those too that went and came back, perhaps with other examples.
+        `again`: greet those too that went offline and came back.
         """
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
-        self._looked, self._online = now, self._members_of(self.carrier.nodes())
-        stamps = {node: known.stamp for node, known in self._online.items()}
+        self._looked = now
+        self.nodes.update(self.transport.nodes())
+        stamps = {node: known.stamp for node, known in self.nodes.online.items()}
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
-        met = {node for node in self._nodes.values() if not anew or self._greeted.get(node) == stamps.get(node)}
-        for node in self._online.keys() - met - {f.node for f in self._flights.values()}:
-            if now >= self._greet.get(node, 0.0):
-                self._greet[node] = now + AGAIN
-                why = self._untold.pop(node, "")  # or the site would never hear why it is left out
-                self._push("", node, "hello", Message({"refused": why} if why else {}, {}))
-
-    def _members_of(self, online: dict[int, Node]) -> dict[int, Node]:
-        """The nodes with members' keys, under the members' names; a key that was taken away is a stranger's."""
-        if self.members is None:
-            return online
-        names = self.members()
-        strangers = {id for id, node in online.items() if node.key not in names}
-        for id in sorted(strangers - self._strangers):
-            who = messages.plain(online[id].name) or id
-            self.log(f"the node {who} takes no part: its key is not in sites/ of the server's keys")
-        self._strangers = strangers
-        return {id: node._replace(name=names[node.key]) for id, node in online.items() if id not in strangers}
+        for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):
+            self._push("", node, "hello", greeting)
 
     def _collect(self) -> list[tuple[str, Message | Failure]]:
-        """Answers to the present orders that have come, by client; those to greetings are dealt with here."""
-        found = []
-        for id, answer in self.carrier.pull(list(self._flights)).items():
+        """Replies to the present request that have arrived, by client; those to greetings are dealt with here."""
+        replies = []
+        for id, reply in self.transport.pull(list(self._flights)).items():
             flight = self._flights.pop(id, None)
             if flight is None:
                 continue
-            # A node does one thing after another: if it has not answered those before, it never will.
-            self._flights = {i: f for i, f in self._flights.items() if f.node != flight.node or f.order >= flight.order}
+            # A node does one thing after another: if it has not replied to earlier messages, it never will.
+            self._flights = {
+                i: f for i, f in self._flights.items() if f.node != flight.node or f.request >= flight.request
+            }
             if not flight.client:
-                self._meet(flight.node, answer)
+                self.nodes.meet(flight.node, reply, time.monotonic())
                 continue
-            if isinstance(answer, Message):
-                self._count(flight.client)[1] += messages.size(answer)
-            if flight.order == self._order:
-                found.append((flight.client, answer))
-        return found
-
-    def _meet(self, node: int, answer: Message | Failure) -> None:
-        """Learn which client a node is, unless it cannot be one of ours."""
-        words: Words = {"refused": answer.why} if isinstance(answer, Failure) else answer.words
-        client, known = words.get("client"), self._online.get(node, Node("", ""))
-        self._greeted[node] = known.stamp
-        why = messages.plain(words.get("refused", ""))
-        if not why and (not isinstance(client, str) or not re.fullmatch(NAME, client)):
-            why = "it does not say which client it is"
-        elif not why and known.name and known.name != client:
-            why = f"it says that it is client {client}, but its key is that of {known.name}"
-        elif not why and words.get("kinfed") != __version__:
-            why = f"it runs kinfed {words.get('kinfed')!s:.40}, the server {__version__}"
-        elif not why and self._nodes.get(str(client), node) != node and self.is_online(str(client)):
-            why = f"client {client} is at another node already; give every site a name of its own"
-        why = why or _misfit(words)
-        if why:
-            why = messages.plain(why)
-            if self._refused.get(node) == (known.stamp, why):
-                self._greet[node] = time.monotonic() + LATER
-                return
-            self._refused[node] = known.stamp, why
-            self._untold[node] = why
-            self._greet[node] = time.monotonic() + AGAIN
-            self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
-        else:
-            self._refused.pop(node, None)
-            self._nodes[str(client)] = node
-            self.found[str(client)] = words
+            if isinstance(reply, Message):
+                self._count(flight.client)[1] += messages.size(reply)
+            if flight.request == self._number:
+                replies.append((flight.client, reply))
+        return replies
 
 
-def short(asked: Collection[str], answered: Collection[str], needed: int) -> str:
-    """What to say if fewer than needed of those asked gave an answer that can be used."""
-    good = set(asked) & set(answered)
+def too_few(requested: Collection[str], replied: Collection[str], needed: int) -> str:
+    """The error if fewer than needed of the clients gave a usable reply."""
+    good = set(requested) & set(replied)
     return (
-        f"only {len(good)} of {len(asked)} clients gave an answer that can be used, and {needed} must; look after "
-        f"{_list(set(asked) - good)} and go on with --resume"
+        f"only {len(good)} of {len(requested)} clients gave a usable reply, but {needed} must; check "
+        f"{_list(set(requested) - good)} and continue with --resume"
     )
 
 
-def _misfit(words: Words) -> str:
-    """What is wrong with a greeting's answer, which anybody may have made up; empty if nothing is."""
-    shape, outputs, task, columns = (words.get(key) for key in ("shape", "outputs", "task", "columns"))
-    sizes = [*shape, outputs] if isinstance(shape, list) else [None]
-    if not all(type(n) is int and 0 < n < LARGEST for n in sizes):
-        return f"its examples have the shape {shape!r:.80} and {outputs!r:.20} outputs"
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        return f"its columns are {columns!r:.80}"
-    if not isinstance(task, dict) or not isinstance(task.get("name"), str):
-        return f"its task is {task!r:.80}"
-    if task["name"] == "Classification" and not (type(task.get("classes")) is int and 0 < task["classes"] < LARGEST):
-        return f"its labels show {task.get('classes')!r:.20} classes"
-    return ""
-
-
-def _judge(client: str, answer: Message | Failure, problem: Check) -> str:
-    if isinstance(answer, Failure):
-        return answer.why
-    if answer.words.get("client") != client:
-        return f"the answer is client {answer.words.get('client')!r:.40}'s"
-    return str(answer.words["refused"]) if "refused" in answer.words else problem(client, answer)
+def _problem(client: str, reply: Message | Failure, problem: Check) -> str:
+    if isinstance(reply, Failure):
+        return reply.why
+    if reply.words.get("client") != client:
+        return f"the reply is from client {reply.words.get('client')!r:.40}"
+    return str(reply.words["refused"]) if "refused" in reply.words else problem(client, reply)
 
 
 def _list(clients: Iterable[str]) -> str:

@@ -10,14 +10,15 @@ from flwr.clientapp import ClientApp
 
 from ..errors import UsageError
 from . import grid
+from .flower_logs import KINFED
 from .messages import Message, plain
 from .site import Site
 
 app = ClientApp()
 
 
-def answer(kind: str, envelope: Envelope, context: Context) -> Envelope:
-    """The site's answer to a message; whatever goes wrong is told to the server in one line, and here in full."""
+def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
+    """The site's reply to a message; an error is reported to the server in one line, and here in full."""
     config = context.node_config
     name = str(config.get("client-id", ""))
     try:
@@ -25,33 +26,35 @@ def answer(kind: str, envelope: Envelope, context: Context) -> Envelope:
         if not (name and data and folder):
             raise UsageError("this node was not started by kinfed flower node: it has no client-id, data or state-dir")
         site = Site(name, Path(data), Path(folder), str(config.get("device", "auto")), str(config.get("target", "y")))
-        order = grid.unpack(envelope.content)
-        if "refused" in order.words:
-            print(
-                f"kinfed: the server cannot use this node: {plain(order.words['refused'])}", file=sys.stderr, flush=True
-            )
-        reply = site.answer(kind, order)
+        message = grid.unpack(envelope.content)
+        if "refused" in message.words:
+            _print(f"the server cannot use this node: {plain(message.words['refused'])}")
+        answer = site.reply(kind, message)
     except Exception as problem:
         traceback.print_exc()
-        reply = Message({"client": name, "refused": f"client {name}: {type(problem).__name__}: {problem}"}, {})
-    if "refused" in reply.words:
-        print(f"kinfed: {reply.words['refused']}", file=sys.stderr, flush=True)
-    return Envelope(grid.pack(reply), reply_to=envelope)
+        answer = Message({"client": name, "refused": f"client {name}: {type(problem).__name__}: {problem}"}, {})
+    if "refused" in answer.words:
+        _print(answer.words["refused"])
+    return Envelope(grid.pack(answer), reply_to=envelope)
+
+
+def _print(text: str) -> None:
+    print(f"{KINFED}{text}", file=sys.stderr, flush=True)
 
 
 @app.query("hello")
 def hello(envelope: Envelope, context: Context) -> Envelope:
-    """Who is there."""
-    return answer("hello", envelope, context)
+    """Say who this is and what its examples look like."""
+    return reply("hello", envelope, context)
 
 
 @app.query("join")
 def join(envelope: Envelope, context: Context) -> Envelope:
-    """Take part in an experiment."""
-    return answer("join", envelope, context)
+    """Join an experiment."""
+    return reply("join", envelope, context)
 
 
 @app.train("round")
 def round(envelope: Envelope, context: Context) -> Envelope:
-    """Judge the last round's models, train for this round."""
-    return answer("round", envelope, context)
+    """Evaluate the models of the previous round, and train for this one."""
+    return reply("round", envelope, context)

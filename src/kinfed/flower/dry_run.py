@@ -1,4 +1,4 @@
-"""Rehearsal: the client's program run by the server on made-up examples, to know the form of what clients must send."""
+"""The client's program, run by the server on made-up examples to know the form of what clients must send."""
 
 from typing import Any
 
@@ -19,8 +19,8 @@ from .plan import Plan
 ALONE = torch.tensor([0])
 
 
-class Rehearsal:
-    """A client of two training examples that are all zero. Its numbers mean nothing, their shapes and types do."""
+class DryRun:
+    """A client with two training examples that are all zero. Its numbers mean nothing; their shapes and types do."""
 
     def __init__(self, planned: Plan, model: Model, shape: tuple[int, ...], outputs: int, task: Task) -> None:
         self.task = task
@@ -35,18 +35,18 @@ class Rehearsal:
         self._simulation = Simulation(
             Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
         )
-        self.introduction: Tree = tree_map(lambda t: t[0], self._simulation.client_statistics())
+        self.client_statistics: Tree = tree_map(lambda t: t[0], self._simulation.client_statistics())
         self._state = tree_map(torch.clone, self._simulation.state)
         self._uploads: dict[Any, Tree] = {}
 
     def scores(self, round: int, received: Tree) -> list[Key]:
-        """What a client's scores are named, the headline's first; of validation only if examples are set aside."""
+        """Names of a client's scores, the headline model's first; of validation only if the split has such examples."""
         self._simulation.state = self._state
-        found = self._simulation.evaluate(round, ALONE, trees.for_one(received)).scores
-        return [key for key in found if self._validates or key[1] != "validation"]
+        scores = self._simulation.evaluate(round, ALONE, trees.for_one(received)).scores
+        return [key for key in scores if self._validates or key[1] != "validation"]
 
     def upload(self, round: int, received: Tree) -> Tree:
-        """What a client uploads in answer to `received`."""
+        """What a client uploads in reply to `received`."""
         form = tuple(sorted(messages.forms(trees.pack(received)).items()))
         if form not in self._uploads:
             self._simulation.state = self._state

@@ -72,7 +72,8 @@ def without_colours(text: str) -> str:
 
 def _reason(lines: list[str]) -> str:
     """Flower's reason for an exit, in one line; `lines` are those of a log from the exit code on."""
-    text = " ".join(filter(None, takewhile(lambda line: not line.startswith(_EXIT_ENDS), lines[1:])))
+    reason = takewhile(lambda line: not line.startswith(_EXIT_ENDS), lines[1:])
+    text = " ".join(line for line in reason if line)
     if versions := _VERSIONS.search(text):
         return (
             f"the server runs Flower {versions[1]} and this site {versions[2]}; install the same version here: "

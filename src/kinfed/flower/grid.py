@@ -1,4 +1,4 @@
-"""Post: messages carried by Flower's grid between the server's app and the sites' nodes."""
+"""Messages carried by Flower's grid between the server's app and the sites' nodes."""
 
 import io
 import json
@@ -13,16 +13,16 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from ..errors import UsageError
-from .broker import Failure, Node
 from .messages import Message
+from .nodes import Failure, Node
 
-KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # what Flower's clients call them
-GONE = (3, 4, 5)  # Flower's error codes for messages lost on the way or to a node that is not there
+KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # names of Flower's message types
+GONE = (3, 4, 5)  # Flower's error codes for messages that were lost or whose node is offline
 CRASHED = 8
 
 
-class Post:
-    """Pushes messages to nodes and pulls their answers."""
+class GridTransport:
+    """Pushes messages to nodes and pulls their replies."""
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
@@ -34,31 +34,31 @@ class Post:
         }
 
     def push(self, node: int, kind: str, message: Message, seconds: float) -> str:
-        """Send a message that is of no use after so many seconds; returns its id, empty if it could not be sent."""
+        """Send a message that expires after so many seconds; returns its id, empty if it could not be sent."""
         group = str(int(message.words.get("round", -1)) + 1)  # what Flower's logs call the round
         envelope = Envelope(pack(message), node, KINDS[kind], ttl=seconds, group_id=group)
         return next(iter(self._grid.push_messages([envelope])), None) or ""
 
     def pull(self, ids: Iterable[str]) -> dict[str, Message | Failure]:
-        """The answers that have come, by the id of the message that they answer."""
+        """The replies that have arrived, by the id of the message that they reply to."""
         ids = list(ids)
         if not ids:
             return {}
-        found: dict[str, Message | Failure] = {}
-        # An error about a lost node carries the server's own node id, so who answered is told by the message alone.
+        replies: dict[str, Message | Failure] = {}
+        # An error about a lost node carries the server's own node id, so only the message identifies who replied.
         for envelope in self._grid.pull_messages(ids):
-            asked = envelope.metadata.reply_to_message_id
+            id = envelope.metadata.reply_to_message_id
             if envelope.has_error():
                 error = envelope.error
                 reason = str(error.reason or "no reason given").strip().splitlines()[0]
-                found[asked] = Failure(reason, error.code in (*GONE, CRASHED))
+                replies[id] = Failure(reason, error.code in (*GONE, CRASHED))
                 continue
             try:
-                found[asked] = unpack(envelope.content)
-            except Exception as problem:  # whatever reading what somebody made up can end in
+                replies[id] = unpack(envelope.content)
+            except Exception as problem:  # a hostile site can cause any error here
                 known = isinstance(problem, UsageError)
-                found[asked] = Failure(str(problem) if known else f"the message cannot be read: {problem!r}", False)
-        return found
+                replies[id] = Failure(str(problem) if known else f"the message cannot be read: {problem!r}", False)
+        return replies
 
 
 def pack(message: Message) -> RecordDict:
@@ -70,7 +70,7 @@ def pack(message: Message) -> RecordDict:
 
 
 def unpack(content: Any) -> Message:
-    """The message that was packed; raises UsageError if it is none."""
+    """The message that was packed; raises UsageError if there is none."""
     try:
         words = json.loads(content["words"]["json"])
         if not isinstance(words, dict):

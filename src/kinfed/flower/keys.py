@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import UsageError
 from ..files import replacing
-from .broker import NAME
+from .nodes import NAME
 
 AUTHORITY, SERVER = 20, 2  # years that certificates are good for: sites have to be given a new authority's by hand
 SOON = datetime.timedelta(days=30)  # before its end, a certificate is warned of

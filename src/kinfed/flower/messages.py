@@ -1,4 +1,4 @@
-"""Messages between server and sites: a few plain words, and trees of tensors as named arrays."""
+"""Messages between server and sites: a few words as JSON, and trees of tensors as named arrays."""
 
 import hashlib
 import json
@@ -14,10 +14,16 @@ from ..core.trees import Tree
 from ..errors import UsageError
 
 Words = dict[str, Any]  # what JSON can hold
+LAST = 1 << 31  # rounds that a message may name
+NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
+    "join": {"experiment": str, "table": dict, "task": dict, "shape": list, "outputs": int, "layout": str},
+    "round": {"experiment": str, "layout": str},
+}
+OPTIONAL: dict[str, type] = {"selected": dict, "chosen": str, "judged": int}
 
 
 class Message(NamedTuple):
-    """What one side says to the other."""
+    """What one side sends to the other."""
 
     words: Words
     arrays: dict[str, Tensor]
@@ -30,7 +36,7 @@ def put(tree: Tree, message: Message, part: str) -> None:
 
 
 def take(message: Message, part: str) -> Tree:
-    """The tree that `put` added; raises UsageError if it is not there or not whole."""
+    """The tree that `put` added; raises UsageError if it is missing or incomplete."""
     if part not in message.words:
         raise UsageError(f"the message has no {part}")
     try:
@@ -67,26 +73,42 @@ def skeleton(described: Any) -> Tree:
             return tuple(map(skeleton, parts))
         case [str(name), *parts]:
             module, _, kind = name.partition(":")
-            # Nothing is imported for a message: whatever a method sends is of a module that is here already.
-            found = getattr(sys.modules.get(module), kind, None) if module.split(".")[0] == "kinfed" else None
-            fields = getattr(found, "_fields", None)
-            if isinstance(found, type) and issubclass(found, tuple) and fields and len(fields) == len(parts):
-                return found(*map(skeleton, parts))
+            # Nothing is imported for a message: whatever a method sends is of a module that is loaded already.
+            named = getattr(sys.modules.get(module), kind, None) if module.split(".")[0] == "kinfed" else None
+            fields = getattr(named, "_fields", None)
+            if isinstance(named, type) and issubclass(named, tuple) and fields and len(fields) == len(parts):
+                return named(*map(skeleton, parts))
     raise UsageError(f"the message holds a structure that this version of kinfed does not know: {described!r:.80}")
 
 
+def check(kind: str, words: Words) -> None:
+    """Raise UsageError unless a message of the server's holds what its kind must, each of the right type."""
+    optional = {name: form for name, form in OPTIONAL.items() if name in words}
+    for name, form in (NEEDED[kind] | optional).items():
+        if type(words.get(name)) is not form:
+            raise UsageError(f"the server's {name} must be {form.__name__}; got {words.get(name)!r:.80}")
+
+
+def round_of(words: Words, name: str) -> int:
+    """A round that the server names, -1 before the first; it becomes a part of file names."""
+    value = words.get(name)
+    if type(value) is not int or not -1 <= value < LAST:
+        raise UsageError(f"the server's {name} must be a round; got {value!r:.40}")
+    return value
+
+
 def digest(message: Message) -> str:
-    """What identifies a message by all that it says."""
-    seen = hashlib.sha256(json.dumps(message.words, sort_keys=True).encode())
+    """A hash of a message's words and arrays."""
+    hashed = hashlib.sha256(json.dumps(message.words, sort_keys=True).encode())
     for name in sorted(message.arrays):
         array = message.arrays[name].detach().cpu().contiguous()
-        seen.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
-        seen.update(array.numpy().tobytes())
-    return seen.hexdigest()
+        hashed.update(f"\0{name}\0{array.dtype}\0{list(array.shape)}\0".encode())
+        hashed.update(array.numpy().tobytes())
+    return hashed.hexdigest()
 
 
 def layout_digest(layout: Layout) -> str:
-    """What identifies an architecture: the name, shape and kind of every tensor, in order."""
+    """A hash of an architecture: the name, shape and kind of every tensor, in order."""
     parts = [(e.name, list(e.shape), e.trainable) for e in layout.entries]
     return hashlib.sha256(json.dumps([parts, sorted(layout.head)]).encode()).hexdigest()[:16]
 
@@ -95,8 +117,8 @@ def problem_with(arrays: dict[str, Tensor], like: dict[str, tuple[str, tuple[int
     """What is wrong with named arrays that should have these types and shapes and be finite; empty if nothing is."""
     missing, extra = sorted(like.keys() - arrays.keys()), sorted(arrays.keys() - like.keys())
     if missing or extra:
-        said = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has {', '.join(extra)} besides"] * bool(extra)
-        return f"it {' and '.join(said)}"
+        problems = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"also has {', '.join(extra)}"] * bool(extra)
+        return f"it {' and '.join(problems)}"
     for name, array in arrays.items():
         dtype, shape = like[name]
         if str(array.dtype) != dtype or tuple(array.shape) != shape:
@@ -112,9 +134,9 @@ def forms(arrays: dict[str, Tensor]) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def plain(text: object) -> str:
-    """What a site says, in one line that a person can read and no program takes for another."""
-    said = "".join(c if c.isprintable() else " " for c in str(text))
-    return " ".join(said.split())[:500]
+    """Text of a site's as one printable line, which cannot pass for a line of kinfed's own."""
+    printable = "".join(c if c.isprintable() else " " for c in str(text))
+    return " ".join(printable.split())[:500]
 
 
 def size(message: Message) -> int:

@@ -16,9 +16,9 @@ from ..errors import RunError, UsageError
 from ..files import make_folder
 from ..interrupts import CODES
 from . import gate, keys
-from .broker import NAME
 from .flower_logs import NodeLog
 from .link import Link
+from .nodes import NAME
 from .subprocesses import die_with_parent, end, environment, free_port, interrupt, is_loopback, make_private
 
 Report = Callable[[str], object]

@@ -1,4 +1,4 @@
-"""Plan: what all sites and the server have agreed to learn, as the server's config says it."""
+"""What all sites and the server have agreed to learn, as the server's config says it."""
 
 import json
 from dataclasses import dataclass
@@ -22,33 +22,31 @@ STALE = ("keep", "decay", "drop")
 
 @dataclass(frozen=True)
 class Deployment:
-    """How the server deals with sites that are late, gone, new or wrong."""
+    """How the server deals with sites that are late, offline, new or wrong."""
 
-    clients: int = 2  # sites that must be there before round 1
-    deadline: float = 600.0  # seconds after which a round goes on with those who answered
-    quorum: float = 0.5  # share of those asked that must have answered by then; until then the round waits
-    patience: float = 3600.0  # seconds after which a round without quorum ends the run, to be resumed later
-    norm_bound: float = 10.0  # an upload longer than so many times the cohort's median is left out; 0: none is
-    size_bound: float = 10.0  # a site counts as at most so many times the median of the others' sizes; 0: as it says
-    stale: str = "keep"  # what others hear of a client that missed rounds: its last model, less and less, or nothing
-    decay: float = 0.5  # "decay": a client that missed k rounds is heard in a share decay**k of the rounds
-    classes: int = 0  # 0: as many as the sites' labels show
-    by_class: bool | None = None  # whether there are scores by class; None: if there are two classes
+    clients: int = 2  # sites that must be connected before round 1
+    deadline: float = 600.0  # seconds after which a round continues with the sites that have replied ...
+    quorum: float = 0.5  # ... if they are at least this share of the sites that were asked; otherwise it waits ...
+    patience: float = 3600.0  # ... up to this many seconds, after which the run ends, to be resumed later
+    norm_bound: float = 10.0  # an upload is left out if its norm exceeds the cohort's median this many times; 0: never
+    size_bound: float = 10.0  # a site's examples count up to this many times the others' median; 0: without bound
+    stale: str = "keep"  # whether others keep using a client that missed rounds ("keep"), less and less, or not
+    decay: float = 0.5  # "decay": a client that missed k rounds is used in a share decay**k of the rounds
+    classes: int = 0  # 0: taken from the sites' labels
+    by_class: bool | None = None  # scores by class; None: if there are two classes
     graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.data.graph_files.read
 
     def __post_init__(self) -> None:
         if self.clients < 1:
-            raise UsageError(f"flower.clients counts sites, so it must be at least 1; got {self.clients}")
+            raise UsageError(f"flower.clients is a number of sites and must be at least 1; got {self.clients}")
         for name in ("deadline", "patience"):
             if getattr(self, name) <= 0:
-                raise UsageError(
-                    f"flower.{name} is a time in seconds, so it must be positive; got {getattr(self, name)}"
-                )
+                raise UsageError(f"flower.{name} is a time in seconds and must be positive; got {getattr(self, name)}")
         if not 0 < self.quorum <= 1:
-            raise UsageError(f"flower.quorum is a share of the clients asked, in (0, 1]; got {self.quorum}")
+            raise UsageError(f"flower.quorum is a share of the clients and must lie in (0, 1]; got {self.quorum}")
         for name in ("norm_bound", "size_bound"):
             if getattr(self, name) != 0 and not getattr(self, name) > 1:
-                raise UsageError(f"flower.{name} must be above 1, or 0 for none; got {getattr(self, name)}")
+                raise UsageError(f"flower.{name} must be above 1, or 0 for no bound; got {getattr(self, name)}")
         if self.stale not in STALE:
             raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
         if not 0 < self.decay < 1:
@@ -57,7 +55,7 @@ class Deployment:
 
 @dataclass(frozen=True)
 class Plan:
-    """A deployed experiment whose every part is made and checked; `table` is its complete config."""
+    """A federation's experiment with all its parts made and checked; `table` is its complete config."""
 
     table: Table
     learning: Learning
@@ -65,7 +63,7 @@ class Plan:
     deployment: Deployment
 
     def model(self, shape: tuple[int, ...], outputs: int) -> Model:
-        """The architecture with the initial numbers that the seed gives, in float32."""
+        """The architecture with the initial values that the seed gives, in float32."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
             module: nn.Module = self.learning.model(shape, outputs)
@@ -73,26 +71,28 @@ class Plan:
 
 
 def resolve(raw: Table) -> Plan:
-    """Make every part of a deployment's config: as an experiment's, with [flower] in place of a data set.
+    """Make every part of a federation's config: that of an experiment, with [flower] in place of a data set.
 
-    Of `federation` only `split` is used: where the examples are is the sites' business.
+    Of `federation` only `split` is used, as each site knows where its examples are.
     """
     learning = config.learning(raw, frozenset({"federation", "flower"}))
     if learning.table["seeds"] != 1:
-        raise UsageError("a federation runs one seed at a time; leave seeds out")
+        raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.participation.late or learning.participation.by_group:
-        raise UsageError("participation.late and by_group are for simulations: here a site joins when it is started")
+        raise UsageError(
+            "participation.late and by_group are for simulations only; in a federation sites join when started"
+        )
     federation = raw.get("federation", {})
     if not isinstance(federation, dict) or set(federation) - {"split"}:
         raise UsageError(
-            "in a federation's config only federation.split may be set: its examples are at the sites; "
+            "of federation only split may be set here, as the examples are at the sites; "
             f"got federation = {federation!r:.80}"
         )
     split, split_table = config.call(Split, federation.get("split", {}), "federation.split")
-    asked = raw.get("flower", {})
-    if not isinstance(asked, dict):
-        raise UsageError(f"flower must be a table; got {asked!r}")
-    deployment, deployment_table = config.call(Deployment, asked, "flower")
+    given = raw.get("flower", {})
+    if not isinstance(given, dict):
+        raise UsageError(f"flower must be a table; got {given!r}")
+    deployment, deployment_table = config.call(Deployment, given, "flower")
     table = {**learning.table, "federation": {"split": split_table}, "flower": deployment_table}
     table |= own_parts.code(table, raw.get("code", {}))
     return Plan(table, learning, split, deployment)
@@ -112,11 +112,11 @@ def read_task(words: dict[str, Any]) -> Task:
         return Classification(words["classes"], by_class=words.get("by_class") is True)
     if words.get("name") == "Regression":
         return Regression()
-    raise UsageError(f"there is no task {json.dumps(words):.80} in a federation; known: Classification, Regression")
+    raise UsageError(f"a federation has no task {json.dumps(words):.80}; known: Classification, Regression")
 
 
 def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:
-    """The relation for so many clients; those who came after it was read have no links."""
+    """The known relation of so many clients; those that joined after it was read have no links."""
     if weights is None:
         return None
     more = count - len(weights)

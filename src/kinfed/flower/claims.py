@@ -1,0 +1,91 @@
+"""What sites claim that the server cannot check, and how far it believes them: sizes, classes, scores, uploads."""
+
+import json
+import math
+import sys
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ..core.fleet import Key
+from ..core.tasks import ALWAYS, Classification, Task
+from ..core.trees import Tree
+from .messages import Words
+
+CLASSES, TIMES = 1000, 10  # classes are believed up to so many, or so many times the median of the others'
+MOST = 100_000  # classes that are believed however many others have: a model for more could fill the memory
+
+
+def bounded(sizes: list[int], bound: float) -> list[int]:
+    """Numbers of examples, none above `bound` times the median of the others; with a bound of 0 all as claimed."""
+    if not bound or len(sizes) < 2:
+        return sizes
+    return [min(size, int(bound * median(sizes[:i] + sizes[i + 1 :]))) for i, size in enumerate(sizes)]
+
+
+def kind(words: Words) -> str:
+    """What must be the same at all sites about their examples; how many classes their labels show may differ."""
+    task = words.get("task", {})
+    outputs = None if task.get("name") == "Classification" else words.get("outputs")
+    return json.dumps([words.get("shape"), task.get("name"), outputs, words.get("columns")])
+
+
+def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:
+    """Clients that claim so many classes that the model for these could be too large, and why each is left out.
+
+    More than CLASSES are believed if others of the same kind have nearly as many, whose median a few liars cannot move;
+    where liars are the majority, such as two of three sites, up to MOST.
+    """
+    reasons = {}
+    for client, words in clients.items():
+        classes = words["task"].get("classes", 0)
+        if classes <= CLASSES:
+            continue
+        others = [w["task"].get("classes", 0) for c, w in clients.items() if c != client and kind(w) == kind(words)]
+        if classes > MOST:
+            reasons[client] = (
+                f"its labels show {classes:,} classes, more than {MOST:,}; if that is right, set flower.classes"
+            )
+        elif not others or classes > TIMES * median(others):
+            reasons[client] = (
+                f"its labels show {classes:,} classes, more than {CLASSES:,} and more than {TIMES} times the median of "
+                f"the others' ({median(others) if others else 'there are none'}); if that is right, set flower.classes"
+            )
+    return reasons
+
+
+def read_scores(rows: Any, keys: Iterable[Key], task: Task) -> dict[Key, float]:
+    """A client's scores, as far as they are in `keys`; raises ValueError, TypeError or OverflowError if impossible."""
+    scores = {(str(m), str(s), str(k)): float(v) for m, s, k, v in rows}
+    for (_, _, metric), value in scores.items():
+        most = sys.float_info.max
+        if isinstance(task, Classification) and metric != "loss":
+            most = task.classes - 1 if metric == ALWAYS else 1
+        if not math.isnan(value) and not 0 <= value <= most:
+            raise ValueError(f"{metric} is {value}")
+    return {key: scores[key] for key in keys if key in scores}
+
+
+def norm(upload: Tree) -> float:
+    """The Euclidean norm of all floating-point numbers of an upload."""
+    floats = [t.double().flatten() for t in tree_leaves(upload) if t.is_floating_point()]
+    return float(torch.cat(floats).norm()) if floats else 0.0
+
+
+def too_large(norms: dict[str, float], before: list[float], bound: float) -> dict[str, str]:
+    """Clients whose upload has a norm more than `bound` times the median of the cohort's, and why each is left out.
+
+    In a cohort of one or two the norms `before` count as well; the first two uploads of all are compared with nothing.
+    """
+    known = [*norms.values(), *(before if len(norms) < 3 else [])]
+    if not bound or len(known) < 3:
+        return {}
+    middle = float(torch.tensor(known, dtype=torch.float64).median())
+    return {
+        client: f"the norm of its upload is {value / middle:.3g} times the median of the others', more than {bound:g}"
+        for client, value in norms.items()
+        if middle and value > bound * middle
+    }

@@ -1,0 +1,103 @@
+"""What a federation's run leaves in its folder on the server."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.model import Model
+from ..core.sharing import Sharing
+from ..core.tasks import Classification
+from ..experiments import run_folder
+from ..files import make_folder, replacing
+from .fleet import FlowerFleet
+from .messages import Words
+from .plan import Plan
+
+
+def summarise(
+    planned: Plan,
+    facts: Words,
+    model: Model,
+    origin: Origin,
+    history: History,
+    fleet: FlowerFleet,
+    seconds: float,
+    out: Path,
+) -> dict[str, Any]:
+    """Write the results of a finished run to the folder `out`, and return its summary."""
+    at = history.rounds.index(history.select(history.chosen))
+    relation = history.relations[at] if history.relations else None
+    sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
+    run_folder.write_history(history, relation, origin, sharing.layers, out, caution=caution)
+    traffic = {name: fleet.broker.traffic[name] for name in fleet.names}
+    _write_bytes(traffic, fleet.used, out / "bytes.csv")
+    totals = _total_bytes(traffic, history.done)
+    task = history.task
+    summary = {
+        "method": planned.table["method"]["name"],
+        "dataset": "sites",
+        "federation": planned.table["federation"],
+        "rounds": history.done,
+        "seed": planned.table["seed"],
+        "clients": len(fleet.names),
+        "parameters": model.layout.parameters,
+        "metric": task.metric,
+        "higher_is_better": task.higher_is_better,
+        "selected_by": history.selects,
+        "scores": history.summary(),
+        "chosen": history.chosen,
+        **history.clients_scores(),
+        "relation": {"origin": origin} if relation is not None else None,
+        "warnings": [],
+        **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),
+        "executor": "flower",
+        "seconds": round(seconds, 3),
+        **totals,
+        "sharing": sharing.summary(totals["bytes_down"], totals["bytes_up"], history.done),
+        "leaking": bool(caution),
+        "caution": caution,
+        "names": fleet.names,
+        "shape": facts["shape"],
+        "outputs": facts["outputs"],
+        "bounded": {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
+        "classes": task.classes if isinstance(task, Classification) else None,
+        "experiment": facts["experiment"],
+        "out": str(out),
+    }
+    run_folder.write_recall(summary, fleet.names, out)
+    write_json(summary, out / "summary.json")
+    return summary
+
+
+def write_json(values: dict[str, Any], path: Path) -> None:
+    """Write a table of values, replacing the file as a whole."""
+    make_folder(path.parent)
+    with replacing(path) as part:
+        part.write_text(json.dumps(values, indent=1) + "\n")
+
+
+def _total_bytes(traffic: dict[str, dict[int, list[int]]], rounds: int) -> dict[str, Any]:
+    totals = {name: [sum(way) for way in zip(*by_round.values(), strict=True)] for name, by_round in traffic.items()}
+    down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
+    return {
+        "bytes_up": up,
+        "bytes_down": down,
+        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
+        "bytes_per_client_and_round": {
+            "down": round(down / len(totals) / rounds),
+            "up": round(up / len(totals) / rounds),
+        },
+    }
+
+
+def _write_bytes(traffic: dict[str, dict[int, list[int]]], used: dict[str, list[int]], path: Path) -> None:
+    """One tidy table: client, round, down, up, and 1 if its upload was used; what travels before round 1 is round 0."""
+    with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["client", "round", "down", "up", "used"])
+        for client, by_round in traffic.items():
+            for round, both in sorted(by_round.items()):
+                table.writerow([client, round, *both, int(round in used.get(client, []))])
