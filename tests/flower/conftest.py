@@ -53,6 +53,49 @@ SETTINGS = {
 SIZES = {"a": 3, "b": 9, "c": 8, "d": 17, "e": 4, "f": 12}
 
 
+OWN_CODE = '''
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import kinfed
+
+
+class Kept(NamedTuple):
+    theta: Tensor
+
+
+class Change(NamedTuple):
+    theta: Tensor
+    change: Tensor
+
+
+@dataclass(frozen=True)
+class Between(kinfed.Averaging):
+    """Each client trains from a point between its own model and the mean of all."""
+
+    share: float = 0.5
+
+    def init_client(self, client):
+        return Kept(client.model.theta)
+
+    def train(self, client, state, received):
+        begin = torch.lerp(state.theta, received.theta, self.share)
+        theta = client.descend(begin)
+        return Kept(theta), Change(theta, theta - begin)
+
+    def personalise(self, client, state, received):
+        return {"own": kinfed.Params(state.theta), "shared": received}
+
+
+def net(shape, outputs, *, width: int = 3):
+    return nn.Sequential(nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, outputs))
+'''
+
+
 class FakeGrid(Grid):
     """Nodes by id, each a site's config. `faults` maps (client, round from 1) to functions of the answer.
 
@@ -138,6 +181,12 @@ def examples():
 @pytest.fixture(scope="session", name="examples")
 def _examples():
     return examples()
+
+
+@pytest.fixture(scope="session")
+def own_code():
+    """The text of a file with a method and a model."""
+    return OWN_CODE
 
 
 @pytest.fixture

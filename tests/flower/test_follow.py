@@ -40,16 +40,16 @@ def flower(tmp_path, monkeypatch):
 def test_a_run_in_progress_is_followed_and_not_started_twice(tmp_path, flower):
     out, lines = tmp_path / "out", []
     out.mkdir()
-    assert follow.run(tmp_path, {}, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
     assert (out / ".run").read_text() == "1"
     flower.runs["1"] = "running"  # as if the program that watched it had been killed
     flower.commands.clear()
-    assert follow.run(tmp_path, {}, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
     assert lines == ["the run is in progress; following it"]
     assert "run" not in flower.commands
-    assert follow.run(tmp_path, {}, out, lines.append) == {"rounds": 1}  # it is over: another
+    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}  # it is over: another
     (out / ".run").write_text("of another SuperLink")
-    assert follow.run(tmp_path, {}, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
     assert flower.commands.count("run") == 2
 
 
@@ -66,7 +66,7 @@ def test_a_run_that_is_stopped_is_stopped_at_the_superlink_too(tmp_path, monkeyp
     hung_up = signal.getsignal(signal.SIGHUP)
     try:
         with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run --resume"), heard():
-            follow.run(tmp_path, {}, tmp_path, print)
+            follow.run(tmp_path, tmp_path, print)
     finally:
         signal.signal(signal.SIGHUP, hung_up)
     assert [call[0] for call in calls] == ["run", "stop"]

@@ -14,7 +14,7 @@ import pytest
 import tomli_w
 from safetensors.torch import load_file
 
-from kinfed.experiments import config
+from kinfed.experiments import config, own_parts
 from kinfed.flower import gate, subprocesses
 from kinfed.methods import METHODS
 
@@ -29,7 +29,7 @@ def kinfed(*arguments, **how):
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory, examples):
+def federation(tmp_path_factory, examples, own_code):
     """Its folder, and what runs a command there and returns what that printed, or what it said if it failed."""
     folder = tmp_path_factory.mktemp("federation")
     with socket.socket() as probe:
@@ -51,8 +51,10 @@ def federation(tmp_path_factory, examples):
     try:
         for name in NAMES:
             np.savez(folder / f"{name}.npz", **examples[name])
+            (folder / "code" / name).mkdir(parents=True)
+            (folder / "code" / name / "mine.py").write_text(own_code)
             asked = ("node", name, "--data", f"{name}.npz", "--server", f"127.0.0.1:{port}", "--device", "cpu")
-            asked += ("--keys", f"keys/sites/{name}", "--state", "states")
+            asked += ("--keys", f"keys/sites/{name}", "--state", "states", "--code", f"code/{name}/mine.py")
             started.append(kinfed(*asked, env=environment, cwd=folder, stderr=subprocess.DEVNULL))
         yield folder, do
     finally:
@@ -136,10 +138,13 @@ def test_strangers_reach_nothing_and_the_server_itself_can_run_no_code_at_a_site
     assert not [path for path in made if path.stat().st_mode & 0o077]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, trial):
+@pytest.mark.parametrize("name", [*METHODS, "mine.py:Between"])
+def test_sites_over_tls_end_with_the_models_of_a_simulation(name, federation, trial, own_code, monkeypatch):
     folder, do = federation
+    monkeypatch.chdir(folder)
+    Path("mine.py").write_text(own_code)  # the server's copy
     trial = trial(name, rounds=ROUNDS, clients=len(NAMES))
+    name = own_parts.called(name)
     config.write(trial.planned.table, folder / f"{name}.toml")
     summary = json.loads(do("run", f"{name}.toml", "--out", name, "--json"))
     expected = trial.simulate(names=list(NAMES))

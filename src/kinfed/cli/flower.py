@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UsageError
-from ..experiments import config
+from ..experiments import config, own_parts
 from ..files import make_folder
 from .running import show
 
@@ -80,6 +80,14 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
     node.add_argument(
         "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="folder for private state and models"
     )
+    node.add_argument(
+        "--code",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE.py",
+        help="a file whose methods, models, ... the server may name; once for each file",
+    )
     node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
     node.set_defaults(command=_node)
 
@@ -136,7 +144,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    node.run(args.site, args.data, args.target, args.state, link, key, args.device, _printer(console))
+    node.run(args.site, args.data, args.target, args.state, link, key, args.device, args.code, _printer(console))
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:
@@ -160,17 +168,19 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if args.resume is None:
         config.warn_of_idle(args.plan, args.overrides, [planned.table["method"]["name"]])
     superlink.require(Path(args.home))
-    if planned.deployment.graph:
-        planned.table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
     if args.resume is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        out = (args.out or Path("runs") / planned.table["method"]["name"] / "sites" / stamp).resolve()
+        method = own_parts.called(planned.table["method"]["name"])
+        out = (args.out or Path("runs") / method / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
             raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
+        table = own_parts.absolute(planned.table)  # the run's process works in another folder
+        if planned.deployment.graph:
+            table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
         make_folder(out)
-        config.write(planned.table, out / "config.toml")
+        config.write(table, out / "config.toml")
     report = (lambda text: None) if args.quiet else _printer(console)
-    summary = follow.run(Path(args.home), planned.table, out, report)
+    summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)
     each = summary["bytes_per_client_and_round"]
     report(

@@ -30,7 +30,7 @@ COMMANDS = {
     "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
     "compare": Command("compare", "set runs side by side"),
     "reference": Command("reference", "train one published network on all clients' series together"),
-    "flower": Command("flower", "run a real federation: every client on a machine of its own"),
+    "flower": Command("flower", "run a real federation: every client on its own machine"),
     "data": Command("data", "data sets: which there are, fetch one, look into one"),
     "list": Command("list", "available methods, data sets, models and other parts"),
 }

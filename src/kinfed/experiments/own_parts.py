@@ -5,7 +5,8 @@ each content, by itself: it may import what is installed, but not its neighbours
 it was written with, `[code]`, and is refused with another one.
 
 At a site of a real federation the operator names the files, `local(files)` around whatever reads the server's config:
-the server then sends names without folders, `for_sites(table)`, and the hashes, and nothing that a site would execute.
+the server then sends names without folders, `for_sites(table)`, and the hashes that `check_sent` compares, and nothing
+that a site would execute.
 """
 
 import hashlib
@@ -18,13 +19,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import wraps
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from ..errors import UsageError, nearest
 
 Table = dict[str, Any]
 
+_MARK = "__kinfed_own__"  # an attribute of the modules that files are loaded as
 _FILES: ContextVar[Mapping[str, Path] | None] = ContextVar("files", default=None)  # None: any that a config names
 
 
@@ -49,7 +51,18 @@ def load(name: str, where: str) -> Any:
             if not key.startswith("_") and getattr(value, "__module__", "") == module.__name__
         ]
         raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, own)}")
-    return getattr(module, attribute)
+    part = getattr(module, attribute)
+    if _FILES.get() is not None:  # a server names it, which must not reach what the file has only imported
+        kinds = (type, FunctionType) if module_of(module.__name__) else (type,)
+        if not (isinstance(part, kinds) and part.__module__ == module.__name__):
+            raise UsageError(f"{where}: at a site '{attribute}' must be a class that {source} itself defines")
+    return part
+
+
+def module_of(name: str) -> ModuleType | None:
+    """The module that a file was loaded as, by the `__module__` of its classes; None for any other name."""
+    module = sys.modules.get(name)
+    return module if getattr(module, _MARK, False) else None
 
 
 def checked(part: Any, name: str, where: str, base: type, given: int) -> Callable[..., Any]:
@@ -99,19 +112,44 @@ def code(table: Table, before: object) -> Table:
     return {"code": now} if now else {}
 
 
+def check_sent(table: Table) -> None:
+    """Raise UsageError unless this site has every file that a server's config names, with the same content."""
+    sent, own = table.get("code", {}), _FILES.get() or {}
+    if not isinstance(sent, dict):
+        raise UsageError(f"code must be a table of files and their SHA-256; got {sent!r:.80}")
+    for source in sorted(_files_in(table)):
+        theirs = sent.get(source)
+        mine = _digest(_content(source, "code")) if source in own else "none: it has no such file"
+        if mine != theirs:
+            raise UsageError(
+                f"the server uses the file {source!r:.80} with SHA-256 {theirs!s:.64}, this site's is {mine}; if you "
+                "trust the server's, get the same file and restart the node with --code and its path"
+            )
+
+
 def for_sites(table: Any) -> Any:
     """A complete config as a server sends it: files by their names, without the folders that they are in."""
+    return _renamed(table, lambda source: Path(source).name)
+
+
+def absolute(table: Any) -> Any:
+    """A complete config whose files are named by absolute paths, for a program that runs in another folder."""
+    return _renamed(table, lambda source: str(Path(source).resolve()))
+
+
+def _renamed(table: Any, rename: Callable[[str], str]) -> Any:
     if isinstance(table, list):
-        return [for_sites(inner) for inner in table]
+        return [_renamed(inner, rename) for inner in table]
     if not isinstance(table, dict):
         return table
-    sent = {key: for_sites(value) for key, value in table.items()}
-    if is_path(sent.get("name")):
-        source, colon, attribute = sent["name"].rpartition(":")
-        sent["name"] = f"{Path(source).name}{colon}{attribute}"
+    renamed = {key: _renamed(value, rename) for key, value in table.items()}
+    if is_path(renamed.get("name")):
+        source, colon, attribute = renamed["name"].rpartition(":")
+        if source.endswith(".py"):
+            renamed["name"] = f"{rename(source)}{colon}{attribute}"
     if isinstance(table.get("code"), dict):
-        sent["code"] = {Path(source).name: digest for source, digest in table["code"].items()}
-    return sent
+        renamed["code"] = {rename(source): digest for source, digest in table["code"].items()}
+    return renamed
 
 
 @contextmanager
@@ -147,7 +185,7 @@ def _content(source: str, where: str) -> bytes:
     files = _FILES.get()
     if files is not None and source not in files:
         raise UsageError(
-            f"{where}: this site has no file '{source}'; if its operator trusts it, the site is started with --code"
+            f"{where}: this site has no file '{source}'; if its operator trusts it, start the node with --code"
         )
     path = Path(source) if files is None else files[source]
     try:
@@ -168,6 +206,7 @@ def _from_file(source: str, where: str) -> ModuleType:
         return sys.modules[name]
     module = sys.modules[name] = ModuleType(name)  # there while it runs: dataclasses look their module up
     module.__file__ = source
+    setattr(module, _MARK, True)
     try:
         exec(compile(content, source, "exec"), vars(module))
     except BaseException as problem:
@@ -187,7 +226,7 @@ def _reason(problem: BaseException, source: str) -> str:
 
 
 def _from_package(source: str, where: str) -> ModuleType:
-    if _FILES.get() is not None and not f"{source}.".startswith("kinfed."):
+    if _FILES.get() is not None and not source.startswith("kinfed.papers."):
         raise UsageError(f"{where}: a server cannot choose the module '{source}' of a site; name a file")
     try:
         return importlib.import_module(source)

@@ -7,6 +7,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..errors import RunError, UsageError
+from ..experiments import config
 from . import keys, plan
 from .flower_logs import DONE, FAILED, KINFED
 from .grid import GridTransport
@@ -25,10 +26,10 @@ def main(grid: Grid, context: Context) -> None:
 
     settings = context.run_config
     try:
-        planned = plan.resolve(json.loads(str(settings["config"])))
-        folder = str(settings["keys"])
+        out, folder = Path(str(settings["out"])), str(settings["keys"])
+        planned = plan.resolve(config.read(str(out / "config.toml"), []))
         members = (lambda: keys.members(Path(folder))) if folder else None
-        summary = serve(planned, GridTransport(grid), Path(str(settings["out"])), log, members=members)
+        summary = serve(planned, GridTransport(grid), out, log, members=members)
     except Exception as problem:
         known = isinstance(problem, UsageError | RunError | OSError)
         why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"

@@ -25,7 +25,9 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         data, folder = (str(config.get(key, "")) for key in ("data", "state-dir"))
         if not (name and data and folder):
             raise UsageError("this node was not started by kinfed flower node: it has no client-id, data or state-dir")
-        site = Site(name, Path(data), Path(folder), str(config.get("device", "auto")), str(config.get("target", "y")))
+        device, target = str(config.get("device", "auto")), str(config.get("target", "y"))
+        code = [Path(line) for line in str(config.get("code", "")).splitlines()]
+        site = Site(name, Path(data), Path(folder), device, target, code)
         message = grid.unpack(envelope.content)
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")

@@ -22,8 +22,8 @@ RUN = ".run"  # in a run's folder: the number that Flower gave it
 ATTEMPTS = 3  # times in a row that a run may end without a reason and without a finished round
 
 
-def run(home: Path, config: dict[str, Any], out: Path, report: Report) -> dict[str, Any]:
-    """Start a run, follow it to its end, and return its summary; raises RunError if it fails.
+def run(home: Path, out: Path, report: Report) -> dict[str, Any]:
+    """Start the run of out/config.toml, follow it to its end, and return its summary; raises RunError if it fails.
 
     A run that ends without a reason, because its process was killed, is resumed where it stopped.
     """
@@ -31,7 +31,7 @@ def run(home: Path, config: dict[str, Any], out: Path, report: Report) -> dict[s
     ca = last.ca if last else ""
     app = home / "app"
     make_folder(app)
-    settings = {"config": json.dumps(config), "out": str(out), "keys": str(Path(ca).parent) if ca else ""}
+    settings = {"out": str(out), "keys": str(Path(ca).parent) if ca else ""}
     with replacing(app / "pyproject.toml") as part:
         part.write_text(tomli_w.dumps(gate.bundle(settings)))
     for line in keys.endings(Path(ca).parent) if ca else []:

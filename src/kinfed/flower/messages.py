@@ -12,6 +12,7 @@ from ..core import trees
 from ..core.layout import Layout
 from ..core.trees import Tree
 from ..errors import UsageError
+from ..experiments import own_parts
 
 Words = dict[str, Any]  # what JSON can hold
 LAST = 1 << 31  # rounds that a message may name
@@ -62,7 +63,8 @@ def describe(tree: Tree) -> Any:
 def skeleton(described: Any) -> Tree:
     """The tree that was described, with a 0 in place of every tensor.
 
-    Only NamedTuples of kinfed are made: a message can name a structure but never run code.
+    Only NamedTuples of kinfed, and of files that this side has loaded itself, are made: a message can name a structure
+    but never run code.
     """
     match described:
         case None:
@@ -74,7 +76,9 @@ def skeleton(described: Any) -> Tree:
         case [str(name), *parts]:
             module, _, kind = name.partition(":")
             # Nothing is imported for a message: whatever a method sends is of a module that is loaded already.
-            named = getattr(sys.modules.get(module), kind, None) if module.split(".")[0] == "kinfed" else None
+            is_kinfeds = module.split(".")[0] == "kinfed"
+            loaded = sys.modules.get(module) if is_kinfeds else own_parts.module_of(module)
+            named = getattr(loaded, kind, None)
             fields = getattr(named, "_fields", None)
             if isinstance(named, type) and issubclass(named, tuple) and fields and len(fields) == len(parts):
                 return named(*map(skeleton, parts))

@@ -8,11 +8,12 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import RunError, UsageError
+from ..experiments import own_parts
 from ..files import make_folder
 from ..interrupts import CODES
 from . import gate, keys
@@ -26,13 +27,26 @@ FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone
 
 
 def run(
-    client: str, data: Path, target: str, state: Path, link: Link, key: Path | None, device: str, report: Report
+    client: str,
+    data: Path,
+    target: str,
+    state: Path,
+    link: Link,
+    key: Path | None,
+    device: str,
+    code: Sequence[Path],
+    report: Report,
 ) -> None:
-    """Run a site's node until it is interrupted; raises RunError if it cannot take part."""
+    """Run a site's node until it is interrupted; raises RunError if it cannot take part.
+
+    `code` are files of the site's own whose methods, models and other parts a run may name.
+    """
     if not re.fullmatch(NAME, client):
         raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
     if not data.is_file():
         raise UsageError(f"there is no file {data}")
+    with own_parts.local(code):  # raises UsageError for a file that is not there
+        pass
     if key is None and not is_loopback(link.address.rpartition(":")[0]):
         raise UsageError(f"--insecure works on this machine only, so --server must name it; got {link.address}")
     home = state / client / "node"
@@ -46,6 +60,7 @@ def run(
         "target": target,
         "state-dir": str(state.resolve()),
         "device": device,
+        "code": "\n".join(str(path.resolve()) for path in code),
     }
     with only_one(home, client):
         link.wait_for_server(report)

@@ -10,7 +10,7 @@ from ..core.history import History
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.tasks import Classification
-from ..experiments import run_folder
+from ..experiments import own_parts, run_folder
 from ..files import make_folder, replacing
 from .fleet import FlowerFleet
 from .messages import Words
@@ -37,7 +37,7 @@ def summarise(
     totals = _total_bytes(traffic, history.done)
     task = history.task
     summary = {
-        "method": planned.table["method"]["name"],
+        "method": own_parts.called(planned.table["method"]["name"]),
         "dataset": "sites",
         "federation": planned.table["federation"],
         "rounds": history.done,

@@ -22,6 +22,7 @@ from ..core.sharing import divide
 from ..core.trees import Tree
 from ..data import graph_files
 from ..errors import RunError, UsageError
+from ..experiments import own_parts
 from ..experiments.fit import CHECKPOINT
 from ..files import make_folder
 from . import messages, plan
@@ -239,7 +240,7 @@ class _Run:
 
 
 def _invitation(planned: Plan, facts: Words, model: Model) -> Message:
-    table = {key: value for key, value in planned.table.items() if key != "flower"}
+    table = own_parts.for_sites({key: value for key, value in planned.table.items() if key != "flower"})
     agreed = {key: facts[key] for key in ("experiment", "shape", "task", "outputs")}
     words = {"kinfed": __version__, "table": table, "layout": messages.layout_digest(model.layout), "accepted": -1}
     return Message({**agreed, **words}, {"theta": model.theta})

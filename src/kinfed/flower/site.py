@@ -6,6 +6,7 @@ Everything that a round changes is in one file, which is replaced as a whole; so
 if nothing had happened, and never trains the same round twice.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..core.fleet import Evaluation
 from ..core.tasks import Classification
 from ..core.trees import Tree
 from ..errors import RunError, UsageError
+from ..experiments import own_parts
 from ..experiments.devices import pick_device
 from ..simulation.simulation import Simulation
 from . import messages, plan, site_data
@@ -29,11 +31,22 @@ ALONE = torch.tensor([0])
 
 
 class Site:
-    """Replies to the server's messages for one client; nothing but its replies leaves its folder."""
+    """Replies to the server's messages for one client; nothing but its replies leaves its folder.
 
-    def __init__(self, name: str, data: Path, folder: Path, device: str = "auto", target: str = "y") -> None:
+    `code` are the files whose methods, models and other parts the server may name; it can have no other code run.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        data: Path,
+        folder: Path,
+        device: str = "auto",
+        target: str = "y",
+        code: Sequence[Path] = (),
+    ) -> None:
         self.name, self.folder = name, folder / name
-        self._data, self._target, self._device = data, target, pick_device(device)
+        self._data, self._target, self._device, self._code = data, target, pick_device(device), code
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
@@ -64,7 +77,7 @@ class Site:
                 f"this site runs kinfed {__version__}, the server {words.get('kinfed')}; install the same version"
             )
         messages.check("join", words)
-        simulation = self._simulate(invitation)
+        simulation = self._simulate(invitation, self._plan(words))
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": simulation.model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
@@ -81,13 +94,17 @@ class Site:
     def _round(self, message: Message) -> Message:
         messages.check("round", message.words)
         folder = self._at(message.words)
-        invitation, state = folder.invitation(), folder.state()
-        if invitation is None or state is None:
+        invitation = folder.invitation()
+        if invitation is None:
+            return Message({"client": self.name, "join": True}, {})
+        planned = self._plan(invitation.words)  # before the state is read, whose types its method may define
+        state = folder.state()
+        if state is None:
             return Message({"client": self.name, "join": True}, {})
         digest = messages.digest(message)
         if state.digest == digest:
             return state.reply
-        simulation = self._simulate(invitation)
+        simulation = self._simulate(invitation, planned)
         _check_layout(message.words, simulation)
         accepted = messages.round_of(message.words, "accepted")
         base = self._base(state, accepted)
@@ -149,10 +166,15 @@ class Site:
             f"files; delete {self.folder} to join again"
         )
 
-    def _simulate(self, invitation: Message) -> Simulation:
+    def _plan(self, words: Words) -> plan.Plan:
+        """The server's config, made of kinfed's parts and of those in this site's own files."""
+        with own_parts.local(self._code):
+            own_parts.check_sent(words["table"])
+            return plan.resolve(words["table"])
+
+    def _simulate(self, invitation: Message, planned: plan.Plan) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
         words = invitation.words
-        planned = plan.resolve(words["table"])
         federation = site_data.federate(self._data, self.name, plan.read_task(words["task"]), planned, self._target)
         if list(federation.x.shape[1:]) != list(words["shape"]):
             raise UsageError(
