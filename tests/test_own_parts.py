@@ -211,9 +211,7 @@ def test_a_site_reads_the_files_that_its_operator_names_and_nothing_else(tmp_pat
     assert str(tmp_path) not in json.dumps(sent)
     with own_parts.local([theirs]):
         assert type(config.resolve(sent).method).__name__ == "Stay"
-        with pytest.raises(
-            UsageError, match=r"no file '../mine.py'; if its operator .* with --code"
-        ):
+        with pytest.raises(UsageError, match=r"no file '../mine.py'; if its operator .* with --code"):
             config.resolve({**raw, "method": "../mine.py:Stay"})
         with pytest.raises(UsageError, match="a server cannot choose the module 'os' of a site"):
             config.resolve({**raw, "method": "os:system"})

@@ -253,7 +253,7 @@ class Trial:
         at = torch.tensor(["abcdef".index(name) for name in names])
         roster = fleet.roster(Graph(weights[at][:, at], "given") if self.planned.deployment.graph else None)
         run(
-            learning.method,
+            fleet.method,
             roster,
             fleet,
             history,

@@ -65,11 +65,12 @@ def test_a_site_whose_file_differs_refuses_and_names_both_hashes(trial, mine, ow
     give(trial, other)
     with pytest.raises(RunError, match="only 0 of 6 clients gave a usable reply"):
         trial.serve()
+    hashes = f"SHA-256 {digest(own_code)}, this site's is {digest(other)}"
     for name in "abcde":
         (line,) = [line for line in trial.lines if f"left client {name} out" in line]
         assert line.endswith(
-            f"the server uses the file 'mine.py' with SHA-256 {digest(own_code)}, this site's is {digest(other)}; if you "
-            "trust the server's, get the same file and restart the node with --code and its path"
+            f"the server uses the file 'mine.py' with {hashes}; if you trust the server's, get the same file and "
+            "restart the node with --code and its path"
         )
     assert not (mine.parent / "ran").exists()  # it was compared before it was executed
 
