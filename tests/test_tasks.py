@@ -57,6 +57,14 @@ def test_rows_of_weight_zero_do_not_count():
     assert float(alone["mae"]) == pytest.approx(3.5)
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_score_of_classification_has_the_loss_that_it_is_trained_with(kind):
+    task, outputs = Classification(5), (7 * torch.randn(3, 40, 5)).to(kind)
+    y, weight = torch.randint(5, (3, 40)), torch.ones(3, 40, dtype=kind)
+    found = vmap(task.score)(outputs, y, weight)["loss"]
+    assert torch.equal(found, vmap(lambda *a: task.loss(*a).sum() / 40)(outputs, y))
+
+
 def test_scores_run_batched_over_clients():
     task = Forecasting(20.0, 10.0, horizons=(1, 2))
     outputs, y = torch.stack([OUTPUTS, OUTPUTS + 1]), torch.stack([Y, Y.flip(1)])

@@ -1,6 +1,13 @@
+import gzip
+import importlib.machinery
+
+import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from kinfed.datasets import DATASETS
+from kinfed.datasets import digits as module
+from kinfed.errors import DataError
 
 
 def test_digits_are_the_bundled_images():
@@ -15,3 +22,21 @@ def test_digits_are_the_bundled_images():
     assert torch.bincount(found.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert found.task.classes == len(found.classes) == 10
     found.task.check(found.y)
+
+
+def test_digits_are_those_of_scikit_learn_which_is_not_imported_for_them():
+    found, (images, labels) = DATASETS["digits"](None), load_digits(return_X_y=True)
+    assert torch.equal(found.x.flatten(1) * 16, torch.from_numpy(images).float())
+    assert torch.equal(found.y, torch.from_numpy(labels))
+
+
+@pytest.mark.parametrize("content", [None, b"no gzip", gzip.compress(b"1,2\n"), gzip.compress(b"1,x\n")])
+def test_a_damaged_installation_is_one_line(content, tmp_path, monkeypatch):
+    path = tmp_path / "datasets" / "data" / "digits.csv.gz"
+    path.parent.mkdir(parents=True)
+    if content is not None:
+        path.write_bytes(content)
+    spec = importlib.machinery.ModuleSpec("sklearn", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(module, "find_spec", lambda name: spec)
+    with pytest.raises(DataError, match=r"digits.csv.gz .*; install scikit-learn again"):
+        module.digits(None)
