@@ -68,6 +68,8 @@ def test_what_is_missing_or_excludes_another_is_said(refused, tmp_path):
     assert "--insecure works on this machine only, so --server must name it; got hub:8000" in refused(
         "node", "a", "--data", "x.npz", "--insecure", "--server", "hub:8000"
     )
+    code = ("--code", "gone.py")
+    assert "--code: there is no file gone.py" in refused("node", "a", "--data", "x.npz", "--insecure", *code)
     assert "--server must be HOST:PORT" in refused("node", "a", "--data", "x.npz", "--insecure", "--server", "hub")
     assert "a site's name consists of letters" in refused("node", "a b", "--data", "x.npz", "--insecure")
     assert "no SuperLink of" in refused("down")

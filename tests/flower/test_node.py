@@ -42,7 +42,7 @@ def node(tmp_path, server, monkeypatch):
             on_report(line)
 
         with pytest.raises(RunError) as ended:
-            module.run("a", tmp_path / "x.npz", "y", tmp_path / "state", Link(address), None, "cpu", report)
+            module.run("a", tmp_path / "x.npz", "y", tmp_path / "state", Link(address), None, "cpu", [], report)
         return lines, str(ended.value)
 
     return go
