@@ -61,7 +61,7 @@ class Ours:
         everyone = self.roster.everyone
         roster = replace(self.roster, round=rounds - 1)
         found = fleet.evaluate(rounds - 1, everyone, method.send(roster, self.server, everyone))
-        self.models = {name: model.theta.numpy() for name, model in found.models.items()}
+        self.models = {name: model.theta.expand(N, -1).numpy() for name, model in found.models.items()}
         self.theta = self.roster.theta.numpy()
         self.train = [(x[r].numpy(), y[r].numpy()) for r in train]
         self.test = [(x[r].numpy(), y[r].numpy()) for r in test]

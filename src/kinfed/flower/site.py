@@ -219,13 +219,7 @@ def _receive(message: Message, part: str, forms: Words) -> Tree:
     """A checked part of a message, to a cohort of one; the first of its kind says what later ones must look like."""
     arrays = {name: t for name, t in message.arrays.items() if name.startswith(f"{part}/")}
     known: Words = forms.setdefault(part, {name: list(form) for name, form in messages.forms(arrays).items()})
-    like = {}
-    for name, (dtype, shape) in known.items():
-        got = tuple(arrays[name].shape) if name in arrays else tuple(shape)
-        # The first axis of a table may count clients, whose number changes.
-        counts = len(shape) > 1 and len(got) == len(shape) and got[1:] == tuple(shape[1:])
-        like[name] = (dtype, got if counts else tuple(shape))
-    problem = messages.problem_with(arrays, like)
+    problem = messages.problem_with(arrays, {name: (dtype, tuple(shape)) for name, (dtype, shape) in known.items()})
     if problem:
         raise UsageError(f"what the server sent to {part} cannot be used: {problem}")
     return trees.for_one(messages.take(message, part))

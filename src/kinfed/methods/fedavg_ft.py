@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ..core.method import Params
+from ..core.method import Params, SharedParams
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -28,6 +28,6 @@ class FedAvgFT(Averaging):
         only = client.undivided.model.layout.head if self.scope == "head" else None
         if self.epochs == 0:
             return {"tuned": received, "shared": received}
-        shared = client.whole(received.theta)  # before its personal part, if it has one, is tuned
+        shared = SharedParams(client.whole(received.theta))  # before its personal part, if it has one, is tuned
         tuned = client.descend(received.theta, only=only, epochs=self.epochs)
-        return {"tuned": Params(client.whole(tuned)), "shared": Params(shared)}
+        return {"tuned": Params(client.whole(tuned)), "shared": shared}

@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.client import towards
-from ..core.method import Method, Params
+from ..core.method import Method, Params, SharedParams
 from ..core.tables import put
-from ..core.trees import ModelOf, Pairwise, PerClient
+from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import mix, power
 from .parts.graph_learning import QP, Known, Similarity
@@ -28,7 +28,7 @@ class Sent(NamedTuple):
     """What a client receives."""
 
     mixed: ModelOf[PerClient]  # [d] u_i, its neighbourhood's model
-    shared: PerClient  # [d] w, the mean of all u
+    shared: Shared  # [d] w, the mean of all u
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SFL(Method):
     def send(self, roster, server, cohort):
         rows = torch.cat([server.mixing[cohort], self.read_out(server)[None]])
         mixed = mix(rows, server.theta, roster.layout)  # all in one pass
-        return Sent(mixed[:-1], mixed[-1].expand(len(cohort), -1))
+        return Sent(mixed[:-1], mixed[-1])
 
     def aggregate(self, roster, server, cohort, uploads):
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
@@ -120,4 +120,4 @@ class SFL(Method):
         return Params(theta), Params(theta)
 
     def personalise(self, client, state, received):
-        return {"mixed": Params(received.mixed), "own": state, "shared": Params(received.shared)}
+        return {"mixed": Params(received.mixed), "own": state, "shared": SharedParams(received.shared)}
