@@ -275,15 +275,16 @@ class Finder:
         if name == "torch":
             signal.raise_signal(int(sys.argv[1]))
 sys.meta_path.insert(0, Finder())
-sys.exit(main(["list", "methods"]))
+sys.exit(main(["run", "local", "--out", sys.argv[2]]))
 """
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_program_can_be_stopped_while_it_is_still_being_imported(number, code):
-    command = [sys.executable, "-c", EARLY, str(int(number))]
+def test_a_program_can_be_stopped_while_it_is_still_being_imported(number, code, tmp_path):
+    command = [sys.executable, "-c", EARLY, str(int(number)), str(tmp_path / "run")]
     found = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (found.returncode, found.stdout, found.stderr) == (code, "", "kinfed: interrupted\n")
+    assert not (tmp_path / "run").exists()
 
 
 def test_equal_runs_give_equal_bytes_without_an_executor_being_named(tmp_path):

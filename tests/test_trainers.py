@@ -88,7 +88,7 @@ OBJECTIVES = {
     "held against another": lambda c: c.descend(
         c.model.theta,
         objective=lambda out, batch, features: (
-            (features() - c.model.features(c.model.theta, batch.x)).abs().sum(1)
+            (features() - c.model.features(c.model.theta, batch.x)).square().sum(1)
             + (features() - features()).sum(1)
             + own(out, batch, features)
         ),

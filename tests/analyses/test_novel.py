@@ -68,10 +68,10 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
     others = [accuracy(shared, federation, i) for i in trained]
     assert rows["fedavg"]["the others"] == pytest.approx(100 * np.mean(others), abs=1e-4)
     assert rows["neighbours' mean"]["the others"] is None
-    for name, reconstruction, aggregation in (("gn", 0.0, "row"), ("mlp", 0.0, "none")):
+    for name, reconstruction, encoder in (("gn", 0.0, "gcn"), ("mlp", 0.0, "mlp")):
         text = (runs / f"panacea-{name}-0.3" / "config.toml").read_text()
         assert f"reconstruction = {reconstruction}\n" in text
-        assert f'aggregation = "{aggregation}"\n' in text
+        assert f'[method.encoder]\nname = "{encoder}"\n' in text
 
 
 def test_without_a_graph_nobody_has_neighbours(study):

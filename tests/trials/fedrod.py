@@ -1,7 +1,7 @@
 """FedRoD: a generic head trained on balanced classes, and a personal one on top of it (Chen & Chao, 2022)."""
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
@@ -28,6 +28,8 @@ class FedRoD(Averaging):
     alone, with cross-entropy on $g(z) + h_i(z)$, which is the client's prediction.
     """
 
+    personal: tuple[str, ...] = field(default=("*.personal_head.*",), kw_only=True)
+
     def extend(self, module, head):
         if not head:
             raise UsageError("fedrod: the model needs a head after other layers; name it: fit(..., head='NAME')")
@@ -35,20 +37,17 @@ class FedRoD(Averaging):
         setattr(module.get_submodule(parent), name, TwoHeads(module.get_submodule(head)))
         return module
 
-    def shared(self, layout):
-        return layout.names - layout.match(["*.personal_head.*"])
-
     def train(self, client, state, received):
         data = client.data
         counts = (one_hot(data.y, client.task.classes) * data.weight[:, None]).sum(0)
-        heads = client.model.head_name.removesuffix(".generic")
+        heads = client.undivided.model.head_name.removesuffix(".generic")
 
         def objective(outputs, batch, features):
-            own = client.model.module.get_submodule(heads).personal_head(features().detach())
+            own = client.undivided.model.module.get_submodule(heads).personal_head(features().detach())
             balanced = cross_entropy(outputs + counts.log(), batch.y, reduction="none")
             return balanced + cross_entropy(outputs.detach() + own, batch.y, reduction="none")
 
-        return self.part(client, client.descend(self.compose(client, state, received), objective=objective))
+        return (), Params(client.descend(received.theta, objective=objective))
 
     def personalise(self, client, state, received):
-        return {"both": Params(self.compose(client, state, received))}
+        return {"both": received}

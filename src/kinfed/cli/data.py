@@ -1,7 +1,6 @@
 """kinfed data: what data sets there are, where they come from, and what is in them."""
 
 import argparse
-import inspect
 import json
 import os
 import re
@@ -70,7 +69,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _list(asked: argparse.Namespace, console: Console) -> None:
     rows = []
-    for name, loader in DATASETS.items():
+    for name in DATASETS:
         path = Path(asked.data_dir) / f"{name}.npz" if asked.data_dir else None
         here = path is not None and path.is_file()
         if name in WITHOUT_FILE:
@@ -82,7 +81,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
         else:
             way = "your file"
         size = path.stat().st_size if path and here else 0
-        what = (inspect.getdoc(loader) or "").partition("\n")[0]
+        what = DATASETS.summary(name)
         what = re.sub(rf"[,;] from {name}\.npz$", "", what.rstrip("."))
         rows.append((name, way, size, what))
     if asked.json:

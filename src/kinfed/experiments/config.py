@@ -20,7 +20,7 @@ from ..core.engine import Participation, check_counts
 from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
-from ..core.settings import check, kinds_of, name_of, options_of, parted
+from ..core.settings import check, kinds_of, name_of, options_of, parted, wanted
 from ..core.shelf import Shelf
 from ..core.tasks import TASKS, Classification, Task, check_selection
 from ..data.dataset import Partition
@@ -80,8 +80,8 @@ class Experiment:
         asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
         if isinstance(dataset.task, Classification):
             dataset = replace(dataset, task=replace(dataset.task, **asked))
-        elif wanted := [score for score, value in asked.items() if value]:
-            raise UsageError(f"federation.{wanted[0]}=true is a score of classes, but this data has none")
+        elif without := [score for score, value in asked.items() if value]:
+            raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
         federation = divide(dataset, owned, self.split, seed, groups, lots)
         return replace(federation, graph=self.graph(federation, seed))
 
@@ -162,7 +162,7 @@ def override(table: Table, overrides: list[str]) -> Table:
     """
     asked = {text.partition("=")[0] for text in overrides}
     before = _dataset_in(table)
-    for text in overrides:
+    for i, text in enumerate(overrides):
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
             raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
@@ -172,7 +172,7 @@ def override(table: Table, overrides: list[str]) -> Table:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value
-        if isinstance(parsed, str) and any(key.startswith(f"{dotted}.") for key in asked):
+        if isinstance(parsed, str) and any(later.startswith(f"{dotted}.") for later in overrides[i:]):
             dotted += ".name"  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
         inner = table
@@ -260,6 +260,8 @@ def _over(settings: Table, chosen: Table) -> Table:
     """The settings with what was chosen in their place; a part of the same name, or of none, keeps its others."""
     merged = {**settings, **chosen}
     for name, value in chosen.items():
+        if not isinstance(value, dict) and not isinstance(settings.get(name), dict):
+            continue
         held, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
         if isinstance(value, dict) and isinstance(held, dict) and value.get("name") in (None, held.get("name")):
             merged[name] = {**held, **value}
@@ -391,9 +393,9 @@ def _part(kinds: Sequence[type], asked: Any, where: str, default: Any) -> tuple[
     name = asked.pop("name")
     kind = take(known, name, where)
     if own_parts.is_path(name):
-        wanted = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
-        wanted -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
-        if not inspect.isclass(kind) or (lacks := sorted(wanted - set(dir(kind)))):
+        common = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
+        common -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
+        if not inspect.isclass(kind) or (lacks := sorted(common - set(dir(kind)))):
             why = f"it has no {', '.join(lacks)}" if inspect.isclass(kind) else "it is no class"
             raise UsageError(f"{where}: '{name}' cannot stand here: {why}")
     made, table = call(kind, asked, where, default=default if type(default) is kind else None)
@@ -435,6 +437,8 @@ def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any,
     )
     if any(map(is_dataclass, options)) and isinstance(value, str | dict) and not (scalar or literal):
         return _part([option for option in options if option is not type(None)], value, where, default)
+    if any(map(is_dataclass, options)) and isinstance(value, bool | int | float | list):
+        raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
     check(value, kind, where)
     made = _made(value, [parted(option)[0] for option in options])
     return made, plain(made)
