@@ -91,7 +91,7 @@ def test_dotted_settings_reach_into_objects():
         ["structure.name=qp", "structure.gamma=2"],
         ["structure=qp", "structure.gamma=2"],
         ["structure.gamma=2", "structure.name=qp"],
-        ["structure.gamma=2", "structure=qp"],
+        ["structure.gamma=2", "structure=qp", "structure.gamma=2"],  # a name alone takes the place of what is before it
     ):
         for before in ({}, {"structure": "similarity"}, {"structure": {"name": "similarity", "neighbours": 3}}):
             assert toy(**override(before, list(texts)))[0] == Toy(structure=QP(2.0)), (texts, before)

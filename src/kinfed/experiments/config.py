@@ -437,7 +437,8 @@ def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any,
     )
     if any(map(is_dataclass, options)) and isinstance(value, str | dict) and not (scalar or literal):
         return _part([option for option in options if option is not type(None)], value, where, default)
-    if any(map(is_dataclass, options)) and isinstance(value, bool | int | float | list):
+    objects = all(is_dataclass(option) or getattr(option, "_is_protocol", False) for option in options)
+    if objects and isinstance(value, bool | int | float | list):
         raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
     check(value, kind, where)
     made = _made(value, [parted(option)[0] for option in options])
