@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kinfed import Averaging, Params, UsageError, towards
+from kinfed import Averaging, NonNegative, Params, towards
 
 
 @dataclass(frozen=True)
@@ -12,12 +12,7 @@ class Ditto(Averaging):
     The shared model never hears of $v_i$, which is what the client uses.
     """
 
-    lam: float = 1.0  # lambda: 0 is Local, and a large one FedAvg
-
-    def __post_init__(self):
-        super().__post_init__()
-        if not self.lam >= 0:
-            raise UsageError(f"ditto: lam must be zero or more; got {self.lam}")
+    lam: NonNegative = 1.0  # lambda: 0 is Local, and a large one FedAvg
 
     def init_client(self, client):
         return Params(client.model.theta)
