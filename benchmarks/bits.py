@@ -35,6 +35,25 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
 EXECUTORS = ("loop", "vmap", "fused")
 ROUNDS, EXAMPLES = 2, 24  # of a published table's cell, and of each of its clients
 
+RENAMED = {  # what a case was called before its settings became parts
+    "fedcedar-similarity=Softmax(tau=0.3)": "fedcedar-feature=centred-similarity=softmax-tau=0.3",
+    "fedaghn-feedback=train-tuning=Printed()": "fedaghn-feedback=train-sign=paper",
+    "fedaghn-granularity=model-tuning=Printed(sign=descent, without=p)": "fedaghn-granularity=model-ablation=without-p",
+    "fedaghn-tuning=Printed(sign=descent, shared=True)": "fedaghn-ablation=shared",
+    "fedaghn-tuning=Printed(sign=descent, without=q)": "fedaghn-ablation=without-q",
+    "fedaghn-tuning=Printed(sign=descent, without=p-q)": "fedaghn-ablation=without-p-q",
+    "pfedgat-graph=Attention(heads=3, width=2, slope=0.1)-lr=0.1": "pfedgat-heads=3-width=2-slope=0.1-lr=0.1",
+    "pfedgat-graph=Projected()-feedback=train": "pfedgat-graph=projected-feedback=train",
+    "pfedgat-graph=Logits()": "pfedgat-graph=logits-memory=0.5",
+    "pfedgat-graph=Attention(heads=2, width=3, features=Sketch(size=5))": "pfedgat-features=sketch-feature_size=5",
+    "pfedgat-graph=Attention(heads=2, width=3, features=Update())-channel=Delta()-feedback=train": (
+        "pfedgat-features=delta-channel=delta-feedback=train"
+    ),
+    "pfedgat-channel=Sketch(size=8)": "pfedgat-channel=sketch-sketch=8",
+    "pfedgat-channel=Spsa(probes=2, radius=0.1)": "pfedgat-channel=spsa-probes=2-radius=0.1",
+    "pfedgat-graph=Attention(heads=2, width=3, neighbours=1, memory=0.5)": "pfedgat-neighbours=1",
+}
+
 
 def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     """Name and models, [N, d], of every case; equal cells of different tables come once."""
@@ -43,10 +62,8 @@ def cases() -> Iterator[tuple[str, Callable[[], torch.Tensor]]]:
     for name, variant in [*((name, {}) for name in variants.METHODS), *variants.CASES]:
         for executor in EXECUTORS:
             method = variants.METHODS[name](**{**variants.BASE.get(name, {}), **variant})
-            yield (
-                f"{variants.told((name, variant))} {executor}",
-                partial(tried, method, variants.federation(), executor),
-            )
+            case = variants.told((name, variant))
+            yield f"{RENAMED.get(case, case)} {executor}", partial(tried, method, variants.federation(), executor)
 
     folder, seen = Path(os.environ["KINFED_DATA"]), set[str]()
     for name in published_table.tables():

@@ -123,10 +123,10 @@ VARIANTS = {
     "pfedgat": [
         {"graph": Attention(heads=3, width=2, slope=0.1), "lr": 0.1},
         {"graph": Projected(), "feedback": "train"},
-        {"graph": Logits(), "feedback": "test"},
+        {"graph": Logits()},
         {"graph": DynamicAttention(heads=2, width=3)},
         {"graph": replace(SMALL, features=Sketched(5))},
-        {"graph": replace(SMALL, features=Head())},
+        {"graph": replace(SMALL, features=Head()), "feedback": "test"},
         {"graph": replace(SMALL, features=Update()), "channel": Delta(), "feedback": "train"},
         {"channel": Sketch(8)},
         {"channel": Spsa(probes=2, radius=0.1)},
@@ -138,7 +138,16 @@ CASES = [(name, variant) for name, variants in VARIANTS.items() for variant in v
 
 
 def told(case):
-    return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
+    return "-".join([case[0], *(f"{k}={short(v)}" for k, v in case[1].items())])
+
+
+def short(value):
+    """A setting in words, a part with what differs from its defaults alone."""
+    if not is_dataclass(value):
+        return str(value)
+    changed = {f.name: getattr(value, f.name) for f in fields(value)}
+    changed = {k: v for k, v in changed.items() if v != getattr(type(value), k, MISSING)}
+    return f"{type(value).__name__}({', '.join(f'{k}={short(v)}' for k, v in changed.items())})"
 
 
 each_case = pytest.mark.parametrize(("name", "variant"), [pytest.param(*case, id=told(case)) for case in CASES])

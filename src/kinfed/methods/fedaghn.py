@@ -42,6 +42,7 @@ class FedAGHN(GraphMethod):
     the opposite, which `kinfed.papers.fedaghn.ablations` has.
     """
 
+    # Running statistics are "local" to a client, or "averaged" as all else; "personal": norm layers' weights are, too.
     bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
     home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
     sharpness: float = 0.5  # q at the start: how much more it listens to those whose updates are like its own
