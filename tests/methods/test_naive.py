@@ -257,7 +257,7 @@ def test_pfedgat(settings, share, rounds):
 
 AGHNS = [
     {"feedback": "test"},
-    {"feedback": "train", "tuning": Printed()},
+    {"feedback": "train", "tuning": ablations.Printed()},
     {"feedback": "train", "tuning": ablations.Printed("descent", shared=True)},
     {"feedback": "test", "tuning": ablations.Printed("descent", without="p")},
     {"feedback": "train", "tuning": ablations.Printed("descent", without="q")},
@@ -324,7 +324,7 @@ def test_fedaghn(settings, share, rounds):
             if shared:
                 by_p, by_q = np.full(2, by_p.sum()), np.full(2, by_q.sum())
             slopes[i] = by_p, by_q
-        sign = -1.0 if method.tuning == Printed() else 1.0
+        sign = -1.0 if method.tuning == ablations.Printed() else 1.0
         for i in cohort:
             own[i], change[i] = trained[i], moved[i]
             if not alone:
