@@ -665,7 +665,7 @@ def test_origin(roster):
     ids=str,
 )
 def test_refuses(kind, wrong):
-    with pytest.raises(UsageError, match=f"{next(iter(wrong))}"):
+    with pytest.raises(UsageError, match=f"{kind.__name__}.{next(iter(wrong))} must be"):
         kind(**wrong)
 
 

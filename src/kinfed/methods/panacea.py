@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser
+from ..core.settings import Count, NonNegative, Positive
 from ..core.trees import PerClient
 from ..errors import UsageError
 from .parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
@@ -34,23 +35,15 @@ class Panacea(Hypernetwork):
     that with `encoder=MLP()`.
     """
 
-    embedding: int = 100  # m: numbers in a client's embedding
+    embedding: Count = 100  # m: numbers in a client's embedding
     encoder: GCN | MLP = GCN()  # embeddings to embeddings that know their neighbourhood
     decoder: FullHeads | ChunkedHeads = FullHeads()  # M: those to models
     residual: bool = True  # what is written is added to the common initial model
-    steps: int = 10  # K_s: of the server in a round
+    steps: Count = 10  # K_s: of the server in a round
     optimiser: SGD | Adam | Optimiser = SGD(0.1)  # of the server; its lr is alpha
-    clip: float = 50.0  # norm of the server's gradient; a longer one is shortened
-    reconstruction: float = 0.1  # lambda_d: weight of L_d
+    clip: Positive = 50.0  # norm of the server's gradient; a longer one is shortened
+    reconstruction: NonNegative = 0.1  # lambda_d: weight of L_d
     origin = "given"
-
-    def __post_init__(self):
-        if self.embedding < 1 or self.steps < 1:
-            raise UsageError(f"panacea: embedding and steps must be at least 1; got {self.embedding} and {self.steps}")
-        if not 0 < self.clip < float("inf"):
-            raise UsageError(f"panacea: clip must be finite and positive; got {self.clip}")
-        if not 0 <= self.reconstruction < float("inf"):
-            raise UsageError(f"panacea: reconstruction must be finite and zero or more; got {self.reconstruction}")
 
     def start(self, roster):
         self.check_written(roster.layout)

@@ -1,15 +1,15 @@
 """pFedHN: a hypernetwork writes each client's model from an embedding of the client (Shamsian et al., 2021)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser
+from ..core.settings import Count, In, Positive
 from ..core.trees import PerClient, Shared
-from ..errors import UsageError
 from .parts.hypernetwork import Hypernetwork, Server, check_size, draw_layers, perceptron, step
 
 
@@ -30,24 +30,14 @@ class PFedHN(Hypernetwork):
     of ascent; its code descends.)
     """
 
-    embedding: int | None = None  # m, numbers in a client's embedding; None: 1 + N / 4
-    hidden: int = 100  # width of the layers
-    layers: int = 3  # layers after the first one, which make features out of its outputs
+    embedding: Count | None = None  # m, numbers in a client's embedding; None: 1 + N / 4
+    hidden: Count = 100  # width of the layers
+    layers: Count = 3  # layers after the first one, which make features out of its outputs
     optimiser: SGD | Adam | Optimiser = SGD(0.01, momentum=0.9, weight_decay=0.001)  # of the server
-    clip: float = 50.0  # norm of the server's gradient; a longer one is shortened
-    client_clip: float = 50.0  # norm of a client's gradient in each local step; inf: any
-    memory: float = 4.0  # GiB that network, gradient and optimiser may take; more is refused before it is made
+    clip: Positive = 50.0  # norm of the server's gradient; a longer one is shortened
+    client_clip: Annotated[float, In("(0, inf]")] = 50.0  # norm of a client's gradient in each local step; inf: any
+    memory: Positive = 4.0  # GiB that network, gradient and optimiser may take; more is refused before it is made
     origin = "given"
-
-    def __post_init__(self):
-        size = 1 if self.embedding is None else self.embedding
-        if min(self.hidden, self.layers, size) < 1 or not min(self.clip, self.client_clip) > 0:
-            raise UsageError(
-                "pfedhn: embedding, hidden and layers must be at least 1, clip and client_clip positive; "
-                f"got {self.embedding}, {self.hidden}, {self.layers}, {self.clip} and {self.client_clip}"
-            )
-        if not self.memory > 0:
-            raise UsageError(f"pfedhn: memory is in GiB and positive; got {self.memory}")
 
     def start(self, roster):
         self.check_written(roster.layout)

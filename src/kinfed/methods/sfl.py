@@ -7,9 +7,9 @@ import torch
 
 from ..core.client import towards
 from ..core.method import Method, Params, SharedParams
+from ..core.settings import CountOrZero, NonNegative, Share
 from ..core.tables import put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
-from ..errors import UsageError
 from ..ops.mixing import mix, power
 from .parts.graph_learning import QP, Known, Similarity
 
@@ -39,21 +39,11 @@ class SFL(Method):
     in the first round. With a `structure` that is learned this is SFL*. Released code: steps=3, begin="shared", pull=0.
     """
 
-    steps: int = 1  # m: how many times models are averaged with their neighbours'
-    rho: float = 1.0  # share of the propagated model in u
-    pull: float = 0.3  # lambda: how strongly local training is drawn towards w and towards u
+    steps: CountOrZero = 1  # m: how many times models are averaged with their neighbours'
+    rho: Share = 1.0  # share of the propagated model in u
+    pull: NonNegative = 0.3  # lambda: how strongly local training is drawn towards w and towards u
     begin: Literal["own", "mixed", "shared"] = "own"  # where local training starts: v, u or w
     structure: Known | Similarity | QP = Known()  # the graph: known, or learned from the models
-
-    def __post_init__(self):
-        if self.steps < 0:
-            raise UsageError(f"sfl: steps must be zero or more; got {self.steps}")
-        if not 0 <= self.rho <= 1:
-            raise UsageError(f"sfl: rho is a share, in [0, 1]; got {self.rho}")
-        if not 0 <= self.pull < float("inf"):
-            raise UsageError(f"sfl: pull must be finite and zero or more; got {self.pull}")
-        if self.begin not in ("own", "mixed", "shared"):
-            raise UsageError(f"sfl: begin must be own, mixed or shared; got '{self.begin}'")
 
     def origin_of(self, roster):
         return self.structure.origin_of(roster)

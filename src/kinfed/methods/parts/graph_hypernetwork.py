@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...core.method import Roster
-from ...errors import UsageError
+from ...core.settings import Count, Settings
 from .hypernetwork import Dense, draw_layers
 
 ALL_PAIRS = 512  # most clients among whom the link loss looks at every pair
@@ -16,16 +16,12 @@ PAIRS = 8192  # that it looks at in each step otherwise
 
 
 @dataclass(frozen=True)
-class MLP:
+class MLP(Settings):
     """No graph: layers for each client by itself (Panacea-MLP)."""
 
-    layers: int = 3  # L
-    hidden: int = 100  # e, the width of each
+    layers: Count = 3  # L
+    hidden: Count = 100  # e, the width of each
     needs_graph: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.hidden) < 1:
-            raise UsageError(f"panacea: layers and hidden must be at least 1; got {self.layers} and {self.hidden}")
 
     def draw(self, size: int, draw: torch.Generator, like: Tensor) -> Dense:
         """W_1, ..., W_L for embeddings of this size."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from ...core.graph import Origin
 from ...core.method import Roster
 from ...core.seeding import key
+from ...core.settings import Count, CountOrZero, Positive, Settings, Share
 from ...core.trees import Tree
 from ...errors import UsageError
 from ...ops.similarity import gram, in_medians
@@ -16,7 +17,7 @@ from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
 
 
 @dataclass(frozen=True)
-class Known:
+class Known(Settings):
     """The graph is known and stays. `server` is the state of SFL, of which any part may be used."""
 
     def origin_of(self, roster: Roster) -> Origin:
@@ -45,23 +46,16 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Similarity:
+class Similarity(Settings):
     r"""Learned: $A \leftarrow (1 - \beta) A + \beta S$ with $S_{ij} = e^{-d_{ij}^2 / 2 \sigma^2}$ of the nearest K.
 
     d_ij is the distance of two clients' models, sigma^2 the median of its square over pairs; rows are divided by their
     sums. Where no graph is known, A starts complete, and a client's first row is S alone.
     """
 
-    neighbours: int = 30  # K: most links of a client, itself included
-    beta: float = 0.05  # share of what was found in the next graph
-    sketch: int = 0  # numbers in a sketch that stands for a model in comparisons; 0: the models themselves
-
-    def __post_init__(self) -> None:
-        if self.neighbours < 1 or self.sketch < 0 or not 0 <= self.beta <= 1:
-            raise UsageError(
-                "sfl: neighbours must be at least 1, sketch zero or more, and beta a share, in [0, 1]; "
-                f"got neighbours={self.neighbours}, sketch={self.sketch} and beta={self.beta}"
-            )
+    neighbours: Count = 30  # K: most links of a client, itself included
+    beta: Share = 0.05  # share of what was found in the next graph
+    sketch: CountOrZero = 0  # numbers in a sketch that stands for a model in comparisons; 0: the models themselves
 
     def origin_of(self, roster: Roster) -> Origin:
         return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
@@ -115,12 +109,7 @@ class QP(Similarity):
     $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - S_i\|^2$.
     """
 
-    gamma: float = 1.0  # how much weights cost that similarity would not give
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.gamma < float("inf"):
-            raise UsageError(f"sfl: gamma must be finite and positive; got {self.gamma}")
+    gamma: Positive = 1.0  # how much weights cost that similarity would not give
 
     def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)

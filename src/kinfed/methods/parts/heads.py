@@ -1,15 +1,15 @@
 """Decoders of a graph hypernetwork, which write models from embeddings of clients."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.layout import Layout
 from ...core.optimiser import Optimiser
+from ...core.settings import Count, In, Positive, Settings
 from ...core.trees import Shared
-from ...errors import UsageError
 from .hypernetwork import Dense, check_size, draw_layers, perceptron
 
 
@@ -22,18 +22,12 @@ class Heads(NamedTuple):
 
 
 @dataclass(frozen=True)
-class FullHeads:
+class FullHeads(Settings):
     """An MLP whose last layer is one linear head a tensor, side by side."""
 
-    layers: int = 3  # heads included
-    hidden: int = 100  # width of the layers below
-    memory: float = 4.0  # GiB that heads, gradient and optimiser may take; more is refused before it is made
-
-    def __post_init__(self) -> None:
-        if min(self.layers, self.hidden) < 1:
-            raise UsageError(f"panacea: layers and hidden must be at least 1; got {self.layers} and {self.hidden}")
-        if not self.memory > 0:
-            raise UsageError(f"panacea: memory is in GiB and positive; got {self.memory}")
+    layers: Count = 3  # heads included
+    hidden: Count = 100  # width of the layers below
+    memory: Positive = 4.0  # GiB that heads, gradient and optimiser may take; more is refused before it is made
 
     def draw(self, size: int, optimiser: Optimiser, draw: torch.Generator, theta: Tensor) -> Heads:
         """New heads for embeddings of this size and models of the size of theta: [d]."""
@@ -77,15 +71,9 @@ class FullHeads:
 class ChunkedHeads(FullHeads):
     """One MLP for all chunks of a model, which is also told an embedding of the chunk: for models with many tensors."""
 
-    chunk: int = 4096  # numbers in a chunk
-    code: int = 100  # m, numbers in the embedding of a chunk
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.chunk, self.code) < 1:
-            raise UsageError(f"panacea: chunk and code must be at least 1; got {self.chunk} and {self.code}")
-        if self.layers < 2:
-            raise UsageError("panacea: chunked heads need layers=2 or more, or all chunks would be alike")
+    layers: Annotated[int, In("[2, inf)")] = 3  # of one alone all chunks would be alike
+    chunk: Count = 4096  # numbers in a chunk
+    code: Count = 100  # m, numbers in the embedding of a chunk
 
     def draw(self, size: int, optimiser: Optimiser, draw: torch.Generator, theta: Tensor) -> Heads:
         layers = self._layers(size + self.code, min(self.chunk, len(theta)), optimiser, draw, theta)
