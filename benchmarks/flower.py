@@ -83,13 +83,13 @@ def count_bytes():
         )
         print(lines[-1], flush=True)
     head = (
-        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, everyone takes part. "
-        "Counted over the whole run, so the models that judge the last round are in it as one round's share more: "
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, all take part. "
+        "Counted over the whole run, including the models sent to evaluate the last round, one round's share more: "
         f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"
         "| --- | --- | --- | --- | --- | --- | --- |\n"
     )
-    write("bytes", "Bytes a client and round", "benchmarks/flower.py bytes", head + "\n".join(lines))
+    write("bytes", "Bytes per client and round", "benchmarks/flower.py bytes", head + "\n".join(lines))
 
 
 def time_rounds(nodes, rounds):
@@ -110,12 +110,12 @@ def time_rounds(nodes, rounds):
     print("\n".join(lines))
     head = (
         f"{environment()} SuperLink and {nodes} SuperNodes on this one machine, over TLS with keys; {rounds} rounds "
-        "each, the first left out. An empty app's round is one message without content to every node and back. What "
-        "Flower itself takes is the floor: nodes ask for messages every 3 seconds, and every message starts a fresh "
-        "Python, which for kinfed loads PyTorch.\n\n"
+        "each, without the first. An empty app's round is one message without content to every node and back. The "
+        "time of Flower itself is the floor: nodes ask for messages every 3 seconds, and every message starts a new "
+        "Python process, which for kinfed loads PyTorch.\n\n"
         "| | seconds, median | least to most | of the empty app's |\n| --- | --- | --- | --- |\n"
     )
-    write("seconds", "Seconds a round", f"benchmarks/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
+    write("seconds", "Seconds per round", f"benchmarks/flower.py seconds --nodes {nodes}", head + "\n".join(lines))
 
 
 def write(part, title, command, text):

@@ -134,12 +134,12 @@ CASES = {  # what strikes, or what a site does by itself, and how that reads
     "node killed": (node_killed, "", node_killed.__doc__),
     "SuperLink killed": (link_killed, "", link_killed.__doc__),
     "server app killed": (app_killed, "", app_killed.__doc__),
-    "late": (None, "late", f"A site answers {LATE:.0f} s late, when the deadline is over"),
-    "twice": (None, "twice", "A site's node sends every answer a second time"),
+    "late": (None, "late", f"A site replies {LATE:.0f} s late, after the deadline"),
+    "twice": (None, "twice", "A site's node sends every reply a second time"),
     "NaN": (None, "nan", "A site's upload is NaN"),
     "wrong shape": (None, "shape", "One number of an upload is missing"),
-    "huge norm": (None, "norm", "An upload is a million times as long"),
-    "wrong layout": (None, "layout", "A site has a model of other layers"),
+    "huge norm": (None, "norm", "An upload is a million times too large"),
+    "wrong layout": (None, "layout", "A site's model has other layers"),
     "garbage": (None, "garbage", "The bytes of an upload are random"),
     "disk full": (None, "disk", "A site cannot write what it has trained"),
 }
@@ -324,13 +324,13 @@ class Results:
             f"--jobs {self.jobs}`.\n\n"
             f"{environment()} SuperLink and {SITES} SuperNodes on this one machine, over TLS, {self.jobs} such "
             f"federations at a time; FedAGHN, up to {self.faults} faults of a kind one after another, at one site. "
-            "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Answers "
-            "left out* are uploads that a round went on without, all runs together. *Models lost* are sites that ended "
-            "without one, *wrong* those whose private state at the end is not that of a simulation in which the "
-            "clients that were left out did not take part in those rounds. *Seconds* run from the end of the round "
-            "before the fault to that of the next one in which all sites take part: two rounds, if nothing is waited "
-            "for.\n\n"
-            "| fault | faults | runs | failed | rounds lost | answers left out | models lost | wrong | seconds, median "
+            "*Failed* are runs that did not finish. *Rounds lost* were complete and had to be trained again. *Replies "
+            "left out* are uploads without which a round continued, over all runs. *Models lost* are sites that ended "
+            "without one, *wrong* those whose final private state differs from that of a simulation in which the "
+            "clients that were left out did not take part in those rounds. *Seconds* are counted from the end of the "
+            "round before the fault to the end of the next round in which all sites take part: two rounds, if there is "
+            "nothing to wait for.\n\n"
+            "| fault | faults | runs | failed | rounds lost | replies left out | models lost | wrong | seconds, median "
             "| most |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n" + "\n".join(rows) + "\n"
         )
 

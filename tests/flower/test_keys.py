@@ -136,7 +136,7 @@ def test_nothing_is_signed_by_an_authority_that_is_about_to_end(tmp_path, today,
     before = (tmp_path / "server.crt").read_bytes()
     today(days)
     with pytest.raises(
-        UsageError, match=r"the authority .*ca\.crt ends on 20..-..-.., and all that it signs; for a new"
+        UsageError, match=r"the authority .*ca\.crt expires on 20..-..-.., with all that it signs; to make a new"
     ):
         keys.make(tmp_path, ["hub"], [])
     assert (tmp_path / "server.crt").read_bytes() == before
@@ -163,10 +163,10 @@ def test_a_month_ahead_of_its_end_a_certificate_is_warned_of(tmp_path, today):
     assert keys.endings(tmp_path) == keys.endings(site) == []
     today(2 * 365 - 29)
     (line,) = keys.endings(tmp_path)
-    assert re.match(rf"CAUTION: {tmp_path}/server\.crt ends on 20..-..-.., .* kinfed flower keys DIR --host NAME", line)
+    assert re.match(rf"CAUTION: {tmp_path}/server\.crt expires on 20..-..-.., .* kinfed flower keys DIR --host NAME", line)
     assert keys.endings(site) == []
     today(20 * 365 + 1)
-    assert [re.search(r"(\w+\.crt) ended", line)[1] for line in keys.endings(tmp_path)] == ["ca.crt", "server.crt"]
+    assert [re.search(r"(\w+\.crt) expired", line)[1] for line in keys.endings(tmp_path)] == ["ca.crt", "server.crt"]
     (line,) = keys.endings(site)
     assert line.endswith("ask the server's operator for the new ca.crt")
 

@@ -1,15 +1,15 @@
-"""Gate: Flower's programs, started with the doors closed that Flower leaves open.
+"""Flower's programs, started with the interfaces closed that Flower leaves open.
 
 `python gate.py PROGRAM ARGUMENT ...` is PROGRAM of Flower, and so is every program of Flower that it starts, but
 
-- its web server answers nobody who does not know a secret, which kinfed's own processes on this machine pass on in
-  their environment; others reach /health and, at the server, the calls that sites make, each with a signature of its
-  own by a key that was let in, checked before anything of the body is read;
-- a site's node runs no program but the one that is installed with kinfed;
-- whatever it makes is readable by its owner alone.
+- its web server answers only callers that know a secret, which kinfed's own processes on this machine pass on in
+  their environment; others reach /health and, at the server, the calls that sites make, each with its own signature by
+  a registered key, checked before any of the body is read;
+- a site's node runs no program other than the one installed with kinfed;
+- only the owner can read the files that it creates.
 
-This wraps Flower's inside, so nothing starts with a version that kinfed's tests have not run with. The file is run as a
-script, and imports nothing of kinfed, whose import would cost each of Flower's processes seconds and memory.
+This patches Flower's internals, so nothing starts with a version that kinfed's tests have not run with. The file is run
+as a script, and imports nothing of kinfed, whose import would cost each of Flower's processes seconds and memory.
 """
 
 import asyncio
@@ -74,7 +74,7 @@ def command(program: str, *arguments: str) -> list[str]:
 
 
 class Verdict(NamedTuple):
-    """What becomes of a call: 0 if it passes, otherwise the HTTP status of its refusal and why."""
+    """What happens to a call: 0 if it passes, otherwise the HTTP status of its refusal, and why."""
 
     status: int
     why: str = ""
@@ -84,10 +84,10 @@ PASS = Verdict(0)
 
 
 class Doorman:
-    """Decides by a call's head alone who passes.
+    """Decides by a call's head alone whether it passes.
 
-    `secret`: who knows it may call anything. `known`: whether a public key was let in; None if no keys are asked for.
-    `sites`: whether sites call here.
+    `secret`: callers that know it may call anything. `known`: whether a public key is registered; None if no keys are
+    required. `sites`: whether sites call here.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Doorman:
 
 
 def _only(headers: Headers, name: bytes) -> bytes | None:
-    """The header of a name; None also if there are several, of which others might take another."""
+    """The header of a name; None also if there are several, of which another reader might take another."""
     found = [value for key, value in headers if key == name]
     return found[0] if len(found) == 1 else None
 
@@ -175,7 +175,7 @@ def _signer(headers: Headers, now: datetime.datetime) -> tuple[bytes, str]:
 
 
 class Gate:
-    """A web application in front of another, which asks the doorman about every call."""
+    """A web application in front of another, which has the doorman judge every call."""
 
     def __init__(self, app: Any, doorman: Doorman) -> None:
         self._app, self._doorman = app, doorman
@@ -198,7 +198,7 @@ class Gate:
         return None
 
     def _log(self, scope: Any, path: bytes, why: str) -> None:
-        """Say what was refused, once a minute: strangers do not fill the disk."""
+        """Log what was refused, once a minute, so that strangers cannot fill the disk."""
         self._refused += 1
         if time.monotonic() - self._told >= 60:
             who, call = (scope["client"] or ("nobody",))[0], f"{scope['method']} {path!r:.80}"
@@ -207,12 +207,12 @@ class Gate:
 
 
 def _in_time(receive: Any) -> Any:
-    """What receives a body of which the next piece must come before long."""
+    """A receiver that gives up if the next piece of a body does not come in time."""
     more = True
 
     async def piece() -> Any:
         nonlocal more
-        if not more:  # from now on it tells whether the caller has gone
+        if not more:  # from now on it reports whether the caller has gone
             return await receive()
         try:
             message = await asyncio.wait_for(receive(), PATIENCE)
@@ -233,7 +233,7 @@ def bundle(config: dict[str, str]) -> dict[str, Any]:
 
 
 def foreign(run: Any, fab: Any) -> str:
-    """What shows that a run of Flower's, with this bundle, is not of kinfed's own program; empty if nothing does."""
+    """Why a run of Flower's, with this bundle, is not one of kinfed's own program; empty if it is."""
     try:
         with zipfile.ZipFile(io.BytesIO(fab.content)) as file:
             names = sorted(file.namelist())
@@ -279,7 +279,7 @@ def _guard(secret: str, sites: bool) -> None:
     from uvicorn.protocols.http.h11_impl import H11Protocol  # the other one takes heads of any length
 
     class Hurried(H11Protocol):
-        """Hangs up on who neither calls nor waits for an answer."""
+        """Hangs up on clients that neither call nor wait for an answer."""
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -313,7 +313,7 @@ def _guard(secret: str, sites: bool) -> None:
 
 
 def _tell(secret: str) -> None:
-    """Tell the secret with every call that this process makes, and go nowhere else with it."""
+    """Send the secret with every call that this process makes, and follow no redirect with it."""
     from flwr.supercore.protobuf.client import ProtobufClient
 
     real = ProtobufClient.__init__
@@ -327,7 +327,7 @@ def _tell(secret: str) -> None:
 
 
 def _run_own_program_alone() -> None:
-    """Have this node refuse runs of programs other than kinfed's own, and tell the server so."""
+    """Have this node refuse programs other than kinfed's own, and report each refusal to the server."""
     from flwr.app import Error, Message
     from flwr.common.constant import ErrorCode
     from flwr.supercore.protobuf.client import ProtobufClient
@@ -369,7 +369,7 @@ def _run_own_program_alone() -> None:
 
 
 def _start_through_gate() -> None:
-    """Start the programs of Flower that this process starts through this file, too."""
+    """Start the programs of Flower that this process starts through this file as well."""
     real = subprocess.Popen.__init__
 
     def start(self: Any, args: Any, *others: Any, **how: Any) -> None:

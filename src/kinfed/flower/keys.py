@@ -1,4 +1,4 @@
-"""Keys: a certificate authority, the server's certificate, and one key pair a site."""
+"""A federation's keys: a certificate authority, the server's certificate, and a key pair for each site."""
 
 import datetime
 import ipaddress
@@ -19,27 +19,27 @@ from ..errors import UsageError
 from ..files import replacing
 from .nodes import NAME
 
-AUTHORITY, SERVER = 20, 2  # years that certificates are good for: sites have to be given a new authority's by hand
-SOON = datetime.timedelta(days=30)  # before its end, a certificate is warned of
+AUTHORITY, SERVER = 20, 2  # years that certificates are valid: a new authority's must be given to each site by hand
+SOON = datetime.timedelta(days=30)  # how long before its end there are warnings about a certificate
 YEAR = datetime.timedelta(days=365)
 LOOPBACK = ("localhost", "127.0.0.1")
 _RENEW_SERVER = "renew it: kinfed flower keys DIR --host NAME, then kinfed flower down and up"
-_RENEW_CA = "for a new one move ca.crt and ca.key away and run kinfed flower keys DIR; see docs/deploy.md on renewal"
+_RENEW_CA = "to make a new one, move ca.crt and ca.key away and run kinfed flower keys DIR; see docs/deploy.md"
 _ASK_FOR_CA = "ask the server's operator for the new ca.crt"
 _Names = x509.SubjectAlternativeName
 
 
 def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:
-    """Make what is missing of a federation's keys and return the folders to hand to new sites.
+    """Make what is missing of a federation's keys, and return the folders to hand to new sites.
 
-    `hosts` are the names and addresses at which sites reach the server; if given, its certificate is made anew. The
-    authority and the keys of sites are never replaced; where the authority is missing, the server's certificate is made
-    anew with it, by default for the names that it had, and the copies of ca.crt among the sites' keys with them. Raises
-    UsageError for names that cannot be used, and for an authority that is about to end.
+    `hosts` are the names and addresses by which sites reach the server; if given, its certificate is replaced. The
+    authority and the keys of sites are never replaced; if the authority is missing, a new one is made, and the server's
+    certificate, by default for the same names, and the copies of ca.crt in the sites' folders are replaced with it.
+    Raises UsageError for names that cannot be used, and for an authority that is about to expire.
     """
     for client in clients:
         if not re.fullmatch(NAME, client):
-            raise UsageError(f"a site is named by letters, digits, '.', '_' and '-'; got '{client}'")
+            raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     named = [_name(host) for host in dict.fromkeys([*LOOPBACK, *hosts])]
     certify = bool(hosts) or not (folder / "server.crt").exists()
@@ -50,17 +50,17 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
         for old in folder.glob("sites/*/ca.crt"):
             _write(old, (folder / "ca.crt").read_bytes())
     elif certify and not (folder / "ca.key").exists():
-        raise UsageError(f"{folder} has the authority's ca.crt without its ca.key, which must sign the certificate")
+        raise UsageError(f"{folder} has the authority's ca.crt but not its ca.key, which must sign the certificate")
     elif certify and (end := _read(folder / "ca.crt").not_valid_after_utc) < _now() + SOON:
         raise UsageError(
-            f"the authority {folder / 'ca.crt'} ends on {end:%Y-%m-%d}, and all that it signs; {_RENEW_CA}"
+            f"the authority {folder / 'ca.crt'} expires on {end:%Y-%m-%d}, with all that it signs; {_RENEW_CA}"
         )
     if certify:
         _certify_server(folder, named)
     made = []
     for client in clients:
         site = folder / "sites" / client
-        if (site / "key.pub").exists():  # made here, or at the site, which then sends the public half alone
+        if (site / "key.pub").exists():  # made here, or at the site, which then sends only the public half
             continue
         site.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Flower takes NIST curves only.
@@ -76,45 +76,45 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
 
 
 def members(folder: Path, complain: Callable[[str], object] = lambda why: None) -> dict[bytes, str]:
-    """The public keys in a federation's keys, in the form in which Flower keeps them, and the sites that they are of.
+    """The public keys in a federation's keys, in the form in which Flower stores them, and the site of each.
 
     Files that cannot be such a key are left out, and complained about.
     """
-    found: dict[bytes, str] = {}
+    keys: dict[bytes, str] = {}
     for path in sorted(folder.glob("sites/*/key.pub")):
         site = path.parent.name
         try:
             key = serialization.load_ssh_public_key(path.read_bytes())
         except (ValueError, OSError, UnsupportedAlgorithm) as problem:
-            complain(f"{path} holds no public key, so {site} is not let in: {problem}")
+            complain(f"{path} is not a public key, so {site} is not admitted: {problem}")
             continue
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            complain(f"{path}: Flower takes keys as ssh-keygen -t ecdsa -b 384 makes them, so {site} is not let in")
+            complain(f"{path}: Flower accepts only keys such as ssh-keygen -t ecdsa -b 384 makes, so {site} is not admitted")
             continue
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         public = key.public_bytes(serialization.Encoding.PEM, form)
-        if public in found:
-            complain(f"{path} is the key of {found[public]} too, so {site} is not let in; give every site its own")
+        if public in keys:
+            complain(f"{path} is also the key of {keys[public]}, so {site} is not admitted; give every site its own")
             continue
-        found[public] = site
-    return found
+        keys[public] = site
+    return keys
 
 
 def endings(folder: Path) -> list[str]:
-    """What to say of the certificates in the server's folder or a site's that are about to end, or have ended."""
-    said = []
+    """Warnings about the certificates in the server's folder, or a site's, that are about to expire or have expired."""
+    warnings = []
     at_server = (folder / "server.crt").exists()
     fixes = {"ca.crt": _RENEW_CA if at_server else _ASK_FOR_CA, "server.crt": _RENEW_SERVER}
     for path in (folder / name for name in fixes if (folder / name).exists()):
         end = _read(path).not_valid_after_utc
         if end < _now() + SOON:
-            verb = "ended" if end < _now() else "ends"
-            said.append(f"CAUTION: {path} {verb} on {end:%Y-%m-%d}, and nobody can connect after; {fixes[path.name]}")
-    return said
+            verb = "expired" if end < _now() else "expires"
+            warnings.append(f"CAUTION: {path} {verb} on {end:%Y-%m-%d}; nobody can connect after that; {fixes[path.name]}")
+    return warnings
 
 
 def is_shown(certificate: Path, address: str) -> bool:
-    """Whether the server at HOST:PORT shows that certificate."""
+    """Whether the server at HOST:PORT uses that certificate."""
     host, _, port = address.rpartition(":")
     shown = ssl.get_server_certificate((host.strip("[]"), int(port)), timeout=10)
     return x509.load_pem_x509_certificate(shown.encode()) == _read(certificate)
@@ -170,7 +170,7 @@ def _read(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except ValueError:
-        raise UsageError(f"{path} is not a certificate; it is one that kinfed flower keys made") from None
+        raise UsageError(f"{path} is not a certificate; expected one that kinfed flower keys made") from None
 
 
 def _now() -> datetime.datetime:
@@ -183,7 +183,7 @@ def _name(host: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
-        raise UsageError(f"'{host}' is neither a host's name nor its address; leave out http:// and the port")
+        raise UsageError(f"'{host}' is neither the name nor the address of a host; leave out http:// and the port")
     return x509.DNSName(host)
 
 

@@ -1,7 +1,7 @@
-"""Registry: whose keys a SuperLink lets in, read from Flower's own database, where a key can also be forgotten.
+"""Whose keys a SuperLink admits, read from Flower's own database, where a key can also be forgotten.
 
-Flower's commands name no node, and a key that was unregistered once they refuse ever after: its row stays, and keys are
-unique. Without that row, which only nodes that are out have, the key is as if it had never been there.
+Flower's commands do not list nodes by key, and they refuse a key for ever once it was unregistered: its row stays, and
+keys are unique. Without that row, which only unregistered nodes have, the key is as if it had never been registered.
 """
 
 import sqlite3
@@ -19,18 +19,18 @@ class Entry(NamedTuple):
 
     node: int
     name: str  # under which it was registered
-    is_in: bool
+    is_in: bool  # whether it is registered now
 
 
 def entries(database: Path) -> dict[bytes, Entry]:
-    """What Flower knows of each public key."""
+    """What Flower knows about each public key."""
     rows = _ask(database, "SELECT public_key, node_id, name, status FROM node")
     # SQLite's whole numbers have a sign, nodes' numbers have none.
     return {key: Entry(node % 2**64, name or "", status != OUT) for key, node, name, status in rows}
 
 
 def forget(database: Path, key: bytes) -> None:
-    """Let a key that is out be registered again."""
+    """Let an unregistered key be registered again."""
     _ask(database, "DELETE FROM node WHERE public_key = ? AND status = ?", key, OUT)
 
 
