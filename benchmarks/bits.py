@@ -52,6 +52,13 @@ RENAMED = {  # what a case was called before its settings became parts
     "pfedgat-channel=Sketch(size=8)": "pfedgat-channel=sketch-sketch=8",
     "pfedgat-channel=Spsa(probes=2, radius=0.1)": "pfedgat-channel=spsa-probes=2-radius=0.1",
     "pfedgat-graph=Attention(heads=2, width=3, neighbours=1, memory=0.5)": "pfedgat-neighbours=1",
+    "pfedhn-optimiser=SGD(lr=0.1)": "pfedhn-lr=0.1-momentum=0.0-weight_decay=0.0",
+    "panacea-embedding=4-encoder=GCN(layers=1, hidden=6)-decoder=FullHeads(layers=2, hidden=6, memory=1.0)": (
+        "panacea-embedding=4-hidden=6-encoder_layers=1-decoder_layers=2"
+    ),
+    "panacea-encoder=MLP(hidden=5)-reconstruction=0.0": "panacea-aggregation=none-reconstruction=0.0",
+    "panacea-optimiser=Adam(lr=0.05)": "panacea-lr=0.05-optimiser=adam",
+    "panacea-decoder=ChunkedHeads(hidden=5, memory=0.1, chunk=6, code=3)": "panacea-heads=chunked-chunk=6-memory=0.1",
 }
 
 

@@ -163,7 +163,9 @@ def test_a_month_ahead_of_its_end_a_certificate_is_warned_of(tmp_path, today):
     assert keys.endings(tmp_path) == keys.endings(site) == []
     today(2 * 365 - 29)
     (line,) = keys.endings(tmp_path)
-    assert re.match(rf"CAUTION: {tmp_path}/server\.crt expires on 20..-..-.., .* kinfed flower keys DIR --host NAME", line)
+    assert re.match(
+        rf"CAUTION: {tmp_path}/server\.crt expires on 20..-..-.., .* kinfed flower keys DIR --host NAME", line
+    )
     assert keys.endings(site) == []
     today(20 * 365 + 1)
     assert [re.search(r"(\w+\.crt) expired", line)[1] for line in keys.endings(tmp_path)] == ["ca.crt", "server.crt"]

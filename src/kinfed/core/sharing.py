@@ -332,3 +332,22 @@ class _PartModel:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._client.undivided.model(self._client.whole(theta), x)
+
+    @property
+    def module(self) -> nn.Module:
+        """The whole module."""
+        return self._client.undivided.model.module
+
+    @property
+    def head_name(self) -> str | None:
+        """The name of the module's head."""
+        return self._client.undivided.model.head_name
+
+    def features(self, theta: Tensor, x: Tensor) -> Tensor:
+        return self._client.undivided.model.features(self._client.whole(theta), x)
+
+    def head(self, theta: Tensor, z: Tensor) -> Tensor:
+        return self._client.undivided.model.head(self._client.whole(theta), z)
+
+    def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
+        return self._client.undivided.model.layer(name, self._client.whole(theta), z)

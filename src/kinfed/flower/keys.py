@@ -89,7 +89,9 @@ def members(folder: Path, complain: Callable[[str], object] = lambda why: None) 
             complain(f"{path} is not a public key, so {site} is not admitted: {problem}")
             continue
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            complain(f"{path}: Flower accepts only keys such as ssh-keygen -t ecdsa -b 384 makes, so {site} is not admitted")
+            complain(
+                f"{path}: Flower accepts only keys such as ssh-keygen -t ecdsa -b 384 makes, so {site} is not admitted"
+            )
             continue
         form = serialization.PublicFormat.SubjectPublicKeyInfo
         public = key.public_bytes(serialization.Encoding.PEM, form)
@@ -109,7 +111,9 @@ def endings(folder: Path) -> list[str]:
         end = _read(path).not_valid_after_utc
         if end < _now() + SOON:
             verb = "expired" if end < _now() else "expires"
-            warnings.append(f"CAUTION: {path} {verb} on {end:%Y-%m-%d}; nobody can connect after that; {fixes[path.name]}")
+            warnings.append(
+                f"CAUTION: {path} {verb} on {end:%Y-%m-%d}; nobody can connect after that; {fixes[path.name]}"
+            )
     return warnings
 
 

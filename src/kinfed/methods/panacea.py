@@ -35,12 +35,12 @@ class Panacea(Hypernetwork):
     that with `encoder=MLP()`.
     """
 
-    embedding: Count = 100  # m: numbers in a client's embedding
-    encoder: GCN | MLP = GCN()  # embeddings to embeddings that know their neighbourhood
-    decoder: FullHeads | ChunkedHeads = FullHeads()  # M: those to models
+    embedding: Count = 100  # m: numbers in the embedding that a client is learned to have
+    encoder: GCN | MLP = GCN()  # what tells each embedding of its neighbourhood: a graph network, or none
+    decoder: FullHeads | ChunkedHeads = FullHeads()  # M: what writes a model from such an embedding
     residual: bool = True  # what is written is added to the common initial model
     steps: Count = 10  # K_s: of the server in a round
-    optimiser: SGD | Adam | Optimiser = SGD(0.1)  # of the server; its lr is alpha
+    optimiser: SGD | Adam | Optimiser = SGD(0.1)  # of the server's network; its lr is alpha
     clip: Positive = 50.0  # norm of the server's gradient; a longer one is shortened
     reconstruction: NonNegative = 0.1  # lambda_d: weight of L_d
     origin = "given"

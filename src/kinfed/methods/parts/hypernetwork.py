@@ -69,6 +69,7 @@ def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Serv
 class Hypernetwork(Method):
     """The client half of a method whose server writes the models; running statistics stay with the clients."""
 
+    # Running statistics cannot be written: they are "local" to a client, or "personal" along with norm layers' weights.
     bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
     client_clip = math.inf  # norm of the gradient in each local step
 
