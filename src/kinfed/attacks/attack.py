@@ -2,28 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..core.seeding import fold, key, tags
+from ..core.settings import In, Settings
 from ..data.federation import Federation
 from ..errors import UsageError
 
 
 @dataclass(frozen=True)
-class Attack:
+class Attack(Settings):
     """A kind of attack, and how many clients carry it out. By default these do nothing wrong.
 
     Attackers stay among the clients in every other respect: they are sampled, sent to, aggregated and scored. With
     `share=0` a run is the one without an attack, bit for bit.
     """
 
-    share: float = 0.2  # of the clients, at least one of them; 0: nobody
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share < 1:
-            raise UsageError(f"attack: share of the clients must lie in [0, 1); got {self.share}")
+    share: Annotated[float, In("[0, 1)")] = 0.2  # of the clients, at least one of them; 0: nobody
 
     def attackers(self, names: Sequence[str], seed: int) -> Tensor:
         """[N] bool: who attacks. It hangs on names and seed alone, and attackers of a smaller share are among these."""

@@ -1,11 +1,13 @@
 """Backdoor: attackers teach a pattern that stands for one label (blended; Panacea, Lin et al., 2025, Table V)."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from ..core.seeding import generator, key, tags, uniform
+from ..core.settings import CountOrZero, In
 from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -21,15 +23,10 @@ class Backdoor(Attack):
     `target`. Their accuracy is the attack's rate of success. (In the paper one client attacks.)
     """
 
-    share: float = 0.01
-    part: float = 0.5
-    blend: float = 0.2  # b
-    target: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (0 < self.part <= 1 and 0 < self.blend <= 1):
-            raise UsageError(f"attack: part and blend must lie in (0, 1]; got {self.part} and {self.blend}")
+    share: Annotated[float, In("[0, 1)")] = 0.01  # of the clients, at least one of them; 0: nobody
+    part: Annotated[float, In("(0, 1]")] = 0.5  # of an attacker's training examples that have the pattern
+    blend: Annotated[float, In("(0, 1]")] = 0.2  # b: how much of the pattern is in them
+    target: CountOrZero = 1  # the label that the pattern stands for
 
     def corrupt(self, federation: Federation, attackers: Tensor, seed: int) -> Federation:
         if not isinstance(federation.task, Classification) or not 0 <= self.target < federation.task.classes:

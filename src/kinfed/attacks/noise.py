@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..core.seeding import normal
-from ..errors import UsageError
+from ..core.settings import NonNegative
 from .attack import Attack
 
 
@@ -14,12 +14,7 @@ from .attack import Attack
 class Noise(Attack):
     r"""$\Delta_i$ becomes normal numbers with `factor` times its root mean square as standard deviation."""
 
-    factor: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.factor < float("inf"):
-            raise UsageError(f"attack: factor must be zero or more; got {self.factor}")
+    factor: NonNegative = 1.0  # times the root mean square of what training changed
 
     def tamper(self, before: Tensor, after: Tensor, keys: Tensor) -> Tensor:
         size = (after - before).square().mean(1, keepdim=True).sqrt()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..errors import UsageError
+from ..core.settings import NonNegative
 from .attack import Attack
 
 
@@ -12,12 +12,7 @@ from .attack import Attack
 class Poison(Attack):
     r"""What was sent minus `factor` times what training changed: $\Delta_i$ becomes $-\mathit{factor}\,\Delta_i$."""
 
-    factor: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.factor < float("inf"):
-            raise UsageError(f"attack: factor must be zero or more; got {self.factor}")
+    factor: NonNegative = 0.5  # of what training changed, taken the other way
 
     def tamper(self, before: Tensor, after: Tensor, keys: Tensor) -> Tensor:
         return before - self.factor * (after - before)

@@ -1,6 +1,5 @@
 """Centralised training of one network on all clients' series at once: what a federation forgoes, as a reference."""
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -41,18 +40,6 @@ class Reference(Protocol):
     def optimiser(self, network: nn.Module) -> tuple[torch.optim.Optimizer, Any]:
         """The optimiser, and the schedule that is moved on after every epoch."""
         ...
-
-
-def check(name: str, epochs: int, batch: int, lr: float, **others: float) -> None:
-    """Raise UsageError for settings of a reference that it cannot be trained with; `others` may be zero."""
-    for what, count in (("epochs", epochs), ("batch", batch)):
-        if count < 1:
-            raise UsageError(f"{name}: {what} must be at least 1; got {count}")
-    if not 0 < lr < math.inf:
-        raise UsageError(f"{name}: lr must be positive and finite; got {lr}")
-    for what, value in others.items():
-        if not 0 <= value < math.inf:
-            raise UsageError(f"{name}: {what} must be zero or more and finite; got {value}")
 
 
 @dataclass

@@ -1,14 +1,13 @@
 """Graph WaveNet: dilated gated convolutions, diffusion along roads and a learned graph (Wu et al., 2019)."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import UsageError
-from .centralised import check
+from ..core.settings import Count, In, NonNegative, Positive, Settings
 
 DILATIONS = (1, 2) * 4
 RECEPTIVE = 1 + sum(DILATIONS)  # steps that one output sees
@@ -18,23 +17,16 @@ ORDER = 2  # steps of diffusion along each graph
 
 
 @dataclass(frozen=True)
-class GraphWaveNet:
+class GraphWaveNet(Settings):
     """Forecasts all steps at once; 309,400 parameters for the 207 sensors of METR-LA and two features."""
 
-    epochs: int = 100
-    batch: int = 64
-    lr: float = 0.001
-    weight_decay: float = 0.0001
-    dropout: float = 0.3
-    clip: float = 5.0
+    epochs: Count = 100  # passes over the training windows
+    batch: Count = 64  # windows in a step
+    lr: Positive = 0.001  # learning rate
+    weight_decay: NonNegative = 0.0001  # times a parameter, added to its gradient
+    dropout: Annotated[float, In("[0, 1)")] = 0.3  # share of channels left out in training
+    clip: Annotated[float, In("(0, inf]")] = 5.0  # greatest norm of a gradient; inf: no limit
     error: ClassVar[Literal["absolute", "squared"]] = "absolute"
-
-    def __post_init__(self) -> None:
-        check("graph-wavenet", self.epochs, self.batch, self.lr, weight_decay=self.weight_decay)
-        if not 0 <= self.dropout < 1:
-            raise UsageError(f"graph-wavenet: dropout must be at least 0 and below 1; got {self.dropout}")
-        if not self.clip > 0:
-            raise UsageError(f"graph-wavenet: clip must be positive; got {self.clip}")
 
     def network(self, weights: Tensor, past: int, horizon: int, features: int) -> nn.Module:
         """See `kinfed.centralised.Reference`."""

@@ -4,10 +4,10 @@ import copy
 import math
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from numbers import Integral
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from .batches import Batch, Draw, Examples, Pool, Rows, Shuffler
 from .model import Features, Model
 from .optimiser import SGD, Adam, Optimiser
 from .seeding import fold, key, normal
+from .settings import Count, Positive, Settings
 from .tasks import Classification, Task
 
 Penalty = Callable[[Tensor], Tensor]  # theta [d] -> []
@@ -27,7 +28,7 @@ OPEN = ("train", "validation", "held_out")  # splits that a method's code may re
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Settings):
     """How every client trains locally, unless its method says otherwise.
 
     `class_weights` multiply the loss of each example of a class, wherever a client's loss or gradient is taken: a
@@ -35,30 +36,18 @@ class Training:
     examples, m of them of this class, and k classes in all: each of its classes counts alike, and the mean weight is 1.
     """
 
-    epochs: int = 2
-    batch: int = 16
-    optimiser: SGD | Adam | Optimiser = SGD()
-    steps: int | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
-    class_weights: tuple[float, ...] | Literal["balanced"] | None = None
+    epochs: Count = 2  # passes over a client's training examples in a round
+    batch: Count = 16  # examples in a step
+    optimiser: SGD | Adam | Optimiser = SGD()  # of local training
+    steps: Count | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
+    class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None  # of the loss of each class's examples
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "steps"):
-            count = getattr(self, name)
-            if count is not None and not (isinstance(count, Integral) and 1 <= int(count) < 2**31):
-                raise UsageError(f"training: {name} must be a whole number, at least 1 and below 2**31; got {count!r}")
-        weights = self.class_weights
-        if weights is None or weights == "balanced":
-            return
-        try:
-            good = not isinstance(weights, str) and all(0 < float(w) < math.inf for w in weights)
-        except (TypeError, ValueError):
-            good = False
-        if not good:
-            raise UsageError(
-                "training: class_weights must be 'balanced', or a positive and finite number for every class; "
-                f"got {weights!r:.80}"
-            )
-        object.__setattr__(self, "class_weights", tuple(map(float, weights)))
+        weights: Any = self.class_weights
+        if weights is not None and not isinstance(weights, str):
+            with suppress(TypeError, ValueError):  # what is no list of numbers is refused below
+                object.__setattr__(self, "class_weights", tuple(map(float, weights)))
+        super().__post_init__()
 
     def check(self, task: Task) -> None:
         """Raise UsageError unless the class weights fit the task."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
 from .seeding import fold, key
+from .settings import CountOrZero, In, Settings
 from .tables import index, put
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
@@ -22,27 +23,24 @@ RELATED = 1 << 13  # clients; of more no relation is kept, which is a table of N
 
 
 @dataclass(frozen=True)
-class Participation:
+class Participation(Settings):
     """The share of clients in a round; every `by_group`-th round that share of each hidden group (0: never).
 
     A share `late` of all clients, drawn once, joins when `joins` rounds are over: never, if the run ends before. Until
     then the server does not know of them, and each is scored with what it would be sent if it joined now.
     """
 
-    share: float = 1.0
-    by_group: int = 0
-    late: float = 0.0
-    joins: int = 0
+    share: Annotated[float, In("(0, 1]")] = 1.0  # of the clients in a round
+    by_group: CountOrZero = 0  # every so many rounds the share is that of each hidden group; 0: never
+    late: Annotated[float, In("[0, 1)")] = 0.0  # share of the clients that join late
+    joins: CountOrZero = 0  # rounds before these join
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UsageError(f"participation is the share of clients in a round, in (0, 1]; got {self.share}")
-        if self.by_group < 0:
-            raise UsageError(f"participation.by_group counts rounds, so it must be zero or more; got {self.by_group}")
-        if not 0 <= self.late < 1 or self.joins < 0 or (self.late > 0) != (self.joins > 0):
+        super().__post_init__()
+        if (self.late > 0) != (self.joins > 0):
             raise UsageError(
-                "participation.late, a share below 1, and participation.joins, the rounds before these clients join, "
-                f"go together; got late={self.late} and joins={self.joins}"
+                "participation.late, a share of clients, and participation.joins, the rounds before these join, go "
+                f"together; got late={self.late} and joins={self.joins}"
             )
 
 

@@ -28,6 +28,7 @@ from typing import Annotated, Any
 from ..errors import UsageError
 
 LARGEST = 3.4e38  # a number that is not infinite: what single precision can hold
+LARGEST_COUNT = 2**31
 
 
 class In:
@@ -35,17 +36,20 @@ class In:
 
     def __init__(self, interval: str) -> None:
         self.interval = interval
-        low, high = interval[1:-1].split(",")
-        self.low, self.high = float(low), float(high)
+        low, self.end = interval[1:-1].split(", ")
+        base, _, power = self.end.partition("**")
+        self.low, self.high = float(low), float(base) ** float(power or 1)
 
     def __contains__(self, value: float) -> bool:
         above = value > self.low or (value == self.low and self.interval[0] == "[")
         return above and (value < self.high or (value == self.high and self.interval[-1] == "]"))
 
     def __str__(self) -> str:
-        """What the number must be, for an error."""
-        if self.high < math.inf:
+        """What the number must be, for an error; a limit that only a slip of the hand exceeds is not mentioned."""
+        if self.high < LARGEST_COUNT:
             return f"in {self.interval}"
+        if self.low == -math.inf:
+            return "finite"
         if self.low == 0:
             return "zero or more" if self.interval[0] == "[" else "positive"
         return f"{'at least' if self.interval[0] == '[' else 'above'} {self.low:g}"
@@ -54,8 +58,8 @@ class In:
 Positive = Annotated[float, In("(0, inf)")]
 NonNegative = Annotated[float, In("[0, inf)")]
 Share = Annotated[float, In("[0, 1]")]
-Count = Annotated[int, In("[1, inf)")]
-CountOrZero = Annotated[int, In("[0, inf)")]
+Count = Annotated[int, In("[1, 2**31)")]
+CountOrZero = Annotated[int, In("[0, 2**31)")]
 
 
 class Settings:
@@ -72,21 +76,30 @@ def validate(part: Any) -> None:
     kinds = kinds_of(kind)
     for field in fields(part):
         if field.init and field.name in kinds:
-            check(getattr(part, field.name), kinds[field.name], f"{kind.__name__}.{field.name}")
+            check(getattr(part, field.name), kinds[field.name], f"{kind.__name__}.{field.name}", kind)
 
 
-def check(value: Any, kind: Any, where: str) -> None:
-    """Raise UsageError, which says where, unless a value is of a kind."""
+def check(value: Any, kind: Any, where: str, part: Any = None) -> None:
+    """Raise UsageError, which says where and what for, unless a value is of a kind; `part` has the setting."""
+    try:
+        _check(value, kind, where)
+    except UsageError as problem:
+        use = sentences(part).get(where.rpartition(".")[2]) if part is not None else None
+        raise UsageError(f"{problem} ({use})" if use else problem) from None
+
+
+def _check(value: Any, kind: Any, where: str) -> None:
     options = options_of(kind)
     for option in options:
         base, bound = parted(option)
         if _is(value, base):
             if bound is not None and value not in bound:
-                raise UsageError(f"{where} must be {bound}; got {value!r}")
+                limit = f"below {bound.end}" if value >= bound.high >= LARGEST_COUNT else bound
+                raise UsageError(f"{where} must be {limit}; got {value!r}")
             if isinstance(value, float) and LARGEST < abs(value) < math.inf:
                 raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
             for i, inner in enumerate(value if _inner(base) else ()):
-                check(inner, _inner(base), f"{where}[{i}]")
+                _check(inner, _inner(base), f"{where}[{i}]")
             return
     words = [f"{one.__name__}(...)" if isinstance(one, type) and is_dataclass(one) else wanted(one) for one in options]
     raise UsageError(f"{where} must be {' or '.join(words)}; got {value!r:.80}")

@@ -1,14 +1,14 @@
 """What a model's outputs mean: the loss it is trained with and the scores it is judged by."""
 
-import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UsageError, nearest
+from .settings import Count, In, Positive, Settings
 
 UNEVEN = 1.5  # times its even share that the largest class may hold before labels count as imbalanced
 BY_CLASS = ("balanced_accuracy", "auc")
@@ -135,7 +135,7 @@ class Regression:
 
 
 @dataclass(frozen=True)
-class Forecasting:
+class Forecasting(Settings):
     """The next H readings of a series; y is float [B, H] in the readings' own unit, NaN where one is missing.
 
     A model's outputs [B, H] are in deviations from the mean, and so is the loss: absolute or squared error, in which
@@ -144,29 +144,22 @@ class Forecasting:
     NMSE is the mean squared error in deviations, over all known readings.
     """
 
-    mean: float = 0.0
-    deviation: float = 1.0
-    error: Literal["absolute", "squared"] = "absolute"
-    horizons: tuple[int, ...] = (3, 6, 12)
+    mean: Annotated[float, In("(-inf, inf)")] = 0.0  # of the readings
+    deviation: Positive = 1.0  # their standard deviation
+    error: Literal["absolute", "squared"] = "absolute"  # the loss
+    horizons: tuple[Count, ...] = (3, 6, 12)  # steps ahead that are scored
     metric: ClassVar[str] = "mae"
     higher_is_better: ClassVar[bool] = False
     selectable: ClassVar[tuple[str, ...]] = ("mae", "rmse", "mape", "nmse", "loss")
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and 0 < self.deviation < math.inf):
-            raise UsageError(
-                f"forecasting: mean must be finite and deviation positive; got {self.mean} and {self.deviation}"
-            )
+        super().__post_init__()
         kind = torch.get_default_dtype()
         if torch.finfo(kind).eps * abs(self.mean) > 0.01 * self.deviation:
             raise UsageError(
                 f"forecasting: readings with a mean of {self.mean:g} and a deviation of {self.deviation:g} are so far "
                 f"from zero that {str(kind).partition('.')[2]} can hardly tell them apart; take a constant off them"
             )
-        if self.error not in ("absolute", "squared"):
-            raise UsageError(f"forecasting: error must be absolute or squared; got '{self.error}'")
-        if any(h < 1 for h in self.horizons):
-            raise UsageError(f"forecasting: horizons count steps ahead, from 1; got {list(self.horizons)}")
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         known = ~y.isnan()

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
+from ..core.settings import CountOrZero, In, Settings
 from ..errors import UsageError
 from .dataset import Dataset
 
@@ -16,7 +18,7 @@ Rows = dict[str, Tensor]  # one client's rows of the pool, by split
 
 
 @dataclass(frozen=True)
-class Split:
+class Split(Settings):
     """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
 
     With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale. With
@@ -30,23 +32,20 @@ class Split:
     of labels, unless they are cut in order of time, and not for data sets by name.
     """
 
-    test: float = 0.2
-    validation: float = 0.1
-    examples: int = 0  # 0: all
-    shuffle: bool = False
-    share: float = 1.0
-    stratify: bool | None = None
+    test: Annotated[float, In("(0, 1)")] = 0.2  # share of a client's examples for the final test
+    validation: Annotated[float, In("[0, 1)")] = 0.1  # share for selecting rounds
+    examples: CountOrZero = 0  # the most that a client uses; 0: all
+    shuffle: bool = False  # whether examples with a place in time are dealt at random
+    share: Annotated[float, In("(0, 1]")] = 1.0  # of a client's examples that it uses
+    stratify: bool | None = None  # whether each class has its share of every part; left out: for labels of your own
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise UsageError(f"split: share, of a client's examples that it uses, must lie in (0, 1]; got {self.share}")
-        if not (0 < self.test < 1 and 0 <= self.validation < 1 and self.test + self.validation < 1):
+        super().__post_init__()
+        if self.test + self.validation >= 1:
             raise UsageError(
-                f"split: test must lie in (0, 1), validation in [0, 1), their sum below 1; "
-                f"got test={self.test}, validation={self.validation}"
+                f"split: test and validation must leave examples for training, so their sum must be below 1; got "
+                f"test={self.test}, validation={self.validation}"
             )
-        if self.examples < 0:
-            raise UsageError(f"split: examples is the most that a client uses, or 0 for all; got {self.examples}")
 
     def __call__(
         self, owned: Sequence[Tensor], draws: Iterable[torch.Generator], labels: Tensor | None = None

@@ -15,28 +15,24 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.graph import Graph
+from ..core.settings import Count, Settings
 from ..core.tasks import Forecasting
 from ..errors import UsageError
 from .dataset import Dataset
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Settings):
     """How series are cut: `past` readings in, the next `horizon` out, a window at every `stride`-th step.
 
     `error` is the loss that forecasts are trained with; scores are also told at the steps ahead in `horizons`.
     """
 
-    past: int = 12
-    horizon: int = 12
-    stride: int = 1
-    error: Literal["absolute", "squared"] = "absolute"
-    horizons: Sequence[int] = (3, 6, 12)
-
-    def __post_init__(self) -> None:
-        for name in ("past", "horizon", "stride"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"windows: {name} counts steps, so it must be at least 1; got {getattr(self, name)}")
+    past: Count = 12  # readings in
+    horizon: Count = 12  # readings out
+    stride: Count = 1  # steps from one window to the next
+    error: Literal["absolute", "squared"] = "absolute"  # the loss
+    horizons: Sequence[Count] = (3, 6, 12)  # steps ahead that are scored
 
     @property
     def span(self) -> int:

@@ -353,7 +353,8 @@ def call(
     for name, p in known.items():
         values[name] = getattr(default, name, p.default)
         if name in asked:
-            values[name], table[name] = _check(asked[name], hints.get(name, Any), f"{where}.{name}", values[name])
+            at, kind = f"{where}.{name}", hints.get(name, Any)
+            values[name], table[name] = _check(asked[name], kind, at, values[name], inspect.unwrap(part))
         elif (written := plain(values[name])) is not None:
             table[name] = written
     missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
@@ -428,8 +429,8 @@ def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -
             raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
 
 
-def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any, Any]:
-    """The value as the annotated kind, and as a complete config says it; or UsageError."""
+def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = None) -> tuple[Any, Any]:
+    """The value as the annotated kind, and as a complete config says it; or UsageError. `part` has the setting."""
     options = options_of(kind)
     scalar = isinstance(value, str) and any(parted(option)[0] in (str, Any) for option in options)
     literal = any(
@@ -440,7 +441,7 @@ def _check(value: Any, kind: Any, where: str, default: Any = None) -> tuple[Any,
     objects = all(is_dataclass(option) or getattr(option, "_is_protocol", False) for option in options)
     if objects and isinstance(value, bool | int | float | list):
         raise UsageError(f"{where} must be {' or '.join(map(wanted, options))}; got {value!r:.80}")
-    check(value, kind, where)
+    check(value, kind, where, part)
     made = _made(value, [parted(option)[0] for option in options])
     return made, plain(made)
 

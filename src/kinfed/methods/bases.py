@@ -1,6 +1,5 @@
 """Server halves that many methods share: averaging into one model, mixing along a graph."""
 
-import math
 from abc import abstractmethod
 from typing import ClassVar
 
@@ -11,8 +10,8 @@ from ..core.client import Client
 from ..core.graph import Origin
 from ..core.method import Method, Params, Roster, SharedParams
 from ..core.seeding import key, normal
+from ..core.settings import NonNegative
 from ..core.trees import Tree
-from ..errors import UsageError
 from ..ops.mixing import mix, weighted_mean
 
 
@@ -20,13 +19,7 @@ class Averaging(Method):
     """The server half of a method that averages into one shared vector."""
 
     uniform: bool = False  # every client of the cohort counts the same, whatever it has
-    noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.noise < math.inf:
-            name = type(self).__name__
-            raise UsageError(f"{name}: noise is a standard deviation, so it must be zero or more; got {self.noise}")
+    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
         """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..core.method import Params
+from ..core.settings import NonNegative
 from .bases import Averaging
 
 
@@ -14,7 +15,7 @@ class FedAvg(Averaging):
     """
 
     uniform: bool = False  # every client counts the same, whatever it has
-    noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
+    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
 
     def train(self, client, state, received):
         return (), Params(client.descend(received.theta))

@@ -1,9 +1,10 @@
 """FedAvg-FT: FedAvg, and each client trains the shared model on its own data before it is used."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ..core.method import Params, SharedParams
-from ..errors import UsageError
+from ..core.settings import CountOrZero
 from .bases import Averaging
 
 
@@ -11,15 +12,8 @@ from .bases import Averaging
 class FedAvgFT(Averaging):
     """Fine-tuning never feeds back into training: the shared model is FedAvg's."""
 
-    epochs: int | None = None  # of fine-tuning; None: as many as in a round
-    scope: str = "all"  # what is tuned: "all" or "head"
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.scope not in ("all", "head"):
-            raise UsageError(f"fedavg-ft: scope must be 'all' or 'head'; got '{self.scope}'")
-        if self.epochs is not None and self.epochs < 0:
-            raise UsageError(f"fedavg-ft: epochs must be zero or more; got {self.epochs}")
+    epochs: CountOrZero | None = None  # of fine-tuning; None: as many as in a round
+    scope: Literal["all", "head"] = "all"  # what is tuned: "all" or "head"
 
     def train(self, client, state, received):
         return (), Params(client.descend(received.theta))

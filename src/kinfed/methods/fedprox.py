@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..core.client import towards
 from ..core.method import Params
-from ..errors import UsageError
+from ..core.settings import NonNegative
 from .bases import Averaging
 
 
@@ -12,14 +12,9 @@ from .bases import Averaging
 class FedProx(Averaging):
     r"""Each client minimises $F_i(\theta) + \frac{\mu}{2} \|\theta - \theta^t\|^2$ from $\theta^t$."""
 
-    mu: float = 0.01  # pull towards the received model
+    mu: NonNegative = 0.01  # pull towards the received model
     uniform: bool = False  # every client counts the same, whatever it has
-    noise: float = 0.0  # standard deviation of what is added to each learned number of the mean
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.mu < 0:
-            raise UsageError(f"fedprox: mu must be zero or more; got {self.mu}")
+    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.mu) if self.mu else None

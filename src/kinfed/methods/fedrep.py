@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ..core.method import Params
+from ..core.settings import CountOrZero
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -12,14 +13,11 @@ class FedRep(Averaging):
     """A client first fits its personal part, here its head, to the received base, then the base to that part."""
 
     personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)
-    head_epochs: int = 5
-    base_epochs: int | None = None  # None: as many as in the training settings
+    head_epochs: CountOrZero = 5  # of the personal part, in a round
+    base_epochs: CountOrZero | None = None  # of the shared part; None: as many as in the training settings
 
     def __post_init__(self):
-        if min(self.head_epochs, self.base_epochs or 0) < 0:
-            raise UsageError(
-                f"fedrep: head_epochs and base_epochs must be zero or more; got {self.head_epochs}, {self.base_epochs}"
-            )
+        super().__post_init__()
         if not self.personal:
             raise UsageError(
                 "fedrep: personal names no tensor; name some, or use method 'fedavg', which trains all at once"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from ..core.method import Params
-from ..errors import UsageError
+from ..core.settings import Count, CountOrZero, NonNegative, Positive
 from .bases import Averaging
 
 
@@ -17,24 +17,14 @@ class PerFedAvg(Averaging):
     form also subtracts $\beta \alpha$ times a central difference of gradients along $g(\tilde w; D')$ on $D''$.
     """
 
-    alpha: float = 0.01  # of the step that personalises
-    beta: float = 0.001  # of local training
-    hessian_free: bool = True
-    delta: float = 0.001  # half-width of the central difference
-    steps: int | None = None  # local steps a round; None: as many as the training settings give
-    batch: int | None = None  # examples in each of D, D', D''; None: as in the training settings
-    adapt_steps: int = 1
+    alpha: NonNegative = 0.01  # of the step that personalises
+    beta: Positive = 0.001  # of local training
+    hessian_free: bool = True  # whether the second-order term is approximated; else it is left out
+    delta: Positive = 0.001  # half-width of the central difference
+    steps: Count | None = None  # local steps a round; None: as many as the training settings give
+    batch: Count | None = None  # examples in each of D, D', D''; None: as in the training settings
+    adapt_steps: CountOrZero = 1  # steps that make the shared model a personal one
     rates = ("alpha", "beta")
-
-    def __post_init__(self):
-        if self.alpha < 0 or self.beta <= 0 or self.delta <= 0 or self.adapt_steps < 0:
-            raise UsageError(
-                "per-fedavg: beta and delta must be positive, alpha and adapt_steps zero or more; "
-                f"got beta={self.beta}, delta={self.delta}, alpha={self.alpha}, adapt_steps={self.adapt_steps}"
-            )
-
-        if min(1 if count is None else count for count in (self.steps, self.batch)) < 1:
-            raise UsageError(f"per-fedavg: steps and batch must be 1 or more; got {self.steps} and {self.batch}")
 
     def weights(self, roster, cohort):
         return torch.ones(len(cohort), device=cohort.device)

@@ -1,13 +1,14 @@
 """SCAFFOLD: control variates take the clients' drift out of local steps (Karimireddy et al., 2020, Algorithm 1)."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
 from ..core.client import Quadratic
 from ..core.method import SharedParams
 from ..core.optimiser import SGD
+from ..core.settings import Positive
 from ..core.trees import ModelOf, PerClient, Shared
 from ..errors import UsageError
 from ..ops.mixing import weighted_mean
@@ -42,14 +43,8 @@ class Scaffold(Averaging):
     $c \leftarrow c + \frac1N \sum_S (c_i^+ - c_i)$.
     """
 
-    server_lr: float = 1.0  # eta_g
-    option: int = 2  # 1: the new control variate is the gradient at theta over all training examples
-
-    def __post_init__(self):
-        if self.option not in (1, 2) or self.server_lr <= 0:
-            raise UsageError(
-                f"scaffold: option must be 1 or 2 and server_lr positive; got {self.option} and {self.server_lr}"
-            )
+    server_lr: Positive = 1.0  # eta_g
+    option: Literal[1, 2] = 2  # 1: the new control variate is the gradient at theta over all training examples
 
     def start(self, roster):
         if roster.training.optimiser != SGD(lr=roster.training.optimiser.lr):

@@ -1,18 +1,17 @@
 """Dirichlet: every class is shared out in random, uneven shares (Yurochkin et al., 2019)."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ..core.settings import Count, Positive, Settings
 from ..data.dataset import Dataset, Parts
-from ..errors import UsageError
 from .deal import check_clients, hand_over, rows_by_class
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Settings):
     r"""Every class is shared out in random shares, the more uneven the smaller alpha.
 
     Class c goes to the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$, cut with cumulative rounding.
@@ -22,15 +21,9 @@ class Dirichlet:
     nothing is drawn again, so a partition exists whenever N * min_size <= n.
     """
 
-    alpha: float = 0.5
-    min_size: int = 10
-    cap: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha < math.inf:
-            raise UsageError(f"dirichlet: alpha must be positive and finite; got {self.alpha}")
-        if self.min_size < 1:
-            raise UsageError(f"dirichlet: min_size must be at least 1; got {self.min_size}")
+    alpha: Positive = 0.5  # the smaller, the more uneven
+    min_size: Count = 10  # examples of every client, at least
+    cap: bool = True  # whether a client that holds an even share of the examples gets none of later classes
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`; every example is used once."""

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 
 import torch
 
+from ..core.settings import Count, Settings, Share
 from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
 from .deal import check_clients, hand_over, hidden_groups, rows_by_class
 
 
 @dataclass(frozen=True)
-class LabelGroups:
+class LabelGroups(Settings):
     """Each hidden group of clients shares most of its own classes; the rest of every class goes to everyone.
 
     Client i is in group floor(i groups / N). The classes are dealt to the groups at random, and `share` of a class is
@@ -18,12 +19,8 @@ class LabelGroups:
     FedAGHN: 20 clients, 5 groups, 80 %.
     """
 
-    groups: int = 5
-    share: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise UsageError(f"label_groups: share must lie in [0, 1]; got {self.share}")
+    groups: Count = 5  # hidden groups of clients
+    share: Share = 0.8  # of a class that stays within its group
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`; every example is used once."""

@@ -1,9 +1,11 @@
 """Rotations: hidden groups of clients see images turned by different angles (Ghosh et al., 2020)."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
+from ..core.settings import Settings
 from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
 from .deal import check_clients, hidden_groups
@@ -11,18 +13,14 @@ from .iid import IID
 
 
 @dataclass(frozen=True)
-class Rotations:
+class Rotations(Settings):
     """IID, but each hidden group of clients sees its images turned by another angle.
 
     Client i is in group g = floor(i groups / N). The group's images are turned by g 360 / groups degrees,
     counter-clockwise. Only quarter turns keep every pixel, so there are 1, 2 or 4 groups.
     """
 
-    groups: int = 4
-
-    def __post_init__(self) -> None:
-        if self.groups not in (1, 2, 4):
-            raise UsageError(f"rotations: groups must be 1, 2 or 4, as only quarter turns are exact; got {self.groups}")
+    groups: Literal[1, 2, 4] = 4  # hidden groups of clients: only quarter turns keep every pixel
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`, its images [n, channels, height, width] turned; every example is used once."""

@@ -5,13 +5,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..core.settings import Count, Settings
 from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
 from .deal import check_clients, hand_over, rows_by_class
 
 
 @dataclass(frozen=True)
-class Shards:
+class Shards(Settings):
     """N k shards, whose sizes differ by one at most, `per_client` = k random ones each; two may hold the same class.
 
     A shard has more than one class where a cut and the end of a class do not meet. `within_class` cuts each of the C
@@ -21,13 +22,9 @@ class Shards:
     same split (training, validation or test) for all of its clients.
     """
 
-    per_client: int = 2
-    within_class: bool = False
-    overlap: bool = False
-
-    def __post_init__(self) -> None:
-        if self.per_client < 1:
-            raise UsageError(f"shards: per_client must be at least 1; got {self.per_client}")
+    per_client: Count = 2  # k: shards of each client
+    within_class: bool = False  # whether each class is cut by itself, so that a shard has one class
+    overlap: bool = False  # whether a shard only names the class of which so many examples are drawn
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`; every example is used once, unless they may overlap."""

@@ -1,9 +1,11 @@
 """Topologies: nodes that know a few classes each, linked where they share one (the case study of FedCedar, 2024)."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from ..core.settings import Settings
 from ..data.dataset import Dataset, Parts
 from ..errors import UsageError
 from .deal import check_clients, hand_over, hidden_groups, rows_by_class
@@ -16,7 +18,7 @@ NODES: dict[int, tuple[tuple[int, ...], ...]] = {
 
 
 @dataclass(frozen=True)
-class Topologies:
+class Topologies(Settings):
     """Client i is at node floor(i nodes / N); a class is shared equally by all clients of the nodes that know it.
 
     The nodes are the hidden groups: a path of 3 ({0, 1, 2}, {2, 3, 4}, {4, 5, 6}), a ring of 4 (the path and
@@ -24,11 +26,7 @@ class Topologies:
     paper, whose own classes are in a figure only. Examples of classes that no node knows are left out.
     """
 
-    nodes: int = 3
-
-    def __post_init__(self) -> None:
-        if self.nodes not in NODES:
-            raise UsageError(f"topologies: nodes must be 3 (path), 4 (ring) or 5 (star); got {self.nodes}")
+    nodes: Literal[3, 4, 5] = 3  # a path of 3, a ring of 4 or a star of 5
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`; every example of a known class is used once."""
