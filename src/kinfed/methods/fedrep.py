@@ -11,11 +11,12 @@ from .bases import Averaging
 class FedRep(Averaging):
     """A client first fits its personal part, here its head, to the received base, then the base to that part."""
 
-    personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)
+    personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)  # tensors that never leave a client
     head_epochs: int = 5
     base_epochs: int | None = None  # None: as many as in the training settings
 
     def __post_init__(self):
+        super().__post_init__()
         if min(self.head_epochs, self.base_epochs or 0) < 0:
             raise UsageError(
                 f"fedrep: head_epochs and base_epochs must be zero or more; got {self.head_epochs}, {self.base_epochs}"
