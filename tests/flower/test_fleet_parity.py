@@ -10,9 +10,12 @@ from kinfed.methods import METHODS
 ROUNDS = 4
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_sites_end_with_the_models_of_a_simulation(name, trial, examples, tmp_path):
-    trial = trial(name, share=0.5, rounds=ROUNDS)
+PARTS = {"personal": ["head.*"], "frozen": ["fc1.bias"]}  # of a model that do not travel
+
+
+@pytest.mark.parametrize(("name", "parts"), [*((name, {}) for name in METHODS), ("fedavg", PARTS), ("sfl", PARTS)])
+def test_sites_end_with_the_models_of_a_simulation(name, parts, trial, examples, tmp_path):
+    trial = trial(name, share=0.5, rounds=ROUNDS, method=parts)
     expected = trial.simulate()
     summary = trial.serve()
     for i, client in enumerate(examples):

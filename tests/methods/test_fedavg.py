@@ -83,7 +83,7 @@ def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perce
     plain.run(1)
     assert torch.equal(plain.headline[0], plain.headline[1])
     with pytest.raises(UsageError, match="bn must be one of 'averaged', 'local', 'personal'; got 'mine'"):
-        examples(perceptron(), x, y, replace(method, bn="mine"), training=training)
+        replace(method, bn="mine")
 
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx])

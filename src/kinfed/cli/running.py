@@ -189,6 +189,8 @@ def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -
         f"{summary['seconds']:.1f} s with executor {summary['executor']}{precision}{reason}, "
         f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
     )
+    if "sharing" in summary:  # none without clients
+        console.print(_shared(summary["sharing"]))
     console.print(f"everything is in {summary['out']}", soft_wrap=True)
 
 
@@ -216,6 +218,16 @@ def told(score: float, metric: str) -> str:
 def plain(value: float) -> str:
     """Four digits, and more where whole numbers have them."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _shared(sharing: dict[str, Any]) -> str:
+    """What of the model travels, stays with the clients and never moves; and how much that is in a round."""
+    said = []
+    for part in ("shared", "personal", "frozen"):
+        tensors, numbers = sharing[part]["tensors"], sharing[part]["numbers"]
+        if tensors or part == "shared":
+            said.append(f"{part}: {tensors} tensor{'s' * (tensors != 1)} of {numbers:,} numbers")
+    return f"{'; '.join(said)}; a round takes {_bytes(sharing['bytes_down'])} down and {_bytes(sharing['bytes_up'])} up"
 
 
 def _bytes(count: float) -> str:

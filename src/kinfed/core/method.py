@@ -20,6 +20,8 @@ from .settings import Settings
 from .tables import put
 from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
 
+Normalisation = Literal["averaged", "local", "personal"]  # what becomes of normalisation layers
+
 
 class Params(NamedTuple):
     """A model for each client: the message or state that most methods need."""
@@ -97,10 +99,10 @@ class Method(Settings, ABC):
     alone, as if it were the model (`kinfed.core.sharing`).
     """
 
-    personal: tuple[str, ...] = ()  # patterns of tensors that never leave a client, such as "head.*"
-    frozen: tuple[str, ...] = ()  # patterns of tensors that stay as they are at first: never trained, sent or kept
-    # Running statistics are "averaged" as all else, or "local" to a client; "personal": norm layers' weights are, too.
-    bn: Literal["averaged", "local", "personal"] = "averaged"
+    personal: tuple[str, ...] = ()  # names or patterns of tensors that never leave a client, such as "head.*"
+    frozen: tuple[str, ...] = ()  # names or patterns of tensors that stay as they are: never trained, never sent
+    bn: Normalisation = "averaged"  # running statistics are averaged with the rest, or "local" to a client;
+    #                                 "personal": the weights of normalisation layers stay there, too, as in FedBN
     feedback = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
     #                    "train" reuses them, "test" takes the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle

@@ -24,6 +24,7 @@ from .graph import Origin
 from .layout import Layout
 from .method import Method, Params, Roster
 from .model import Model
+from .settings import validate
 from .trees import Tree
 
 Part = Literal["shared", "personal", "frozen"]
@@ -41,11 +42,7 @@ class Sharing:
     @staticmethod
     def of(method: Method, layout: Layout) -> "Sharing":
         """What a method's settings make of a model; raises UsageError if they do not go together."""
-        for name in ("personal", "frozen"):
-            if isinstance(patterns := getattr(method, name), str):
-                raise UsageError(f"{name} is a list of patterns; write ['{patterns}']")
-        if method.bn not in ("averaged", "local", "personal"):
-            raise UsageError(f"bn must be averaged, local or personal; got {method.bn!r:.80}")
+        validate(method)
         personal, frozen = layout.match(method.personal), layout.match(method.frozen)
         if both := sorted(personal & frozen):
             raise UsageError(
@@ -136,14 +133,6 @@ class Sharing:
         return runs
 
 
-def describe(summary: dict[str, Any]) -> str:
-    """A line about what travels, from `Sharing.summary`."""
-    held = {part: summary[part] for part in PARTS if summary[part]["tensors"] or part == "shared"}
-    said = [f"{part} {one['tensors']} tensors ({one['numbers']:,} numbers)" for part, one in held.items()]
-    down, up = (f"{summary[way] / 1e6:.3g} MB" for way in ("bytes_down", "bytes_up"))
-    return f"{', '.join(said)}; {down} to the clients and {up} back a round"
-
-
 def divide(method: Method, model: Model) -> tuple[Method, Model]:
     """The method and the model to run so that only what is shared travels; both as they are where everything is."""
     if isinstance(method, Divided):
@@ -210,7 +199,7 @@ class Divided(Method):
 
     def init_client(self, client: Client) -> Tree:
         part = self._open(client)
-        return State(self.method.init_client(part.typed), part.own)
+        return State(self.method.init_client(part.typed), part.kept)
 
     def train(self, client: Client, state: State, received: Tree) -> tuple[Tree, Tree]:
         part = self._open(client, state)
@@ -220,7 +209,7 @@ class Divided(Method):
                 f"{type(self.method).__name__} takes local steps of its own, which leave out what is personal; let it "
                 "take them with client.undivided from client.whole(theta), and upload client.part(theta)"
             )
-        return State(own, part.own), upload
+        return State(own, part.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
         part = self._open(client, state)
@@ -251,12 +240,18 @@ class Divided(Method):
             )
         else:
             theta = part.whole(theta)
-        plain = type(self.method).predict is Method.predict
-        return Params(theta) if self.sharing.personal and plain else personal._replace(**{model: theta})
+        if not self.sharing.personal or getattr(trees.axes(personal), model) is trees.Axis.PER_CLIENT:
+            return personal._replace(**{model: theta})
+        if type(self.method).predict is Method.predict:
+            return Params(theta)
+        raise UsageError(
+            f"{type(personal).__name__}.{model} is declared to be the same for all clients, which it is not with a "
+            "personal part; declare it ModelOf[PerClient]"
+        )
 
     def _open(self, client: Client, state: State | None = None) -> "_Part":
-        own = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
-        return _Part(client, self.sharing, own)
+        kept = self.sharing.cut(client.model.theta, "personal") if state is None else state.personal
+        return _Part(client, self.sharing, kept)
 
     def _inner(self, roster: Roster) -> Roster:
         if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
@@ -267,8 +262,8 @@ class Divided(Method):
 class _Part:
     """A client as a divided method sees it: every theta: [d_s] is the shared part of its model."""
 
-    def __init__(self, client: Client, sharing: Sharing, own: Tensor) -> None:
-        self.undivided, self.own, self.moved = client, own, False
+    def __init__(self, client: Client, sharing: Sharing, kept: Tensor) -> None:
+        self.undivided, self.kept, self.moved = client, kept, False
         self.personal, self.initial = sharing.personal, client.model.theta
         self._sharing = sharing
 
@@ -289,10 +284,10 @@ class _Part:
                 f"{self._sharing.shared.size} numbers of a model are shared here, and {len(theta)} were given: let the "
                 "server run the method that kinfed.core.sharing.divide makes of this one"
             )
-        return self._sharing.compose(theta, self.own, self.initial)
+        return self._sharing.compose(theta, self.kept, self.initial)
 
     def part(self, theta: Tensor) -> Tensor:
-        self.own, self.moved = self._sharing.cut(theta, "personal"), True
+        self.kept, self.moved = self._sharing.cut(theta, "personal"), True
         return self._sharing.cut(theta)
 
     def loss(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
@@ -311,7 +306,7 @@ class _Part:
         sharing = self._sharing
         if not isinstance(penalty, Quadratic):
             return lambda theta: penalty(sharing.cut(theta))
-        rest = torch.zeros_like(self.own), torch.zeros_like(self.initial)
+        rest = torch.zeros_like(self.kept), torch.zeros_like(self.initial)
         slope = sharing.compose(penalty.slope, *rest)
         if not sharing.trained:  # what is not shared moves along no gradient
             return Quadratic(penalty.pull, slope)
@@ -325,6 +320,9 @@ class _PartModel:
     def __init__(self, client: _Part) -> None:
         self._client, self.layout = client, client._sharing.shared
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client.undivided.model, name)
+
     @cached_property
     def theta(self) -> Tensor:
         """[d_s] of the initial model."""
@@ -332,16 +330,6 @@ class _PartModel:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._client.undivided.model(self._client.whole(theta), x)
-
-    @property
-    def module(self) -> nn.Module:
-        """The whole module."""
-        return self._client.undivided.model.module
-
-    @property
-    def head_name(self) -> str | None:
-        """The name of the module's head."""
-        return self._client.undivided.model.head_name
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._client.undivided.model.features(self._client.whole(theta), x)

@@ -31,6 +31,7 @@ def run_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
         "higher_is_better",
         "selected_by",
         "executor",
+        "sharing",
         "leaking",
         "caution",
     )

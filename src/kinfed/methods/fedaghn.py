@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Params
+from ..core.method import Normalisation, Params
 from ..core.settings import CountOrZero, NonNegative
 from ..core.tables import put
 from ..core.trees import ModelOf, PerClient
@@ -42,8 +42,7 @@ class FedAGHN(GraphMethod):
     the opposite, which `kinfed.papers.fedaghn.ablations` has.
     """
 
-    # Running statistics are "local" to a client, or "averaged" as all else; "personal": norm layers' weights are, too.
-    bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
+    bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
     sharpness: float = 0.5  # q at the start: how much more it listens to those whose updates are like its own
     lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are

@@ -12,7 +12,7 @@ from .bases import Averaging
 class FedRep(Averaging):
     """A client first fits its personal part, here its head, to the received base, then the base to that part."""
 
-    personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)
+    personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)  # tensors that never leave a client
     head_epochs: CountOrZero = 5  # of the personal part, in a round
     base_epochs: CountOrZero | None = None  # of the shared part; None: as many as in the training settings
 

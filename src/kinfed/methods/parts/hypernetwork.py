@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from ...core.client import Client
 from ...core.layout import Layout
-from ...core.method import Method, Params, Roster
+from ...core.method import Method, Normalisation, Params, Roster
 from ...core.optimiser import Optimiser, OptState, shorten
 from ...core.tables import put
 from ...core.trees import Like, Shared, Tree
@@ -69,8 +69,7 @@ def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Serv
 class Hypernetwork(Method):
     """The client half of a method whose server writes the models; running statistics stay with the clients."""
 
-    # Running statistics cannot be written: they are "local" to a client, or "personal" along with norm layers' weights.
-    bn: Literal["averaged", "local", "personal"] = field(default="local", kw_only=True)
+    bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     client_clip = math.inf  # norm of the gradient in each local step
 
     def neighbours(self, roster: Roster) -> Tensor | None:
