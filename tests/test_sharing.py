@@ -182,7 +182,7 @@ def by_hand(model, stays, epochs=1):
         ({"bn": "personal"}, lambda name: name.startswith("1.")),  # FedBN
         ({"bn": "local"}, lambda name: "running" in name),
     ],
-    ids=str,
+    ids=["head", "base", "norms", "statistics"],
 )
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_fedavg_with_a_personal_part_is_what_a_loop_over_dictionaries_gives(settings, stays, executor):
