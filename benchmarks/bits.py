@@ -29,6 +29,7 @@ from kinfed.experiments.fit import fit
 from kinfed.experiments.reproduction import Reproduction
 from kinfed.files import replacing
 from kinfed.papers import published_table
+from kinfed.simulation.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
 
@@ -95,8 +96,7 @@ def trained(raw: config.Table, folder: Path) -> torch.Tensor:
         training=experiment.training,
         participation=experiment.participation,
         seed=0,
-        executor="loop",
-        workers=1,
+        execution=Execution("loop", workers=1),
     )
     return run.history.models["theta"]
 

@@ -49,6 +49,7 @@ from kinfed.graphs import GRAPHS
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
+from kinfed.simulation.execution import Execution
 
 MARK = "EXECUTED"  # the file that a pickle writes if anybody loads it
 ENDLESS = ("rounds", "seeds")  # large numbers of these are asked for
@@ -449,7 +450,7 @@ def tables(draw):
         known = inspect.signature(kinfed.data.tables.read).parameters
         federation = from_csv(**{key: value for key, value in settings.items() if key in known})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
-        return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, executor="loop"), net)
+        return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, execution=Execution("loop")), net)
     Path("c.toml").write_text(tomli_w.dumps(table))
     run(draw, "c.toml")
 
@@ -491,7 +492,7 @@ def edges(draw):
     federation = Federation.from_arrays(x, x[:, 0] > 0, client, graph=weights)
     method = draw.choice(["sfl", "panacea", "fedavg"])
     net = nn.Linear(2, 2)
-    keep(kinfed.fit(METHODS[method](), federation, net, rounds=2, executor="loop"), net)
+    keep(kinfed.fit(METHODS[method](), federation, net, rounds=2, execution=Execution("loop")), net)
 
 
 def images(draw, name):

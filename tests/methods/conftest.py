@@ -17,6 +17,7 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import tags
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 
@@ -25,7 +26,7 @@ class Trial:
 
     def __init__(self, method, federation, module, training, executor="loop", seed=0, every=1):
         self.method, self.module = method, module
-        self.fleet = Simulation(federation, Model(module), method, training, seed=seed, executor=executor)
+        self.fleet = Simulation(federation, Model(module), method, training, seed=seed, execution=Execution(executor))
         self.roster = self.fleet.roster()
         self.history = History(federation.names, federation.task, every)
 

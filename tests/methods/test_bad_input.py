@@ -11,6 +11,7 @@ from kinfed.core.tasks import Classification
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Head
+from kinfed.simulation.execution import Execution
 
 LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
 PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
@@ -39,7 +40,9 @@ def federation(weights=None, train=9):
 def run(method, weights=PATH, train=9, module=None, **settings):
     data = federation(weights, train)
     training = Training(1, 4, SGD(0.1))
-    return fit(method, data, module or nn.Linear(2, 2), rounds=2, training=training, executor="loop", **settings)
+    return fit(
+        method, data, module or nn.Linear(2, 2), rounds=2, training=training, execution=Execution("loop"), **settings
+    )
 
 
 @pytest.mark.parametrize(

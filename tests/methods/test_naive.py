@@ -24,6 +24,7 @@ from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
@@ -47,7 +48,9 @@ class Ours:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
-        fleet = Simulation(data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, executor="vmap")
+        fleet = Simulation(
+            data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, execution=Execution("vmap")
+        )
         self.roster = fleet.roster(data.graph)
         self.begin = method.start(self.roster)
         self.server = run(

@@ -21,6 +21,7 @@ from kinfed.methods.panacea import Network, Server
 from kinfed.methods.parts.hypernetwork import Dense, perceptron
 from kinfed.methods.pfedhn import Network as MLP
 from kinfed.methods.pfedhn import Server as MLPServer
+from kinfed.simulation.execution import Execution
 
 float64 = torch.float64
 PATH = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])
@@ -872,5 +873,5 @@ def test_refuses(wrong):
 @pytest.mark.parametrize("all_pairs", [0, 512])
 def test_a_client_alone_has_no_pairs_to_sample(all_pairs):
     alone = Federation.from_arrays(torch.randn(20, 2), torch.arange(20) % 2, torch.zeros(20), graph=torch.ones(1, 1))
-    found = fit(Panacea(all_pairs=all_pairs, hidden=3), alone, nn.Linear(2, 2), rounds=1, executor="loop")
+    found = fit(Panacea(all_pairs=all_pairs, hidden=3), alone, nn.Linear(2, 2), rounds=1, execution=Execution("loop"))
     assert found.theta(0).isfinite().all()

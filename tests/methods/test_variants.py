@@ -33,6 +33,7 @@ from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.spsa import Spsa
 from kinfed.ops import similarity, sketch
 from kinfed.simulation import evaluation, state_store
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
@@ -167,7 +168,7 @@ def start(name, variant, executor="loop"):
         torch.manual_seed(3)
         module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
     data, training = federation(), Training(epochs=1, batch=4, optimiser=SGD(lr=0.2))
-    fleet = Simulation(data, Model(module), method, training, seed=SEED, executor=executor, chunk=3)
+    fleet = Simulation(data, Model(module), method, training, seed=SEED, execution=Execution(executor, chunk=3))
     return method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task, every=2)
 
 

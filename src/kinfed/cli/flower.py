@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import os
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..experiments import config
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder
 from .running import show
 
@@ -132,22 +132,22 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
         out = asked.resume.resolve()
         if not (out / "config.toml").exists():
             raise UsageError(f"{out} is not a federation's folder: it has no config.toml")
-        if (out / "summary.json").exists():
+        if (folder := RunFolder(out)).is_finished:
             console.print(f"the run in {out} has finished", soft_wrap=True)
-            show(json.loads((out / "summary.json").read_text()), asked, console)
+            show(folder.read_summary(), asked, console)
             return
         raw = config.read(str(out / "config.toml"), [])
     else:
         raw = config.read(asked.plan, asked.overrides)
     planned = plan.resolve(raw)
     if asked.resume is None:
-        config.warn_of_idle(asked.plan, asked.overrides, [planned.table["method"]["name"]])
+        config.warn_of_idle(asked.plan, asked.overrides, [planned.learning.method_name])
     processes.require(Path(asked.home))
     if planned.deployment.graph:
         planned.table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
     if asked.resume is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        out = (asked.out or Path("runs") / planned.table["method"]["name"] / "sites" / stamp).resolve()
+        out = (asked.out or Path("runs") / planned.learning.method_name / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
             raise UsageError(f"{out} holds a run already; go on with it: kinfed flower run --resume {out}")
         make_folder(out)
@@ -155,8 +155,9 @@ def _run(asked: argparse.Namespace, console: Console) -> None:
     say = (lambda text: None) if asked.quiet else _sayer(console)
     summary = processes.run(Path(asked.home), planned.table, out, say)
     show(summary, asked, console)
-    each = summary["bytes_per_client_and_round"]
-    say(f"a client and round took {each['down']:,} bytes down and {each['up']:,} up (bytes.csv); models are at sites")
+    if each := summary.bytes_per_client_and_round:
+        said = f"a client and round took {each['down']:,} bytes down and {each['up']:,} up (bytes.csv)"
+        say(f"{said}; models are at sites")
 
 
 def _revoke(asked: argparse.Namespace, console: Console) -> None:

@@ -30,6 +30,7 @@ class Model:
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
+        self.named_head = head
         self.original = copy.deepcopy(module).cpu()  # wherever it was
         self.module = adapt(self.original)
         self.layout = Layout.of(self.module, head)

@@ -33,4 +33,4 @@ def main(grid: Grid, context: Context) -> None:
         why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"
         log(f"failed: {plain(why)}")
         raise  # Flower then sends the log off and marks the run as failed; at an exit it would do neither
-    log(f"done: {json.dumps(summary)}")
+    log(f"done: {json.dumps(summary.to_dict())}")

@@ -66,7 +66,7 @@ class Plan:
     def model(self, shape: tuple[int, ...], outputs: int) -> Model:
         """The architecture with the initial numbers that the seed gives, in float32."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
+            torch.manual_seed(generator(self.learning.seed, "model").initial_seed())
             module: nn.Module = self.learning.model(shape, outputs)
         return Model(module, dtype=torch.float32)
 
@@ -77,7 +77,7 @@ def resolve(raw: Table) -> Plan:
     Of `federation` only `split` is used: where the examples are is the sites' business.
     """
     learning = config.learning(raw, frozenset({"federation", "flower"}))
-    if learning.table["seeds"] != 1:
+    if learning.seeds != 1:
         raise UsageError("a federation runs one seed at a time; leave seeds out")
     if learning.participation.late or learning.participation.by_group:
         raise UsageError("participation.late and by_group are for simulations: here a site joins when it is started")

@@ -25,7 +25,9 @@ from typing import Any
 
 import tomli_w
 
+from ..core.summary import Summary
 from ..errors import RunError, UsageError, nearest
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing
 from ..interrupts import Terminated, held
 from . import gate, registry
@@ -208,7 +210,7 @@ def require(home: Path) -> None:
         raise UsageError(f"no SuperLink of {home} runs; start it: kinfed flower up")
 
 
-def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, Any]:
+def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> Summary:
     """Start a run, follow it to its end, and return its summary; raises RunError if it fails.
 
     A run that ends without a word, because its process was killed, is taken up again where it stopped.
@@ -219,7 +221,8 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
     for line in certificates.endings(Path(ca).parent) if ca else []:
         say(line)
     resume, left = f"go on with: kinfed flower run --resume {out}", GIVE_UP
-    finished = (out / "summary.json").exists()
+    folder = RunFolder(out)
+    finished = folder.is_finished
     signal.signal(signal.SIGHUP, _interrupt)  # a closed terminal stops the run as well
     while True:
         id = ""
@@ -242,11 +245,11 @@ def run(home: Path, config: dict[str, Any], out: Path, say: Say) -> dict[str, An
             raise RunError(f"{problem}; {resume}") from None
         last = said[-1] if said else ""
         if last.startswith("done: ") and status["status"] == "finished:completed":
-            return json.loads(last.removeprefix("done: "))  # type: ignore[no-any-return]
+            return Summary.from_json(last.removeprefix("done: "), "the last word of the run")
         if last.startswith("failed: "):
             raise RunError(f"{last.removeprefix('failed: ')}; {resume}")
-        if not finished and (out / "summary.json").exists():  # its process has gone after its last word
-            return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
+        if not finished and folder.is_finished:  # its process has gone after its last word
+            return folder.read_summary()
         left = GIVE_UP if any(line.startswith("round ") for line in said) else left - 1
         why = f"{status['status']}, {status.get('status-details')}"
         if status["status"] == "finished:stopped" or not left:

@@ -23,12 +23,13 @@ from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.seeding import tags
+from ..core.summary import Summary
 from ..core.tasks import Classification, Task, selected_task
 from ..core.trees import Tree
 from ..data import graph_files
 from ..errors import RunError, UsageError
-from ..experiments import run_folder
-from ..experiments.fit import CHECKPOINT
+from ..experiments import results
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing
 from . import members, messages, plan
 from .broker import Carrier, Courier
@@ -55,7 +56,7 @@ def serve(
     log: Any = print,
     poll: float = 0.2,
     members: Callable[[], Mapping[bytes, str]] | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Run the federation, or go on with the one in the folder `out`, and return its summary.
 
     `members` tells at any time whose public keys may take part; without it whoever is online may. The folder gets what
@@ -69,22 +70,23 @@ def serve(
         return _serve(planned, courier, out, log)
 
 
-def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, Any]:
+def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> Summary:
     deployed, began = planned.deployment, time.perf_counter()
-    if (out / "summary.json").exists():  # by a process that has ended meanwhile
-        return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
-    resumed = (out / CHECKPOINT).exists()
+    folder = RunFolder(out)
+    if folder.is_finished:  # by a process that has ended meanwhile
+        return folder.read_summary()
+    resumed, rounds = folder.checkpoint.exists(), planned.learning.rounds
     facts = json.loads((out / FACTS).read_text()) if resumed else _agree(planned, courier)
     shape, outputs, task = tuple(facts["shape"]), facts["outputs"], plan.read_task(facts["task"])
     model = planned.model(shape, outputs)
     rehearsal = Rehearsal(planned, model, shape, outputs, task)
     fleet = FlowerFleet(courier, deployed, rehearsal, _invitation(planned, facts, model))
-    history = History((), task, planned.table["evaluate_every"], select_by=planned.table.get("select_by", ""))
+    history = History((), task, rounds.evaluate_every, select_by=rounds.select_by)
     fleet.verdict = lambda: _verdict(history)
     method = _attentive(planned, fleet)
     at = Progress(0, None, None, 0.0)
     if resumed:
-        at = _restore(out / CHECKPOINT, facts, planned, model, method, fleet, history)
+        at = _restore(folder.checkpoint, facts, planned, model, method, fleet, history)
         courier.discover(
             lambda: sum(map(courier.is_online, fleet.names)) >= deployed.quorum * len(fleet.names),
             f"the sites of this run, to go on after round {at.done}",
@@ -107,9 +109,9 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
         nonlocal at
         spent = at.seconds
         at = Progress(round + 1, state, fleet.save(), before + time.perf_counter() - began)
-        checkpoint.save(out / CHECKPOINT, at, history)
+        checkpoint.save(folder.checkpoint, at, history)
         log(_progress(history, planned, int(fleet.state.replied.sum()), at.seconds - spent))
-        if newcomers() and round + 1 < planned.table["rounds"]:
+        if newcomers() and round + 1 < rounds.count:
             raise _Joined
 
     while True:
@@ -119,7 +121,7 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
                 roster,
                 fleet,
                 history,
-                rounds=planned.table["rounds"],
+                rounds=rounds.count,
                 participation=planned.learning.participation,
                 server=at.server,
                 begin=at.done,
@@ -146,8 +148,8 @@ def _serve(planned: Plan, courier: Courier, out: Path, log: Any) -> dict[str, An
             "and begin anew with another --out"
         )
     fleet.finish()
-    summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, out)
-    (out / CHECKPOINT).unlink(missing_ok=True)
+    summary = _summarise(planned, facts, model, method.origin_of(roster), history, fleet, at.seconds, folder)
+    folder.checkpoint.unlink(missing_ok=True)
     return summary
 
 
@@ -204,7 +206,7 @@ def _agree(planned: Plan, courier: Courier) -> Words:
         facts["outputs"] = classes
     else:
         task, facts["outputs"] = plan.read_task(first["task"]), first["outputs"]
-    if by := planned.table.get("select_by", ""):
+    if by := planned.learning.rounds.select_by:
         task = selected_task(task, by)
     return facts | {"task": plan.describe_task(task)}
 
@@ -282,7 +284,7 @@ def _roster(facts: Words, planned: Plan, model: Model, fleet: FlowerFleet) -> Ro
         model.layout,
         fleet.sizes(),
         planned.learning.training,
-        planned.table["seed"],
+        planned.learning.seed,
         tags(fleet.names),
         plan.graph_of(facts.get("graph"), len(fleet.names)),
         state.client_statistics,
@@ -312,7 +314,7 @@ def _judge_again(
 ) -> None:
     """Ask again for the evaluation that was on its way when the server stopped."""
     last = at.done - 1
-    if not history.is_due(last, planned.table["rounds"]) or last in history.rounds:
+    if not history.is_due(last, planned.learning.rounds.count) or last in history.rounds:
         return
     roster = replace(roster, round=last)
     cohort = fleet.state.replied.nonzero().squeeze(1)
@@ -321,7 +323,7 @@ def _judge_again(
 
 
 def _progress(history: History, planned: Plan, replied: int, seconds: float) -> str:
-    said = f"round {history.done} of {planned.table['rounds']}: {replied} clients, {seconds:.1f} s"
+    said = f"round {history.done} of {planned.learning.rounds.count}: {replied} clients, {seconds:.1f} s"
     if history.rounds:
         metric, name = history.selects, history.headline
         split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
@@ -338,56 +340,45 @@ def _summarise(
     history: History,
     fleet: FlowerFleet,
     seconds: float,
-    out: Path,
-) -> dict[str, Any]:
+    out: RunFolder,
+) -> Summary:
     relation = None
     if history.relations:
         relation = history.relations[history.rounds.index(history.select(history.chosen))]
     layers, caution = [layer.name for layer in model.layout.layers], planned.learning.method.caution
-    run_folder.write_history(history, relation, origin, layers, out, caution=caution)
+    results.write_history(history, relation, origin, layers, out, caution=caution)
     travelled = {name: fleet.courier.travelled[name] for name in fleet.names}
-    _write_bytes(travelled, fleet.counted, out / "bytes.csv")
+    _write_bytes(travelled, fleet.counted, out.path / "bytes.csv")
     totals = {name: [sum(way) for way in zip(*rounds.values(), strict=True)] for name, rounds in travelled.items()}
     down, up = (sum(both[i] for both in totals.values()) for i in (0, 1))
     task = history.task
-    summary = {
-        "method": planned.table["method"]["name"],
-        "dataset": "sites",
-        "federation": planned.table["federation"],
-        "rounds": history.done,
-        "seed": planned.table["seed"],
-        "clients": len(fleet.names),
-        "parameters": model.layout.parameters,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
-        "selected_by": history.selects,
-        "scores": history.summary(),
-        "chosen": history.chosen,
-        **history.clients_scores(),
-        "relation": {"origin": origin} if relation is not None else None,
-        "warnings": [],
+    each = {"down": round(down / len(totals) / history.done), "up": round(up / len(totals) / history.done)}
+    summary = Summary.of(
+        history,
+        method=planned.learning.method_name,
+        dataset="sites",
+        federation=planned.table["federation"],
+        seed=planned.learning.seed,
+        parameters=model.layout.parameters,
+        relation={"origin": origin} if relation is not None else None,
         **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),
-        "executor": "flower",
-        "seconds": round(seconds, 3),
-        "bytes_up": up,
-        "bytes_down": down,
-        "bytes_by_client": {name: {"down": d, "up": u} for name, (d, u) in totals.items()},
-        "bytes_per_client_and_round": {
-            "down": round(down / len(totals) / history.done),
-            "up": round(up / len(totals) / history.done),
-        },
-        "leaking": bool(caution),
-        "caution": caution,
-        "names": fleet.names,
-        "shape": facts["shape"],
-        "outputs": facts["outputs"],
-        "bounded": {name: {"said": said, "counted": size} for name, (said, size) in fleet.bounded.items()},
-        "classes": task.classes if isinstance(task, Classification) else None,
-        "experiment": facts["experiment"],
-        "out": str(out),
-    }
-    run_folder.write_recall(summary, fleet.names, out)
-    _write(summary, out / "summary.json")
+        executor="flower",
+        seconds=round(seconds, 3),
+        bytes_up=up,
+        bytes_down=down,
+        bytes_by_client={name: {"down": d, "up": u} for name, (d, u) in totals.items()},
+        bytes_per_client_and_round=each,
+        leaking=bool(caution),
+        caution=caution,
+        shape=facts["shape"],
+        outputs=facts["outputs"],
+        bounded={name: {"said": said, "counted": size} for name, (said, size) in fleet.bounded.items()},
+        classes=task.classes if isinstance(task, Classification) else None,
+        experiment=facts["experiment"],
+        out=str(out),
+    )
+    results.draw_recall(summary, out)
+    out.write_summary(summary)
     return summary
 
 

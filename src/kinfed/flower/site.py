@@ -30,8 +30,9 @@ from ..data.federation import Federation
 from ..data.split import Split
 from ..datasets import directory
 from ..errors import RunError, UsageError
-from ..experiments.devices import pick_device
 from ..files import make_folder, replacing
+from ..simulation.devices import pick_device
+from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages, plan
 from .messages import Message, Words
@@ -208,10 +209,8 @@ class Site:
             model,
             learning.method,
             learning.training,
-            seed=planned.table["seed"],
-            executor="loop",
-            onednn=False,
-            device=self._device,
+            seed=learning.seed,
+            execution=Execution("loop", onednn=False, device=str(self._device)),
         )
 
     def _at(self, order: Message) -> Path:
@@ -380,7 +379,7 @@ def federate(path: Path, name: str, task: Task, planned: plan.Plan, target: str 
         raise UsageError(
             f"{path}: y must be {'labels' if isinstance(task, Classification) else 'targets'}, as elsewhere"
         )
-    seed, split = planned.table["seed"], planned.split
+    seed, split = planned.learning.seed, planned.split
     if "x" in x:
         owner = np.full(len(x["x"]), name)
         return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
