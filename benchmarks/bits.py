@@ -81,7 +81,7 @@ def tried(method: Method, federation: Federation, executor: str) -> torch.Tensor
         torch.manual_seed(3)
         between = nn.Linear(4, 4) if executor == "fused" else nn.BatchNorm1d(4)  # which has no fused form
         module = nn.Sequential(nn.Linear(3, 4), between, nn.Tanh(), nn.Linear(4, 3)).double()
-    how = {"rounds": 3, "participation": 0.4, "seed": 5, "executor": executor, "workers": 1, "chunk": 3}
+    how = {"rounds": 3, "participation": 0.4, "seed": 5, "execution": Execution(executor, workers=1, chunk=3)}
     return fit(method, federation, module, training=Training(1, 4, SGD(lr=0.2)), **how).history.models["theta"]
 
 

@@ -68,7 +68,7 @@ def count_bytes():
                 raw["flower"]["graph"] = str(folder / "links.npz")
             carrier = InProcess(sites)
             summary = server.serve(plan.resolve(raw), carrier, folder / "out", log=lambda text: None, poll=0)
-        model, each = 4 * summary["parameters"], SITES * ROUNDS
+        model, each = 4 * summary.parameters, SITES * ROUNDS
         shares = {way: {} for way in ("down", "up")}
         for (way, key), count in carrier.counted.items():
             if not key.startswith("join/"):
@@ -82,7 +82,7 @@ def count_bytes():
         )
         print(lines[-1], flush=True)
     head = (
-        f"Six sites, {ROUNDS} rounds, a perceptron of {summary['parameters']:,} parameters, everyone takes part. "
+        f"Six sites, {ROUNDS} rounds, a perceptron of {summary.parameters:,} parameters, everyone takes part. "
         "Counted over the whole run, so the models that judge the last round are in it as one round's share more: "
         f"{1 + 1 / ROUNDS:.2f} instead of 1. Models are given as multiples of one model, 4 bytes a parameter.\n\n"
         "| method | bytes down | bytes up | of 2 models | down, in models | up, in models | once, when joining |\n"

@@ -20,6 +20,7 @@ import re
 import shutil
 import traceback
 import zipfile
+from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 from xml.sax.saxutils import quoteattr
@@ -749,15 +750,15 @@ def fits(draw):
         "training": Training(1, draw.choice([1, 4, 10**6]), optimiser),
         "participation": draw.choice([1.0, 0.5, 1e-9, Participation(0.5), Participation(1.0, late=0.3, joins=1)]),
         "seed": draw.choice([0, 3, 2**62 - 1]),
-        "executor": draw.choices(["loop", "auto", "vmap"], [20, 6, 1])[0],
+        "execution": Execution(draw.choices(["loop", "auto", "vmap"], [20, 6, 1])[0]),
     }
     if draw.breaks(0.6):
-        key = draw.choice(
-            [name for name in inspect.signature(kinfed.fit).parameters if name not in ("folder", "progress")]
-        )
+        key = draw.choice([name for name in inspect.signature(kinfed.fit).parameters if name != "folder"])
         given = {"method": made, "federation": federation, "module": module, key: draw.choice(ODD)}
         asked |= {key: given.pop(key)} if key not in ("method", "federation", "module") else {}
         made, federation, module = (given[name] for name in ("method", "federation", "module"))
+        if draw.breaks(0.5):
+            asked["execution"] = Execution(**{draw.choice([f.name for f in fields(Execution)]): draw.choice(ODD)})
         asked["rounds"] = 2 if isinstance(asked["rounds"], int) and asked["rounds"] > 9 else asked["rounds"]
     found = kinfed.fit(made, federation, module, **asked)
     repr(found), found.summary(), found.load_model(0)
@@ -790,6 +791,6 @@ def prepare(base):
     for name, more in (("finished", []), ("stopped", []), ("seeds", ["seeds=2"])):
         with contextlib.ExitStack() as stack:
             if name == "stopped":
-                stack.enter_context(mock.patch("kinfed.experiments.run_folder._write", side_effect=KeyboardInterrupt))
+                stack.enter_context(mock.patch("kinfed.experiments.launch.write_run", side_effect=KeyboardInterrupt))
                 stack.enter_context(contextlib.suppress(UsageError))
             cli("run", "fedaghn", *small, *more, "--checkpoint", "0", "--out", base / name)

@@ -207,7 +207,7 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
         (
             ["run", "fedavg", "--checkpoint", "-1"],
-            "checkpoint is a time in seconds, so it must be zero or more; got -1",
+            "checkpoint_seconds is a time, so it must be a number, zero or more; got -1",
         ),
         (["sweep", "fedavg", "--checkpoint", "nan"], "so it must be zero or more; got nan"),
         (["estimate", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),

@@ -265,9 +265,9 @@ def test_a_superlink_with_an_old_certificate_is_told(tmp_path, server, monkeypat
 
 
 @pytest.fixture
-def flower(tmp_path, monkeypatch):
+def flower(tmp_path, monkeypatch, finished):
     """Flower's runs: what each is said to be, and what it says; returns what was asked of Flower."""
-    asked, runs = [], {}
+    asked, runs, done = [], {}, finished(tmp_path / "told").read_summary()
 
     def flwr(home, *arguments):
         asked.append(arguments[0])
@@ -280,7 +280,7 @@ def flower(tmp_path, monkeypatch):
 
     def follow(home, id, say):
         runs[id] = "finished:completed"
-        return ["round 1 of 1", 'done: {"rounds": 1}']
+        return ["round 1 of 1", f"done: {json.dumps(done.to_dict())}"]
 
     monkeypatch.setattr(processes, "_flwr", flwr)
     monkeypatch.setattr(processes, "_follow", follow)
@@ -292,16 +292,16 @@ def flower(tmp_path, monkeypatch):
 def test_a_run_that_lost_its_watcher_is_followed_and_not_started_twice(tmp_path, flower):
     out, said = tmp_path / "out", []
     out.mkdir()
-    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert processes.run(tmp_path, {}, out, said.append).rounds == 1
     assert (out / ".run").read_text() == "1"
     flower.runs["1"] = "running"  # as if the program that watched it had been killed
     flower.asked.clear()
-    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert processes.run(tmp_path, {}, out, said.append).rounds == 1
     assert said == ["the run goes on; following it"]
     assert "run" not in flower.asked
-    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}  # it is over: another
+    assert processes.run(tmp_path, {}, out, said.append).rounds == 1  # it is over: another
     (out / ".run").write_text("of another SuperLink")
-    assert processes.run(tmp_path, {}, out, said.append) == {"rounds": 1}
+    assert processes.run(tmp_path, {}, out, said.append).rounds == 1
     assert flower.asked.count("run") == 2
 
 

@@ -122,7 +122,7 @@ def test_scores_that_are_no_scores_do_not_end_a_run(trial):
     trial.grid.faults["c", 2] = said(scores=[["shared", "test"]])
     trial.grid.faults["d", 2] = said(scores=7)
     summary = trial.serve()
-    assert summary["rounds"] == 3
+    assert summary.rounds == 3
     assert sum("scores that cannot be read" in line for line in trial.said) == 2
 
 
@@ -170,8 +170,8 @@ def test_made_up_scores_neither_end_a_run_nor_choose_its_models(trial, monkeypat
     trial.grid.faults["c", 2] = said(scores=made_up)  # of round 1
     serve_until(trial, monkeypatch, 3)
     summary = trial.serve()
-    assert summary["scores"].keys() == {"shared"}
-    assert summary["scores"]["shared"]["round"] == clean.select("shared") + 1
+    assert summary.scores.keys() == {"shared"}
+    assert summary.scores["shared"]["round"] == clean.select("shared") + 1
 
 
 def test_a_site_that_has_validation_examples_where_none_are_asked_for(trial):
@@ -179,15 +179,15 @@ def test_a_site_that_has_validation_examples_where_none_are_asked_for(trial):
     one = trial("fedavg", rounds=2)
     one.planned = plan.resolve(one.planned.table | {"federation": {"split": {"validation": 0.0}}})
     summary = one.serve()
-    assert summary["scores"]["shared"]["round"] == 2
-    assert "validation" not in summary["scores"]["shared"]
+    assert summary.scores["shared"]["round"] == 2
+    assert "validation" not in summary.scores["shared"]
 
 
 def test_a_round_whose_only_client_gives_nothing_good_passes_and_three_in_a_row_end_the_run(trial):
     once = trial("fedavg", rounds=3, share=0.1)
     first = next(_asked(once))[0]
     once.grid.faults[first, 1] = changed(lambda name, t: t * torch.nan)
-    assert once.serve()["rounds"] == 3
+    assert once.serve().rounds == 3
     assert f"round 1 passes: only 0 of 1 clients gave an answer that can be used, and 1 must; look after {first}" in (
         once.said
     )
@@ -205,7 +205,7 @@ def test_too_many_bad_answers_three_rounds_in_a_row_end_the_run(trial):
     with pytest.raises(RunError, match=r"round 4, the 3rd in a row: only 3 of 6 clients gave .* and 5 must"):
         trial.serve()
     trial.grid.faults.clear()
-    assert trial.serve()["rounds"] == 5
+    assert trial.serve().rounds == 5
 
 
 def test_in_a_cohort_of_two_an_upload_is_compared_with_those_before(trial):
@@ -224,7 +224,7 @@ def test_nobody_can_pretend_to_be_the_owner_of_another_key(trial):
     trial.grid.keys[last] = "mallory"
     trial.planned.table["flower"]["clients"] = 4
     trial.planned = plan.resolve(trial.planned.table)
-    assert trial.serve()["names"] == list("abcd")
+    assert trial.serve().names == list("abcd")
     assert "cannot use the node of mallory: it says that it is client f, but its key is that of mallory" in trial.said
 
 
@@ -234,7 +234,7 @@ def test_two_servers_do_not_work_in_one_folder(trial, monkeypatch):
     (trial.folder / "out").mkdir()
     with serving._alone(trial.folder / "out", print), pytest.raises(UsageError, match="another process works in"):
         trial.serve()
-    assert trial.serve()["rounds"] == 3
+    assert trial.serve().rounds == 3
 
 
 def test_an_answer_lost_on_the_way_is_given_again_without_training_twice(trial, monkeypatch):
@@ -265,12 +265,12 @@ def test_a_server_that_died_goes_on_as_if_it_had_not(trial, monkeypatch, name, w
     serve_until(trial, monkeypatch, 3, when)
     summary = trial.serve()
     trial.compare(expected)
-    assert summary["rounds"] == 5
-    assert summary["chosen"] == expected.history.chosen
-    for key, scores in summary["clients_scores"].items():
+    assert summary.rounds == 5
+    assert summary.chosen == expected.history.chosen
+    for key, scores in summary.clients_scores.items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
     assert len(np.load(trial.folder / "out" / "relations.npz")["round"]) == 5
-    assert trial.serve() == json.loads(json.dumps(summary))  # a finished run tells its end again
+    assert trial.serve() == summary  # a finished run tells its end again
 
 
 @pytest.mark.parametrize("at", ["train", "write"])
@@ -333,7 +333,7 @@ def test_a_site_that_lost_its_state_joins_anew(trial):
     for key, value in load_file(mine / "model.safetensors").items():
         i = list(trial.examples).index("c")
         torch.testing.assert_close(value, expected.layout.tensors(expected.history.models["theta"][i])[key])
-    assert summary["scores"]["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
+    assert summary.scores["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
 
 
 def test_too_few_answers_end_the_run_with_what_to_do_and_it_goes_on_later(trial):
@@ -347,7 +347,7 @@ def test_too_few_answers_end_the_run_with_what_to_do_and_it_goes_on_later(trial)
         trial.serve()
     trial.grid.faults.clear()
     summary = trial.serve()
-    assert summary["scores"]["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
+    assert summary.scores["shared"]["mean"] == pytest.approx(float(expected.history.test("shared").mean()))
 
 
 def test_clients_that_come_later_count_from_the_next_round(trial):
@@ -362,7 +362,7 @@ def test_clients_that_come_later_count_from_the_next_round(trial):
 
     late.grid.faults["a", 1] = arrive  # greeted in round 2
     summary = late.serve()
-    assert summary["names"] == list("abcdef")
+    assert summary.names == list("abcdef")
     assert "joined after round 2: e, f" in late.said
     asked = [(name, group) for name, kind, group in late.grid.log if kind == "round"]
     assert ("e", "2") not in asked
@@ -381,7 +381,7 @@ def test_a_client_that_comes_later_has_the_links_that_the_file_gives_it(trial, n
     late = trial(name, rounds=4, clients=5)
     (late.folder / "links.csv").write_text("from,to\na,b\nb,c\nc,d\na,e\nf,b\nf,stranger\n")
     come_late(late)
-    assert late.serve()["names"] == list("abcdef")
+    assert late.serve().names == list("abcdef")
     links = json.loads((late.folder / "out" / "federation.json").read_text())["graph"]
     assert links[5] == [0, 1, 0, 0, 0, 0]
     assert [row[5] for row in links] == [0, 1, 0, 0, 0, 0]
@@ -399,7 +399,7 @@ def test_a_client_that_cannot_join_at_first_is_asked_again(trial, monkeypatch):
         real(arrays, path, metadata)
 
     monkeypatch.setattr(site.checkpoint, "write", write)
-    assert late.serve()["names"] == list("abcdef")
+    assert late.serve().names == list("abcdef")
     assert any("left client f out" in line and "No space left" in line for line in late.said)
 
 
@@ -435,7 +435,7 @@ def test_a_client_that_leaves_keeps_its_last_model_and_the_others_go_on(trial):
 
     trial.grid.faults["a", 3] = leave  # asked before f is
     summary = trial.serve()
-    assert summary["rounds"] == 4
+    assert summary.rounds == 4
     trial.compare(expected, "abcde")
     (folder,) = (trial.folder / "sites" / "f" / "f").iterdir()
     assert json.loads((folder / "model.json").read_text())["round"] in (1, 2)
@@ -469,9 +469,9 @@ def test_a_size_that_is_made_up_does_not_make_one_site_the_average(trial, lie, m
     honest = trial.simulate().history.test("shared")
     lie("e", "_join", size=10**12)
     summary = trial.serve()
-    assert summary["clients_scores"]["shared"] == pytest.approx(expected.tolist(), abs=1e-5)
-    assert summary["clients_scores"]["shared"] != pytest.approx(honest.tolist(), abs=1e-5)
-    assert summary["bounded"] == {"e": {"said": 10**12, "counted": most}}
+    assert summary.clients_scores["shared"] == pytest.approx(expected.tolist(), abs=1e-5)
+    assert summary.clients_scores["shared"] != pytest.approx(honest.tolist(), abs=1e-5)
+    assert summary.bounded == {"e": {"said": 10**12, "counted": most}}
     line = (
         f"client e says that it has 1,000,000,000,000 training examples and counts as if it had {most}: more than 10 "
         "times the median of the others (flower.size_bound)"
@@ -493,8 +493,8 @@ def test_classes_that_are_made_up_do_not_end_the_run_for_all(trial, lie):
     trial = trial("fedavg", rounds=2, classes=0, clients=5)
     lie("c", "_hello", task={"name": "Classification", "classes": 10**9}, outputs=10**9)
     summary = trial.serve()
-    assert summary["names"] == list("abdef")
-    assert summary["classes"] == 3
+    assert summary.names == list("abdef")
+    assert summary.classes == 3
     assert (
         "left client c out: its labels show 1,000,000,000 classes, more than 100,000; if that is right, set "
         "flower.classes"
@@ -524,7 +524,7 @@ def test_only_those_whose_keys_the_server_has_take_part(trial):
     trial.grid.publics = {node: config["client-id"].encode() for node, config in trial.grid.sites.items()}
     members = {public: public.decode() for public in trial.grid.publics.values() if public != b"f"}
     summary = trial.serve(members=lambda: members)
-    assert summary["names"] == list("abcde")
+    assert summary.names == list("abcde")
     assert not any(name == "f" for name, *_ in trial.grid.log)
 
 
@@ -533,7 +533,7 @@ def test_sites_with_other_examples_are_left_out(trial):
     odd = trial.grid.sites[106]
     np.savez(odd["data"], x=np.zeros((20, 7), np.float32), y=np.zeros(20, np.int64))
     summary = trial.serve()
-    assert summary["names"] == list("abcde")
+    assert summary.names == list("abcde")
     assert any("left client f out: its examples are [7]" in line for line in trial.said)
 
 
@@ -551,9 +551,9 @@ def test_bytes_are_counted_by_client_and_round(trial):
             assert 0 < words < 3000, (client, round, way)
     for way in ("down", "up"):
         each = {c: sum(int(row[way]) for (name, _), row in rows.items() if name == c) for c in "abcdef"}
-        assert {name: counted[way] for name, counted in summary["bytes_by_client"].items()} == each
-        assert summary[f"bytes_{way}"] == sum(each.values())
-        assert summary["bytes_per_client_and_round"][way] == round_to(sum(each.values()) / 18)
+        assert {name: counted[way] for name, counted in summary.bytes_by_client.items()} == each
+        assert getattr(summary, f"bytes_{way}") == sum(each.values())
+        assert summary.bytes_per_client_and_round[way] == round_to(sum(each.values()) / 18)
 
 
 def round_to(value):
@@ -573,8 +573,8 @@ def test_feedback_from_test_examples_is_told_wherever_scores_are(trial):
     expected = trial.simulate()
     summary = trial.serve()
     trial.compare(expected)
-    assert summary["leaking"] is True
-    assert summary["caution"] == "the method used test examples as feedback"
+    assert summary.leaking is True
+    assert summary.caution == "the method used test examples as feedback"
     heading, *rows = (trial.folder / "out" / "history.csv").read_text().splitlines()
     assert heading.endswith(",caution")
     assert all(row.endswith(",the method used test examples as feedback") for row in rows)
@@ -582,7 +582,7 @@ def test_feedback_from_test_examples_is_told_wherever_scores_are(trial):
 
 def test_fair_feedback_is_not_told_off(trial):
     summary = trial("fedaghn", rounds=1).serve()
-    assert (summary["leaking"], summary["caution"]) == (False, "")
+    assert (summary.leaking, summary.caution) == (False, "")
 
 
 def test_tables_of_other_columns_are_left_out(trial):
@@ -598,7 +598,7 @@ def test_tables_of_other_columns_are_left_out(trial):
         path.write_text("\n".join(lines * 1 + lines[1:] * 9) + "\n")
         config |= {"data": str(path), "target": "label"}
     summary = trial.serve()
-    assert summary["names"] == list("abcde")
+    assert summary.names == list("abcde")
     assert any(
         line == "left client f out: only it or only the federation has the columns c5, odd" for line in trial.said
     )
@@ -633,7 +633,7 @@ def test_what_others_hear_of_a_client_that_is_gone(trial, stale, heard):
     assert (relation[3, :5, 5] > 0).all() == heard  # it has missed two rounds
     np.testing.assert_allclose(relation.sum(-1), 1, rtol=1e-5)
     assert (relation[5, :5, 5] > 0).all()  # it is back
-    assert summary["rounds"] == 6
+    assert summary.rounds == 6
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -654,7 +654,7 @@ def test_every_method_can_do_without_a_silent_client(trial, name):
 def test_decay_ends_well_whoever_is_drawn(trial):
     trial = trial("fedaghn", rounds=6, stale="decay", decay=0.5)
     gone_from(trial, "f", 2, back=4)
-    assert trial.serve()["rounds"] == 6
+    assert trial.serve().rounds == 6
     with np.load(trial.folder / "out" / "relations.npz") as file:
         np.testing.assert_allclose(file["relation"].sum(-1), 1, rtol=1e-5)
 
@@ -680,7 +680,7 @@ def test_a_round_for_which_nobody_is_there_passes(trial):
     trial.grid.faults[drawn[0], 1] = lambda answer: trial.grid.sites.pop(node) and answer
     summary = trial.serve()
     assert "round 2 passes: none of the clients drawn for it is there" in trial.said
-    assert summary["rounds"] == 3
+    assert summary.rounds == 3
 
 
 def _asked(trial):
@@ -706,15 +706,15 @@ def test_sites_weigh_their_classes_and_tell_scores_by_class(trial, tmp_path):
     trial.planned = with_settings(trial.planned, "balanced_accuracy", "balanced")
     summary = trial.serve()
     trial.compare(trial.simulate())
-    score = summary["scores"][summary["chosen"]]
-    assert summary["selected_by"] == "balanced_accuracy"
+    score = summary.scores[summary.chosen]
+    assert summary.selected_by == "balanced_accuracy"
     with (tmp_path / "out" / "history.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if int(row["round"]) == score["round"]]
     value = {(row["client"], row["split"], row["metric"]): float(row["value"]) for row in rows}
-    validation = [value[name, "validation", "balanced_accuracy"] for name in summary["names"]]
+    validation = [value[name, "validation", "balanced_accuracy"] for name in summary.names]
     assert score["validation"] == pytest.approx(np.nanmean(validation))
-    for c, row in enumerate(summary["by_class"]):
-        recall = np.array([value[name, "test", f"recall@{c}"] for name in summary["names"]])
+    for c, row in enumerate(summary.by_class):
+        recall = np.array([value[name, "test", f"recall@{c}"] for name in summary.names])
         assert row["clients"] == int((~np.isnan(recall)).sum())
         assert row["recall"] == pytest.approx(np.nanmean(recall))
         assert "pooled" not in row  # how many examples of a class a site has, it does not tell
