@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .core.client import Training as Training
     from .core.client import towards as towards
     from .core.engine import Participation as Participation
+    from .core.engine import Rounds as Rounds
     from .core.graph import Graph as Graph
     from .core.history import History as History
     from .core.method import Method as Method
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .core.settings import Positive as Positive
     from .core.settings import Settings as Settings
     from .core.settings import Share as Share
+    from .core.summary import Summary as Summary
     from .core.tables import put as put
     from .core.tasks import Classification as Classification
     from .core.tasks import Forecasting as Forecasting
@@ -49,9 +51,9 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import UsageError as UsageError
     from .experiments.fit import fit as fit
+    from .experiments.results import load_model as load_model
+    from .experiments.results import save as save
     from .experiments.run import Run as Run
-    from .experiments.run_folder import load_model as load_model
-    from .experiments.run_folder import save as save
     from .methods import METHODS as METHODS
     from .methods.bases import Averaging as Averaging
     from .methods.bases import GraphMethod as GraphMethod
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from .partitions.rotations import Rotations as Rotations
     from .partitions.shards import Shards as Shards
     from .partitions.topologies import Topologies as Topologies
+    from .simulation.execution import Execution as Execution
 
 __version__ = "0.1.0"
 
@@ -91,13 +94,14 @@ _PLACES = {  # each public name, by its module
     "attacks.noise": ("Noise",),
     "attacks.poison": ("Poison",),
     "core.client": ("Client", "Quadratic", "Training", "towards"),
-    "core.engine": ("Participation",),
+    "core.engine": ("Participation", "Rounds"),
     "core.graph": ("Graph",),
     "core.history": ("History",),
     "core.method": ("Method", "Params", "Roster", "SharedParams"),
     "core.model": ("Model",),
     "core.optimiser": ("SGD", "Adam"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
+    "core.summary": ("Summary",),
     "core.tables": ("put",),
     "core.tasks": ("Classification", "Forecasting", "Regression"),
     "core.trees": ("ModelOf", "Pairwise", "PerClient", "Shared"),
@@ -108,8 +112,8 @@ _PLACES = {  # each public name, by its module
     "datasets": ("DATASETS",),
     "errors": ("DataError", "RunError", "UsageError"),
     "experiments.fit": ("fit",),
+    "experiments.results": ("load_model", "save"),
     "experiments.run": ("Run",),
-    "experiments.run_folder": ("load_model", "save"),
     "methods": ("METHODS",),
     "methods.bases": ("Averaging", "GraphMethod"),
     "methods.cfl": ("CFL",),
@@ -138,6 +142,7 @@ _PLACES = {  # each public name, by its module
     "partitions.rotations": ("Rotations",),
     "partitions.shards": ("Shards",),
     "partitions.topologies": ("Topologies",),
+    "simulation.execution": ("Execution",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

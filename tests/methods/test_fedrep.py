@@ -9,6 +9,7 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
 from kinfed.methods import FedRep
+from kinfed.simulation.execution import Execution
 
 float64 = torch.float64
 
@@ -56,7 +57,7 @@ def test_each_phase_leaves_the_other_part_bitwise_alone(examples, noisy, percept
     x, y = noisy(2, 2)
     training = Training(2, 3, SGD(0.1, momentum=0.9, weight_decay=0.1))  # decay must not touch a frozen part
     for method, moves in ((FedRep(head_epochs=2, base_epochs=0), "head"), (FedRep(head_epochs=0), "base")):
-        trial = examples(perceptron(norm), x, y, method, training=training, executor=executor)
+        trial = examples(perceptron(norm), x, y, method, training=training, execution=Execution(executor))
         layout = trial.roster.layout
         method, everyone = trial.method, trial.roster.everyone
         _, uploads = trial.fleet.train(0, everyone, method.send(trial.roster, method.start(trial.roster), everyone))
@@ -98,4 +99,4 @@ def test_refuses(wrong):
 def test_a_model_that_is_all_head_has_nothing_to_share():
     data = Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) // 20)
     with pytest.raises(UsageError, match="nothing is left to share"):
-        fit(FedRep(), data, nn.Linear(3, 2), rounds=1, executor="loop")
+        fit(FedRep(), data, nn.Linear(3, 2), rounds=1, execution=Execution("loop"))

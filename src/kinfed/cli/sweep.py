@@ -15,7 +15,7 @@ from ..errors import RunError, explain
 from ..experiments import config
 from ..experiments.study import Study
 from ..experiments.sweep import Sweep, sweep
-from .running import Bar, machine, options
+from .running import Bar, data_dir, execution, options
 from .tables import tell, write
 
 
@@ -45,7 +45,7 @@ def _sweep(asked: argparse.Namespace, console: Console) -> None:
     out = asked.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
     methods = asked.method.split(",") if asked.method else []
     with Bar(console, asked.quiet) as bar:
-        study = Study(config.read(asked.source, []), machine(asked, bar), out)
+        study = Study(config.read(asked.source, []), execution(asked, bar), out, data_dir=data_dir(asked))
         wanted = sweep(study, methods, asked.overrides)
         for line in wanted.check():
             if not asked.quiet:

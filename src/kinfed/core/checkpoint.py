@@ -17,7 +17,6 @@ from .history import History
 from .pieces import Part, pieces
 from .trees import Tree
 
-HOW = "how.json"
 TYPES = {  # the format's names
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -76,22 +75,6 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
         )
     except FOREIGN as problem:
         raise _not_ours(path, problem) from None
-
-
-def remember(settings: Mapping[str, Any], folder: Path) -> None:
-    """Write what a run in this folder goes on with where there is no checkpoint yet: a fleet's settings, or some."""
-    with replacing(folder / HOW) as part:
-        part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def recall(folder: Path) -> dict[str, Any]:
-    """What `remember` wrote there last; nothing if that never was."""
-    try:
-        return dict(json.loads((folder / HOW).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as problem:
-        raise RunError(f"{folder / HOW} cannot be read ({problem}); delete it to go on with the defaults") from None
 
 
 def how(path: Path) -> dict[str, Any]:

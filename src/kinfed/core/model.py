@@ -25,7 +25,8 @@ Read = Callable[[Tensor], Tensor]  # what is made of a pass's outputs while the 
 
 
 NO_HEAD = (
-    "the model has no nn.Linear that could be its head, so it has no features; name the layer that is one: head='NAME'"
+    "the model has no nn.Linear that could be its head, so it has no features; name the layer that is one: "
+    "kinfed.Model(module, head='NAME')"
 )
 
 
@@ -55,15 +56,20 @@ class Features:
         if len(self._calls) != 1:
             raise UsageError(
                 f"the model applies its head '{self._head}' {len(self._calls)} times in a pass, so its features are no "
-                "single tensor; take a model that ends with its head, or name another layer: head='NAME'"
+                "single tensor; take a model that ends with its head, or name another layer: "
+                "kinfed.Model(module, head='NAME')"
             )
         given, outputs = self._calls[0]
         if len(given) != 1 or not isinstance(given[0], Tensor):
-            raise UsageError(f"the model does not give its head '{self._head}' one tensor; name another: head='NAME'")
+            raise UsageError(
+                f"the model does not give its head '{self._head}' one tensor; name another: "
+                "kinfed.Model(module, head='NAME')"
+            )
         if outputs is not self._outputs:
             raise UsageError(
                 f"the model's head '{self._head}' is not the last thing that its forward pass applies, so its outputs "
-                "are not head(features); return what the head gives, or name the layer that comes last: head='NAME'"
+                "are not head(features); return what the head gives, or name the layer that comes last: "
+                "kinfed.Model(module, head='NAME')"
             )
         return given[0].to(self._dtype)
 
@@ -78,6 +84,7 @@ class Model:
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
+        self.named_head = head
         self.original = copy.deepcopy(module).cpu()  # wherever it was
         self.module = adapt(self.original)
         self.head_name = head_of(self.module) if head is None else head  # None: it has none

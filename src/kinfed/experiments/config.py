@@ -16,7 +16,7 @@ from torch import nn
 from ..attacks import ATTACKS
 from ..attacks.attack import Attack
 from ..core.client import Training
-from ..core.engine import Participation, check_counts
+from ..core.engine import Participation, Rounds, check_seed
 from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
@@ -26,7 +26,7 @@ from ..core.tasks import TASKS, Classification, Task, check_selection
 from ..data.dataset import Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
-from ..datasets import DATASETS, OWNED, is_table
+from ..datasets import DATASETS, OWNED, called, is_table
 from ..errors import UsageError, nearest
 from ..files import replacing
 from ..graphs import GRAPHS
@@ -47,9 +47,14 @@ class Learning(NamedTuple):
     """What is learned and how; `table` is the complete config of these parts."""
 
     table: Table
+    method_name: str  # or a path, see `own_parts`
     method: Method
+    rounds: Rounds
+    seed: int
+    seeds: int
     training: Training
     participation: Participation
+    model_name: str
     model: Callable[..., nn.Module]
 
 
@@ -58,16 +63,30 @@ class Experiment:
     """An experiment whose every part is made and checked; `table` is its complete config."""
 
     table: Table
+    method_name: str
     method: Method
+    rounds: Rounds
+    seed: int  # the first of `seeds`
+    seeds: int
     training: Training
     participation: Participation
+    dataset_name: str  # as people know it, see `called`
+    dataset: Callable[..., Any]
+    clients: int  # 0: as many as the data set has owners
     partition: Partition
     split: Split
+    graph_name: str
     graph: Callable[[Federation, int], Graph | None]
-    dataset: Callable[..., Any]
+    by_class: dict[str, bool]  # scores of classification that are asked for, or not
+    model_name: str
     model: Callable[..., nn.Module]
     attack: Attack | None = None
     task: Task | None = None  # in place of the data set's own
+
+    @property
+    def every_seed(self) -> range:
+        """The seed of each of its runs."""
+        return range(self.seed, self.seed + self.seeds)
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
         """Load the data set, deal it to the clients and relate these."""
@@ -75,12 +94,10 @@ class Experiment:
         if self.task is not None and dataset.prepare is not None:
             raise UsageError("federation.task: series come with their task, as it knows their scale; leave it out")
         dataset = replace(dataset, task=self.task or dataset.task)
-        clients = self.table["federation"]["clients"]
-        owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
-        asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
+        owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
-            dataset = replace(dataset, task=replace(dataset.task, **asked))
-        elif without := [score for score, value in asked.items() if value]:
+            dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
+        elif without := [score for score, value in self.by_class.items() if value]:
             raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
         federation = divide(dataset, owned, self.split, seed, groups, lots)
         return replace(federation, graph=self.graph(federation, seed))
@@ -230,13 +247,14 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "seeds": _value(raw, "seeds", int, 1),
         "evaluate_every": _value(raw, "evaluate_every", int, 1),
     }
-    check_counts(top["rounds"], top["evaluate_every"], top["seed"])
+    check_seed(top["seed"])
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:
         top["select_by"] = _value(raw, "select_by", str, "")
         if not own_parts.is_path(_dataset_in(raw)) and "task" not in _table(raw, "federation", ""):
             check_selection(top["select_by"])  # else a score of one's own, of which a run knows
+    rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""))
     asked = raw.get("participation", 1.0)
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")[0]}
     participation, participation_table = call(Participation, asked, "participation")
@@ -253,7 +271,8 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "training": training_table,
         "method": method_table,
     }
-    return Learning(table, method, training, participation, model)
+    counts = top["seed"], top["seeds"]
+    return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model_table["name"], model)
 
 
 def _over(settings: Table, chosen: Table) -> Table:
@@ -295,9 +314,8 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
-    table["federation"] |= {
-        name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation
-    }
+    by_class = {name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
+    table["federation"] |= by_class
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
@@ -306,7 +324,19 @@ def resolve(raw: Table) -> Experiment:
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= own_parts.code(table, raw.get("code", {}))
-    return Experiment(table, *parts[1:4], partition, split, graph, dataset, parts.model, attack, task)
+    return Experiment(
+        **parts._asdict() | {"table": table},
+        dataset_name=called(dataset_table),
+        dataset=dataset,
+        clients=clients,
+        partition=partition,
+        split=split,
+        graph_name=graph_table["name"],
+        graph=graph,
+        by_class=by_class,
+        attack=attack,
+        task=task,
+    )
 
 
 def write(table: Table, path: Path) -> None:
