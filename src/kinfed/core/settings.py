@@ -96,10 +96,10 @@ def _check(value: Any, kind: Any, where: str) -> None:
             if bound is not None and value not in bound:
                 high = "finite" if bound.high == math.inf else f"below {bound.end}"
                 limit = high if value >= bound.high >= LARGEST_COUNT else bound
-                raise UsageError(f"{where} must be {limit}; got {value!r:.80}")
+                raise UsageError(f"{where} must be {limit}; got {value!r}")
             if (base is float or isinstance(value, float)) and LARGEST < abs(value) < math.inf:
                 most = f"{LARGEST:g}, what single precision can hold"
-                raise UsageError(f"{where} must be at most {most}; got {value!r:.80}")
+                raise UsageError(f"{where} must be at most {most}; got {value!r}")
             for i, inner in enumerate(value if _inner(base) else ()):
                 _check(inner, _inner(base), f"{where}[{i}]")
             return
