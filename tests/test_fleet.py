@@ -74,11 +74,9 @@ def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
         simulation(convolutional(), executor="fused")
     with pytest.raises(UsageError, match=r"under executor 'fused' \(only plain SGD.* has a fused form\)"):
         simulation(dense(), executor="fused", training=Training(optimiser=SGD(0.1, momentum=0.5)))
-    with pytest.raises(
-        UsageError, match=r"Execution.executor must be one of 'auto', 'loop', 'vmap', 'fused'; got 'ray'"
-    ):
+    with pytest.raises(UsageError, match=r"executor must be one of 'auto', 'loop', 'vmap', 'fused'; got 'ray'"):
         simulation(dense(), executor="ray")
-    with pytest.raises(UsageError, match="Execution.chunk must be at least 1; got 0"):
+    with pytest.raises(UsageError, match=r"Execution.chunk must be at least 1; got 0"):
         simulation(dense(), chunk=0)
 
 

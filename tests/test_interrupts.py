@@ -163,7 +163,7 @@ def test_a_fit_runs_in_any_thread(tmp_path):
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
 def test_the_time_between_checkpoints_is_checked(seconds, tmp_path):
-    with pytest.raises(UsageError, match="Execution.checkpoint_seconds must be zero or more; got"):
+    with pytest.raises(UsageError, match=r"Execution.checkpoint_seconds must be zero or more; got"):
         run(tmp_path / "a", checkpoint_seconds=seconds)
     assert not (tmp_path / "a").exists()
 

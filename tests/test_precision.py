@@ -100,10 +100,8 @@ def test_tf32_is_allowed_or_not_and_then_as_it_was(allowed):
 
 def test_what_is_not_there_is_refused():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    with pytest.raises(
-        UsageError, match="Execution.precision must be one of 'float32', 'tf32', 'bf16' or left out; got 'fp8'"
-    ):
-        check("fp8", cpu, torch.float32)
+    with pytest.raises(UsageError, match=r"precision must be one of 'float32', 'tf32', 'bf16' or left out; got 'fp8'"):
+        Execution(precision="fp8")
     with pytest.raises(UsageError, match=r"precision 'tf32' is a GPU's, and this runs on cpu; use 'bf16'"):
         check("tf32", cpu, torch.float32)
     with pytest.raises(UsageError, match=r"precision 'bf16' is for float32 data; got torch\.float64"):

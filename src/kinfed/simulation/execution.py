@@ -27,7 +27,7 @@ class Execution(Settings):
     precision: Literal["float32", "tf32", "bf16"] | None = None  # of products in local training; None: float32
     device: str = "auto"  # cpu, cuda or cuda:NUMBER
     onednn: bool | None = None  # whether that library computes products on a CPU; None: by the rule in kinfed.ops.gemm
-    checkpoint_seconds: NonNegative = 10.0  # the least time between two checkpoints in a run's folder
+    checkpoint_seconds: NonNegative = 10.0  # the least time between checkpoints
     progress: Progress = lambda history, rounds: None  # called with the history so far and the number of rounds
 
     def __post_init__(self) -> None:
