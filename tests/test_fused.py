@@ -324,8 +324,7 @@ def uploads(program, executor, name="relu", **how):
         Model(module.double()),
         Programmed(program),
         Training(2, 8, SGD(0.1, weight_decay=0.01)),
-        execution=Execution(executor),
-        **how,
+        execution=Execution(executor, **how),
     )
     fleet.client_statistics()
     return fleet.train(0, torch.arange(len(SIZES)), ())[1]
