@@ -57,7 +57,7 @@ def test_each_phase_leaves_the_other_part_bitwise_alone(examples, noisy, percept
     x, y = noisy(2, 2)
     training = Training(2, 3, SGD(0.1, momentum=0.9, weight_decay=0.1))  # decay must not touch a frozen part
     for method, moves in ((FedRep(head_epochs=2, base_epochs=0), "head"), (FedRep(head_epochs=0), "base")):
-        trial = examples(perceptron(norm), x, y, method, training=training, execution=Execution(executor))
+        trial = examples(perceptron(norm), x, y, method, training=training, executor=executor)
         layout = trial.roster.layout
         method, everyone = trial.method, trial.roster.everyone
         _, uploads = trial.fleet.train(0, everyone, method.send(trial.roster, method.start(trial.roster), everyone))

@@ -487,7 +487,7 @@ def test_variants_run_alike_under_both_executors(examples, noisy, perceptron, va
         method = Panacea(**({**SMALL, "optimiser": SGD(0.05), "steps": 2} | variant))
         start = replace(method, **ALONE)  # the data have no graph
         training = Training(1, 4, SGD(0.1))
-        trial = examples(perceptron(norm=True), x, y, start, training=training, execution=Execution(executor))
+        trial = examples(perceptron(norm=True), x, y, start, training=training, executor=executor)
         trial.method = Divided(method, trial.method.sharing)
         trial.roster = replace(trial.roster, graph=Graph(path(5), "given"))
         trial.run(3, participation=0.6)

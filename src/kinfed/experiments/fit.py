@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..attacks.attack import Attack
 from ..core import engine
@@ -63,10 +63,7 @@ def fit(
     checkpointer = Checkpointer(None if folder is None else RunFolder(folder), execution.checkpoint_seconds)
     if rounds.select_by:
         federation = replace(federation, task=selected_task(federation.task, rounds.select_by))
-    attackers = torch.zeros(len(federation), dtype=torch.bool)
-    if attack is not None:
-        attackers = attack.attackers(federation.names, seed)
-        federation = attack.corrupt(federation, attackers, seed)
+    federation, attackers = _corrupted(federation, attack, seed)
     how = checkpointer.execution(execution, federation, rounds, seed)
     model = _model(method, module, federation, seed)
     divided, model = divide(method, model)
@@ -139,6 +136,14 @@ def _check_kinds(
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     if not isinstance(attack, Attack | None):
         raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
+
+
+def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:
+    """The federation as an attack leaves it, and who attacks: [N] bool."""
+    if attack is None:
+        return federation, torch.zeros(len(federation), dtype=torch.bool)
+    attackers = attack.attackers(federation.names, seed)
+    return attack.corrupt(federation, attackers, seed), attackers
 
 
 def _model(method: Method, module: nn.Module | Model, federation: Federation, seed: int) -> Model:
