@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kinfed import SGD, Federation, RunError, Training, fit
+from kinfed import SGD, Federation, Rounds, RunError, Training, UsageError, fit
 from kinfed.core import checkpoint
 from kinfed.core.checkpoint import Progress
 from kinfed.core.history import History
@@ -204,3 +204,28 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
         with pytest.raises(RunError, match=r"the data are not those that the run in .* began with"):
             run(replace(data, **changes))
     assert run(data).history.done == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rounds": Rounds(3, select_by="loss")}, "began with select_by=''; got select_by='loss'"),
+        ({"seed": 1}, "began with seed=0; got seed=1"),
+    ],
+)
+def test_a_run_continues_with_the_seed_and_the_score_of_selection_that_it_began_with(
+    changed, said, tmp_path, monkeypatch
+):
+    real = Simulation.train
+
+    def run(**changed):
+        how = {"rounds": 3, "training": TRAINING, "execution": Execution("loop"), "folder": tmp_path}
+        return fit(FedAvg(), federation(), module(), **how | changed)
+
+    monkeypatch.setattr(Simulation, "train", until_round_3(real))
+    with pytest.raises(RunError, match="no more"):
+        run()
+    monkeypatch.setattr(Simulation, "train", real)
+    with pytest.raises(UsageError, match=said):
+        run(**changed)
+    assert run().history.done == 3

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from unittest import mock
 
 import pytest
@@ -10,10 +11,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kinfed.cli import main
+from kinfed.core import checkpoint
 from kinfed.errors import RunError, UsageError
 from kinfed.experiments import config, results
 from kinfed.experiments.fit import fit
 from kinfed.experiments.launch import launch, resume
+from kinfed.experiments.results import load_model
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -154,3 +158,49 @@ def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypa
     launch(config.resolve(asked), tmp_path / "a", Execution("loop"))
     assert results.load_model(tmp_path / "a", "Köln ☃").training is False
     assert "Łódź" in (tmp_path / "a" / "history.csv").read_text(encoding="utf-8")
+
+
+OLD = {  # what a run wrote before sharing and diagnostics
+    "method": "fedaghn", "rounds": 2, "seed": 0, "clients": 2, "parameters": 650, "metric": "accuracy",
+    "higher_is_better": True, "selected_by": "accuracy",
+    "scores": {"own": {"mean": 0.5, "std": 0.0, "worst5": 0.5, "best5": 0.5, "round": 2, "validation": 0.6}},
+    "chosen": "own", "clients_scores": {"own": [0.5, 0.5]}, "relation": None, "warnings": [], "workers": 1,
+    "chunk": 64, "onednn": False, "precision": "float32", "executor": "fused", "device": "cpu", "seconds": 0.5,
+    "bytes_up": 8, "bytes_down": 8, "leaking": False, "caution": "", "dataset": "digits", "federation": {},
+    "names": ["0", "1"], "shape": [1, 8, 8], "outputs": 10, "classes": ["0", "1"], "scale": {}, "reason": "a rule",
+    "out": "runs/a",
+}  # fmt: skip
+
+
+def test_a_folder_of_before_is_read_and_what_cannot_be_continued_is_refused_in_one_line(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    table = config.resolve(config.read("fedaghn", [])).table
+    config.write(table | {"method": table["method"] | {"sign": "descent"}}, folder.config)
+    with pytest.raises(UsageError, match=r"not a config that this version of kinfed can run \(unknown key 'method.si"):
+        resume(tmp_path)
+    folder.summary.write_text(json.dumps(OLD))
+    summary = resume(tmp_path)
+    assert summary.to_dict() == OLD
+    assert summary["scores"]["own"]["mean"] == summary.scores["own"]["mean"] == 0.5
+    assert "sharing" not in summary
+    with pytest.raises(KeyError, match="sharing"):
+        summary["sharing"]
+    with pytest.raises(UsageError, match="not a config that this version of kinfed can run"):
+        load_model(tmp_path, 0)
+    # A checkpoint whose history has another form.
+    new, old = tmp_path / "new", tmp_path / "old"
+    experiment = config.resolve(config.read("fedavg", ["rounds=2", "federation.clients=2", "model=linear"]))
+
+    def stop(history, rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(experiment, new, Execution("loop", checkpoint_seconds=0, progress=stop))
+    shutil.copytree(new, old)
+    path = RunFolder(old).checkpoint
+    with safe_open(path, "pt") as file:
+        arrays, words = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    words["history"] = json.dumps(json.loads(words["history"])[:-1])
+    checkpoint.write(arrays, path, words)
+    with pytest.raises(RunError, match=r"is not a checkpoint of this run and this version of kinfed .* delete it"):
+        resume(old)

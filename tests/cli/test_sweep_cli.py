@@ -131,3 +131,16 @@ def test_wrong_requests_end_in_one_line_and_leave_nothing(arguments, said, capsy
     assert len(err.strip().splitlines()) == 1
     assert said in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_over_your_own_table_leaves_the_settings_of_digits(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text("who,x,z,label\n" + "".join(f"{i % 3},{i % 7},{i % 5},{i % 2}\n" for i in range(120)))
+    data = {"name": "csv", "path": path, "client": "who", "target": "label"}
+    own = [f"federation.dataset.{key}={value}" for key, value in data.items()]
+    out = tmp_path / "a"
+    code, _, err = sweep(capsys, "local", *own, "rounds=1", "training.epochs=1,2", "--out", str(out), "--quiet")
+    assert (code, err) == (0, "")
+    run = RunFolder(out / "runs" / "local" / "training.epochs=1").of_seed(0)
+    assert run.read_summary().clients == 3
+    assert 'name = "natural"' in run.config.read_text()  # digits are dealt by rotations, to 20 clients

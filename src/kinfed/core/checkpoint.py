@@ -87,7 +87,9 @@ def how(path: Path) -> dict[str, Any]:
 
 
 def _not_ours(path: Path, problem: Exception) -> RunError:
-    return RunError(f"{path} is not a checkpoint of this run ({problem!s:.300}); delete it to start over")
+    return RunError(
+        f"{path} is not a checkpoint of this run and this version of kinfed ({problem!s:.300}); delete it to start over"
+    )
 
 
 def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -143,6 +143,16 @@ def read(source: str, overrides: list[str]) -> Table:
     return override(table, overrides)
 
 
+def of_run(path: Path) -> Experiment:
+    """The experiment of a run's config.toml, which is complete."""
+    try:
+        return resolve(read(str(path), []))
+    except UsageError as problem:
+        raise UsageError(
+            f"{path} is not a config that this version of kinfed can run ({problem}); change it so, or begin a new run"
+        ) from None
+
+
 def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
     """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
 

@@ -64,7 +64,7 @@ def resume(path: Path, execution: Execution = Execution(), data_dir: Path | None
         if distributed.leads():
             folder.tidy()
         return folder.read_summary()
-    experiment = config.resolve(config.read(str(folder.config), []))
+    experiment = config.of_run(folder.config)
     try:
         return _go_on(experiment, folder, execution, data_dir)
     except (UsageError, RunError, OSError, MemoryError):
@@ -97,7 +97,7 @@ def once(
 def check_same(experiment: Experiment, path: Path) -> None:
     """Raise UsageError if the folder holds another experiment."""
     folder = RunFolder(path)
-    if folder.is_begun and config.resolve(config.read(str(folder.config), [])).table != experiment.table:
+    if folder.is_begun and config.of_run(folder.config).table != experiment.table:
         raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
 
 

@@ -86,7 +86,7 @@ def _rebuilt(folder: RunFolder, summary: Summary) -> tuple[nn.Module, Method]:
             f"{folder} has no config.toml that could tell the architecture, as kinfed.save writes none; pass a "
             "module of it: load_model(folder, client, module)"
         )
-    experiment = config.resolve(config.read(str(folder.config), []))
+    experiment = config.of_run(folder.config)
     if summary.shape is None or summary.outputs is None:
         raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
     return experiment.model(tuple(summary.shape), summary.outputs), experiment.method
