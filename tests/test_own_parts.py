@@ -171,7 +171,7 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["wrong.py:Stay"], "method: wrong.py cannot be imported: line 1: "),
         (["ends.py:Stay"], "method: ends.py cannot be imported: line 1: SystemExit: 3"),
         (["no.such.package:Stay"], "method: 'no.such.package' cannot be imported: it is not installed"),
-        (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.Module; got 'no module'"),
+        (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.nn.Module; got 'no module'"),
         (["local", "model=mine.py:points"], "model: 'mine.py:points' cannot be made: TypeError: points() takes 1 "),
         (["local", "model=mine.py:number"], "model: 'mine.py:number' is no class or function that could make a torch"),
         (["local", "federation.dataset=mine.py:text"], "federation.dataset needs a value for outputs"),

@@ -171,7 +171,7 @@ class Layout:
             if pattern in HEAD and not self.head:
                 raise UsageError(
                     f"'{pattern}' means the head, and the model has no nn.Linear that could be its head; name the "
-                    "layer that is one: fit(..., head='NAME')"
+                    "layer that is one: kinfed.fit(..., head='NAME')"
                 )
             hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)
             if not hits:

@@ -332,8 +332,8 @@ def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given:
     if not own_parts.is_path(name):
         made, table = call(part, asked, where, given=given)
         return made, {"name": name, **table}
-    base = shelf.base if isinstance(shelf, Shelf) else object
-    made, table = call(own_parts.checked(part, name, where, base, given), asked, where, given=given)
+    base, wanted = (shelf.base, shelf.base_name) if isinstance(shelf, Shelf) else (object, "object")
+    made, table = call(own_parts.checked(part, name, where, base, wanted, given), asked, where, given=given)
     return made, {"name": name, **table}
 
 

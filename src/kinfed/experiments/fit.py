@@ -74,7 +74,7 @@ def fit(
     diverges or a file cannot be written; the last good checkpoint is kept.
     """
     for given, kind, such in (
-        (method, Method, "kinfed.METHODS['fedavg']()"),
+        (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
         (module, nn.Module, "torch.nn.Linear(8, 2)"),
     ):
@@ -85,7 +85,7 @@ def fit(
     if training is not None and not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | engine.Participation):
-        raise UsageError(f"participation must be a share in (0, 1], or a Participation; got {participation!r}")
+        raise UsageError(f"participation must be a share in (0, 1], or a kinfed.Participation; got {participation!r}")
     if not isinstance(folder, str | Path | None):
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     folder = None if folder is None else Path(folder)
@@ -98,7 +98,7 @@ def fit(
     started = time.perf_counter()
     if attack is not None:
         if not isinstance(attack, Attack):
-            raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
+            raise UsageError(f"attack must be one such as kinfed.Poison(share=0.2); got {attack!r:.80}")
         attackers = attack.attackers(federation.names, seed)
         federation = attack.corrupt(federation, attackers, seed)
     path = folder / CHECKPOINT if folder else None

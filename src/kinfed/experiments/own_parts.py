@@ -65,12 +65,11 @@ def module_of(name: str) -> ModuleType | None:
     return module if getattr(module, _MARK, False) else None
 
 
-def checked(part: Any, name: str, where: str, base: type, given: int) -> Callable[..., Any]:
+def checked(part: Any, name: str, where: str, base: type, wanted: str, given: int) -> Callable[..., Any]:
     """A part of one's own that says in one line what it cannot do: be called so, or make an object of class `base`.
 
-    `given` counts the arguments that are not settings. With none of these the part must be such a class itself.
+    People know that class as `wanted`. `given` counts the arguments that are not settings. With none of these the part must be such a class itself.
     """
-    wanted = f"{base.__module__.partition('.')[0]}.{base.__name__}"
     is_protocol = getattr(base, "_is_protocol", False)
     if not given and not is_protocol and not (inspect.isclass(part) and issubclass(part, base)):
         raise UsageError(f"{where}: '{name}' is no {wanted}: derive the class from it")
