@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import functools
 import re
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +19,7 @@ DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no a
 CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls nothing
 
 
+@functools.cache
 def trees():
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
 

@@ -185,7 +185,7 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
         (["run", "fedavg", "roundz=3"], "unknown key 'roundz'; did you mean 'rounds'?"),
         (["run", "fedavg", "method.mu=1"], "unknown key 'method.mu'"),
-        (["run", "fedprox", "method.mu=-1"], "mu must be zero or more; got -1.0"),
+        (["run", "fedprox", "method.mu=-1"], "method.mu must be zero or more; got -1 "),
         (["run", "fedprox", "method.mu=high"], "method.mu must be a number; got 'high'"),
         (["run", "fedavg", "rounds=two"], "rounds must be a whole number; got 'two'"),
         (["run", "fedavg", "rounds=0"], "rounds must be a whole number, at least 1"),
@@ -201,8 +201,8 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "federation.partition.name=rotation"], "did you mean 'rotations'?"),
         (["run", "fedavg", "federation.clients=5000"], "1797"),
         (["run", "fedavg", "federation.clients=1000"], "have too few examples for training, validation and test"),
-        (["run", "fedavg", "federation.split.test=1.5"], "test must lie in (0, 1)"),
-        (["run", "fedavg", "participation=0"], "participation is the share of clients in a round"),
+        (["run", "fedavg", "federation.split.test=1.5"], "federation.split.test must be in (0, 1); got 1.5"),
+        (["run", "fedavg", "participation=0"], "participation.share must be in (0, 1]; got 0.0"),
         (["run", "fedavg", "nonsense"], "write dotted.key=value"),
         (["run", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
         (
@@ -365,17 +365,19 @@ NEEDLESS = {"scipy.stats", "sklearn", "torch._dynamo", "torch._inductor", "polar
     [
         ("--help", HEAVY | {"rich"}),
         ("--version", HEAVY | {"rich"}),
-        ("run --help", {"scipy.stats", "matplotlib", "sklearn", "torch._dynamo"}),
         ("list methods", HEAVY),
         ("run local rounds=1 --quiet --out run", NEEDLESS),
     ],
 )
 def test_a_command_imports_only_what_it_needs(words, without, tmp_path):
     program = (
-        "import atexit, os, sys; from kinfed.cli import main; sys.argv[1:] = {!r}.split(); "
+        "import atexit, os, sys; from kinfed.cli import main; "
+        f"sys.argv[1:] = {words!r}.split(); "
         "atexit.register(lambda: print(*sys.modules, os.environ.get('GOMP_SPINCOUNT'), sep='\\n')); main()"
-    ).format(words)
-    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     *loaded, spins = done.stdout.splitlines()

@@ -68,7 +68,8 @@ def module_of(name: str) -> ModuleType | None:
 def checked(part: Any, name: str, where: str, base: type, wanted: str, given: int) -> Callable[..., Any]:
     """A part of one's own that says in one line what it cannot do: be called so, or make an object of class `base`.
 
-    People know that class as `wanted`. `given` counts the arguments that are not settings. With none of these the part must be such a class itself.
+    People know that class as `wanted`. `given` counts the arguments that are not settings. With none of these the part
+    must be such a class itself.
     """
     is_protocol = getattr(base, "_is_protocol", False)
     if not given and not is_protocol and not (inspect.isclass(part) and issubclass(part, base)):
