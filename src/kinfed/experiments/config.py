@@ -157,12 +157,13 @@ def _is_complete(table: Table) -> bool:
 def override(table: Table, overrides: list[str]) -> Table:
     """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
 
-    Another `name` makes another part: of the former one's settings only those in `overrides` are kept. Another data set
-    whose examples have owners is theirs, whoever the former one was dealt to.
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept, wherever they
+    stand; of one key the last counts, but a part has one name. Another data set whose examples have owners is theirs,
+    whoever the former one was dealt to.
     """
     asked = {text.partition("=")[0] for text in overrides}
-    before = _dataset_in(table)
-    for i, text in enumerate(overrides):
+    before, names = _dataset_in(table), dict[str, tuple[str, str]]()
+    for text in sorted(overrides, key=lambda text: text.partition("=")[0].count(".")):  # a part before its settings
         dotted, equals, value = text.partition("=")
         if not equals or not dotted:
             raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
@@ -172,9 +173,13 @@ def override(table: Table, overrides: list[str]) -> Table:
             parsed = tomllib.loads(f"value = {value}")["value"]
         except (tomllib.TOMLDecodeError, RecursionError):
             parsed = value
-        if isinstance(parsed, str) and any(later.startswith(f"{dotted}.") for later in overrides[i:]):
+        if isinstance(parsed, str) and any(key.startswith(f"{dotted}.") for key in asked):
             dotted += ".name"  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
+        if last == "name" and isinstance(parsed, str):
+            name, where = names.setdefault(".".join(outer), (parsed, text))
+            if name != parsed:
+                raise UsageError(f"'{where}' and '{text}' name two parts where there can be one; leave one out")
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
