@@ -793,6 +793,6 @@ def prepare(base):
     for name, more in (("finished", []), ("stopped", []), ("seeds", ["seeds=2"])):
         with contextlib.ExitStack() as stack:
             if name == "stopped":
-                stack.enter_context(mock.patch("kinfed.experiments.run_folder._write", side_effect=KeyboardInterrupt))
+                stack.enter_context(mock.patch("kinfed.experiments.launch.write_run", side_effect=KeyboardInterrupt))
                 stack.enter_context(contextlib.suppress(UsageError))
             cli("run", "fedaghn", *small, *more, "--checkpoint", "0", "--out", base / name)

@@ -11,7 +11,7 @@ from pkgutil import resolve_name
 import pytest
 
 import kinfed
-from kinfed import ATTACKS, DATASETS, GRAPHS, METHODS, MODELS, OPTIMISERS, PARTITIONS, TASKS
+from kinfed import ATTACKS, DATASETS, GRAPHS, METHODS, MODELS, PARTITIONS, SGD, TASKS, Adam
 
 ROOT = Path(kinfed.__file__).parent
 PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
@@ -63,9 +63,9 @@ def test_the_classes_of_a_shelf_are_exported(shelf):
 
 
 def test_tasks_and_optimisers_are_exported_and_the_classes_that_own_parts_derive_from():
-    for part in (*TASKS.values(), *OPTIMISERS.values()):
+    for part in (*TASKS.values(), SGD, Adam):
         assert getattr(kinfed, part.__name__) is part
-    for shelf in (METHODS, ATTACKS, PARTITIONS, GRAPHS, DATASETS, MODELS):
+    for shelf in (METHODS, ATTACKS, PARTITIONS, GRAPHS, DATASETS, MODELS, TASKS):
         module, _, name = shelf.base_name.rpartition(".")
         assert getattr(import_module(module), name) is shelf.base
 

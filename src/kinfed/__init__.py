@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .core.method import Roster as Roster
     from .core.method import SharedParams as SharedParams
     from .core.model import Model as Model
-    from .core.optimiser import OPTIMISERS as OPTIMISERS
     from .core.optimiser import SGD as SGD
     from .core.optimiser import Adam as Adam
     from .core.optimiser import Optimiser as Optimiser
@@ -109,7 +108,7 @@ _PLACES = {  # each public name, by its module
     "core.history": ("History",),
     "core.method": ("Method", "Params", "Roster", "SharedParams"),
     "core.model": ("Model",),
-    "core.optimiser": ("Adam", "Optimiser", "OPTIMISERS", "OptState", "SGD"),
+    "core.optimiser": ("Adam", "Optimiser", "OptState", "SGD"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.tables": ("put", "take"),
     "core.tasks": ("Classification", "Forecasting", "Regression", "Task", "TASKS"),

@@ -306,8 +306,6 @@ def resolve(raw: Table) -> Experiment:
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
-        if not isinstance(task, Task):
-            raise UsageError(f"federation.task: {task!r:.80} is no task: it has not all that kinfed.Regression has")
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= own_parts.code(table, raw.get("code", {}))
@@ -326,19 +324,17 @@ def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Para
     return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+def make(shelf: Shelf, asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
     """The part that `asked` names, with its settings, and the complete table.
 
     With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
     """
     asked = _named(asked, where, shelf)
     name = asked.pop("name")
-    part = take(shelf, name, where)
-    if not own_parts.is_path(name):
-        made, table = call(part, asked, where, given=given)
-        return made, {"name": name, **table}
-    base, wanted = (shelf.base, shelf.base_name) if isinstance(shelf, Shelf) else (object, "object")
-    made, table = call(own_parts.checked(part, name, where, base, wanted, given), asked, where, given=given)
+    part = take(shelf, name, where, given)
+    if own_parts.is_path(name):
+        part = own_parts.checked(part, name, where, shelf)
+    made, table = call(part, asked, where, given=given)
     return made, {"name": name, **table}
 
 
@@ -370,10 +366,13 @@ def call(
     return part(**values, **ready), table
 
 
-def take(shelf: Mapping[str, Any], name: str, where: str) -> Any:
+def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
     """The part of a shelf, or of your own, that has this name or path; raises UsageError if there is none."""
     if own_parts.is_path(name):
-        return own_parts.load(name, where)
+        part = own_parts.load(name, where)
+        if isinstance(shelf, Shelf):
+            own_parts.check_kind(part, name, where, shelf, given)
+        return part
     if name not in shelf:
         raise UsageError(f"{where}: there is no '{name}'; {nearest(name, shelf)}")
     return shelf[name]
