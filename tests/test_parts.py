@@ -93,7 +93,7 @@ def test_dotted_settings_reach_into_objects():
         ["structure=qp", "structure.gamma=2"],
         ["structure.gamma=2", "structure.name=qp"],
         ["structure.gamma=2", "structure=qp"],
-        ["structure.gamma=2", "structure={name = 'qp'}"],
+        ["structure.gamma=3", "structure={name = 'qp', gamma = 2}"],  # nothing is left of what a table replaces
         ["structure.gamma=3", "structure=qp", "structure.gamma=2"],  # of one key the last counts
     ):
         for before in ({}, {"structure": "similarity"}, {"structure": {"name": "similarity", "neighbours": 3}}):

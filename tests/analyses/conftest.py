@@ -10,7 +10,12 @@ from kinfed.experiments import config
 from kinfed.experiments.launch import Machine
 from kinfed.experiments.study import Study
 
-SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "model.hidden=[8]")
+SMALL = (  # whole parts, so that a test may name others
+    "rounds=3",
+    "federation.clients=8",
+    "federation.partition={name = 'rotations', groups = 2}",
+    "model={name = 'mlp', hidden = [8]}",
+)
 
 
 @pytest.fixture

@@ -163,18 +163,9 @@ def override(table: Table, overrides: list[str]) -> Table:
     """
     asked = {text.partition("=")[0] for text in overrides}
     before, names = _dataset_in(table), dict[str, tuple[str, str]]()
-    for text in sorted(overrides, key=lambda text: text.partition("=")[0].count(".")):  # a part before its settings
-        dotted, equals, value = text.partition("=")
-        if not equals or not dotted:
-            raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
-        if not _is_unicode(text):
-            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
-            parsed = value
-        if isinstance(parsed, str) and any(key.startswith(f"{dotted}.") for key in asked):
-            dotted += ".name"  # of the part whose settings are set beside it
+    for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
+        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in asked)
+        dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
         if last == "name" and isinstance(parsed, str):
             name, where = names.setdefault(".".join(outer), (parsed, text))
@@ -199,6 +190,30 @@ def override(table: Table, overrides: list[str]) -> Table:
         if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
             dealt.pop("clients", None)
     return table
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The key and the value of an override."""
+    dotted, equals, value = text.partition("=")
+    if not equals or not dotted:
+        raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+    if not _is_unicode(text):
+        raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
+    try:
+        return dotted, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return dotted, value
+
+
+def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
+    """The same, but a part's name comes before its settings, wherever they stand. A whole table stays in its place."""
+    parts = [dotted.removesuffix(".name") for dotted, _, _ in overrides]
+
+    def place(i: int) -> tuple[int, int]:
+        within = [j for j, part in enumerate(parts) if f"{part}.".startswith(f"{parts[i]}.")]
+        return (min(within) if isinstance(overrides[i][1], str) else i), parts[i].count(".")
+
+    return [overrides[i] for i in sorted(range(len(overrides)), key=place)]
 
 
 def _is_yours(dataset: Any) -> bool:
