@@ -377,7 +377,7 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'"),
+        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'; did you mean 'head\.\*'\?"),
         ({"frozen": ("1.weigth",)}, r"no tensor of the model matches '1\.weigth'; .*1\.weight"),
         (
             {"personal": ("head",), "frozen": ("5.bias",)},

@@ -175,7 +175,9 @@ class Layout:
                 )
             hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)
             if not hits:
-                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, self.names)}")
+                layers = {f"{name.rpartition('.')[0]}.*" for name in self.names if "." in name}
+                known = layers.union(self.names, HEAD if self.head else ())
+                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, known)}")
             chosen.update(hits)
         return frozenset(chosen)
 

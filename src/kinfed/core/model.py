@@ -68,7 +68,7 @@ class Features:
         if outputs is not self._outputs:
             raise UsageError(
                 f"the model's head '{self._head}' is not the last thing that its forward pass applies, so its outputs "
-                "are not head(features); return what the head gives, or name the layer that comes last: "
+                "are not the head's; return what the head gives, or name the layer that comes last: "
                 "kinfed.Model(module, head='NAME')"
             )
         return given[0].to(self._dtype)

@@ -98,6 +98,3 @@ def shorten(slopes: list[Tensor], limit: float) -> list[Tensor]:
     norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
     shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
     return [s * shrink for s in slopes]
-
-
-OPTIMISERS = {"sgd": SGD, "adam": Adam}
