@@ -95,15 +95,18 @@ def test_periodic_participation_from_a_config_draws_from_each_hidden_group():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("participation=0.0", r"share of clients in a round, in \(0, 1\]; got 0.0"),
+        ("participation=0.0", r"participation.share must be in \(0, 1\]; got 0.0 \(of the clients in a round\)"),
         ("participation={share=1.5}", "got 1.5"),
-        ("participation={share=0.5, by_group=-1}", "by_group counts rounds, so it must be zero or more; got -1"),
+        ("participation={share=0.5, by_group=-1}", "participation.by_group must be zero or more; got -1 .*rounds"),
         ("participation={shar=0.5}", r"unknown key 'participation.shar'; did you mean 'share'\?"),
         ("participation=half", "participation must be a number; got 'half'"),
-        ("participation={late=0.2}", "the rounds before these clients join, go together; got late=0.2 and joins=0"),
+        ("participation={late=0.2}", "the rounds before these join, go together; got late=0.2 and joins=0"),
         ("participation={joins=3}", "go together; got late=0.0 and joins=3"),
-        ("participation={late=1.0, joins=3}", "a share below 1, .* got late=1.0"),
-        ("participation={late=0.5, joins=-1}", "got late=0.5 and joins=-1"),
+        (
+            "participation={late=1.0, joins=3}",
+            r"participation.late must be in \[0, 1\); got 1.0 \(share of the clients",
+        ),
+        ("participation={late=0.5, joins=-1}", "participation.joins must be zero or more; got -1"),
     ],
 )
 def test_wrong_participation(override, message):

@@ -112,8 +112,12 @@ def test_missing_rows_and_double_names_are_refused():
 
 
 def test_splits_are_checked():
-    for test, validation in ((0.0, 0.1), (0.6, 0.4), (0.2, -0.1)):
-        with pytest.raises(UsageError, match="split: test must lie in"):
+    for test, validation, said in (
+        (0.0, 0.1, r"^Split.test must be in \(0, 1\); got 0.0 "),
+        (0.6, 0.4, "^split: .* their sum must be below 1; got test=0.6, validation=0.4"),
+        (0.2, -0.1, r"^Split.validation must be in \[0, 1\); got -0.1 "),
+    ):
+        with pytest.raises(UsageError, match=said):
             Split(test, validation)
 
 
@@ -134,7 +138,9 @@ def test_a_client_uses_at_most_so_many_examples_and_they_are_a_draw_of_its_own()
     assert [len(u.unique()) for u in used] == [20, 10]
     assert used[0].max() >= 20  # not simply the first ones
     assert [len(found.rows[s][0]) for s in ("train", "validation", "test")] == [14, 2, 4]
-    with pytest.raises(UsageError, match="examples is the most that a client uses"):
+    with pytest.raises(
+        UsageError, match=r"^Split.examples must be zero or more; got -1 \(the most that a client uses; 0: all\)"
+    ):
         Split(examples=-1)
 
 
@@ -149,7 +155,9 @@ def test_a_client_uses_a_share_of_its_examples_but_never_too_few(monkeypatch):
     few = Federation.from_arrays(x, x[:, 0], client, split=Split(0.2, 0.1, share=0.01), seed=3)
     assert [sum(len(few.rows[s][i]) for s in few.rows) for i in range(2)] == [12, 10]
     for share in (0, 1.5):
-        with pytest.raises(UsageError, match="share, of a client's examples that it uses, must lie in"):
+        with pytest.raises(
+            UsageError, match=rf"^Split.share must be in \(0, 1\]; got {share} \(of a client's examples that it uses\)"
+        ):
             Split(share=share)
 
 

@@ -79,10 +79,14 @@ def test_weights_by_hand(executor):
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        ("even", "must be 'balanced', or a positive and finite number for every class; got 'even'"),
-        ((1.0, 0.0, 1.0), "got \\(1.0, 0.0, 1.0\\)"),
-        ((1.0, float("inf"), 1.0), "positive and finite"),
-        ((1.0, "x", 1.0), "positive and finite"),
+        (
+            "even",
+            r"must be a list or 'balanced' or left out; got 'even' \(\"balanced\", or a positive number for every",
+        ),
+        ((1.0, 0.0, 1.0), r"class_weights\[1\] must be positive; got 0.0"),
+        ((1.0, float("inf"), 1.0), r"class_weights\[1\] must be finite; got inf"),
+        ((1.0, "x", 1.0), r"class_weights\[1\] must be a number; got 'x'"),
+        ((10**400, 1.0, 1.0), r"class_weights\[0\] must be at most 3.4e\+38"),
         (7, "got 7"),
         ((1.0, 2.0), "class_weights must be 3 numbers, one a class; got 2"),
     ],

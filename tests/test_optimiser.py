@@ -85,9 +85,19 @@ def test_steps_of_a_batch_are_steps_of_its_members(optimiser):
 
 
 @pytest.mark.parametrize("make", [SGD, Adam])
-@pytest.mark.parametrize("wrong", [0.0, -0.1, float("nan"), float("inf")])
-def test_refuses_rates(make, wrong):
-    with pytest.raises(UsageError, match="lr must be positive"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (0.0, "positive; got 0.0"),
+        (-0.1, "positive; got -0.1"),
+        (float("nan"), "positive; got nan"),
+        (float("inf"), "finite; got inf"),
+        (10**400, r"at most 3.4e\+38, what single precision can hold; got 10000"),
+        (True, "a number; got True"),
+    ],
+)
+def test_refuses_rates(make, wrong, said):
+    with pytest.raises(UsageError, match=f"^{make.__name__}.lr must be {said}"):
         make(wrong)
 
 

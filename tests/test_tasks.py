@@ -100,10 +100,10 @@ def test_missing_readings_pull_at_nothing(error):
 
 def test_wrong_forecasting_settings_and_targets_are_refused():
     for settings, said in (
-        ({"deviation": 0.0}, "deviation positive; got 0.0 and 0.0"),
+        ({"deviation": 0.0}, "Forecasting.deviation must be positive; got 0.0"),
         ({"mean": NAN}, "mean must be finite"),
-        ({"error": "cubic"}, "absolute or squared; got 'cubic'"),
-        ({"horizons": (0, 3)}, r"from 1; got \[0, 3\]"),
+        ({"error": "cubic"}, "Forecasting.error must be one of 'absolute', 'squared'; got 'cubic'"),
+        ({"horizons": (0, 3)}, r"Forecasting.horizons\[0\] must be at least 1; got 0"),
     ):
         with pytest.raises(UsageError, match=said):
             Forecasting(**settings)

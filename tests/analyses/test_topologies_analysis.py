@@ -111,7 +111,11 @@ def test_clusters_that_mixing_hides_are_told_by_the_method(study, tmp_path):
         ("fedcedar", {"nodes": ()}, "analysis.nodes must be some of"),
         ("fedcedar", {"per_node": 0}, "must be at least 1; got 0 and 5"),
         ("fedcedar", {"every": 0}, "must be at least 1; got 20 and 0"),
-        ("fedcedar", {"share": 1.5}, "share of clients in a round"),
+        (
+            "fedcedar",
+            {"share": 1.5},
+            r"^participation.share must be in \(0, 1\]; got 1.5 \(of the clients in a round\)",
+        ),
         ("pfedhn", {"nodes": (4,), "per_node": 4}, "pfedhn mixes no models"),
     ],
 )

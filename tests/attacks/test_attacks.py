@@ -253,11 +253,11 @@ def test_a_resumed_run_is_attacked_by_the_same_clients(tmp_path):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (lambda: Poison(share=1.0), r"share of the clients must lie in \[0, 1\); got 1.0"),
+        (lambda: Poison(share=1.0), r"^Poison.share must be in \[0, 1\); got 1.0 \(of the clients"),
         (lambda: Poison(share=-0.1), "got -0.1"),
         (lambda: Poison(factor=-1.0), "factor must be zero or more"),
         (lambda: Noise(factor=float("nan")), "factor must be zero or more"),
-        (lambda: Backdoor(blend=0.0), r"part and blend must lie in \(0, 1\]"),
+        (lambda: Backdoor(blend=0.0), r"^Backdoor.blend must be in \(0, 1\]; got 0.0"),
         (lambda: Poison(share=0.95).attackers("abcdef", 0), "makes all 6 clients attackers; leave one honest"),
         (lambda: runs(FedAvg(), Backdoor(target=4)), "needs class labels, target=4 among them"),
         (
@@ -312,7 +312,7 @@ def test_from_the_command_line_to_the_summary(tmp_path, capsys):
         ("attack=poisn", "attack: there is no 'poisn'; did you mean 'poison'?"),
         ("attack.share=0.2", "attack needs a name; known: backdoor, label_flip, noise, poison"),
         ("attack={name='poison', blend=1}", "unknown key 'attack.blend'"),
-        ("attack={name='poison', share=1.5}", "share of the clients must lie in [0, 1); got 1.5"),
+        ("attack={name='poison', share=1.5}", "attack.share must be in [0, 1); got 1.5 (of the clients"),
     ],
 )
 def test_wrong_requests_end_in_one_line(asked, said, capsys):

@@ -185,7 +185,10 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "nowhere.toml"], "cannot read nowhere.toml: No such file or directory"),
         (["run", "fedavg", "roundz=3"], "unknown key 'roundz'; did you mean 'rounds'?"),
         (["run", "fedavg", "method.mu=1"], "unknown key 'method.mu'"),
-        (["run", "fedprox", "method.mu=-1"], "mu must be zero or more; got -1.0"),
+        (
+            ["run", "fedprox", "method.mu=-1"],
+            "method.mu must be zero or more; got -1 (pull towards the received model)",
+        ),
         (["run", "fedprox", "method.mu=high"], "method.mu must be a number; got 'high'"),
         (["run", "fedavg", "rounds=two"], "rounds must be a whole number; got 'two'"),
         (["run", "fedavg", "rounds=0"], "rounds must be a whole number, at least 1"),
@@ -201,8 +204,14 @@ def test_compare_and_list(tmp_path, capsys):
         (["run", "fedavg", "federation.partition.name=rotation"], "did you mean 'rotations'?"),
         (["run", "fedavg", "federation.clients=5000"], "1797"),
         (["run", "fedavg", "federation.clients=1000"], "have too few examples for training, validation and test"),
-        (["run", "fedavg", "federation.split.test=1.5"], "test must lie in (0, 1)"),
-        (["run", "fedavg", "participation=0"], "participation is the share of clients in a round"),
+        (
+            ["run", "fedavg", "federation.split.test=1.5"],
+            "federation.split.test must be in (0, 1); got 1.5 (share of a client's examples for the final test)",
+        ),
+        (
+            ["run", "fedavg", "participation=0"],
+            "participation.share must be in (0, 1]; got 0.0 (of the clients in a round)",
+        ),
         (["run", "fedavg", "nonsense"], "write dotted.key=value"),
         (["run", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
         (

@@ -30,7 +30,11 @@ def test_digits_are_those_of_scikit_learn_which_is_not_imported_for_them():
     assert torch.equal(found.y, torch.from_numpy(labels))
 
 
-@pytest.mark.parametrize("content", [None, b"no gzip", gzip.compress(b"1,2\n"), gzip.compress(b"1,x\n")])
+@pytest.mark.parametrize(
+    "content",
+    [None, b"no gzip", gzip.compress(b"1,2\n"), gzip.compress(b"1,x\n")],
+    ids=["missing", "no gzip", "too few numbers", "no number"],  # not the bytes, which hold the time
+)
 def test_a_damaged_installation_is_one_line(content, tmp_path, monkeypatch):
     path = tmp_path / "datasets" / "data" / "digits.csv.gz"
     path.parent.mkdir(parents=True)

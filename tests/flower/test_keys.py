@@ -81,7 +81,9 @@ def test_an_authority_whose_key_lies_elsewhere_is_not_replaced(tmp_path):
     (tmp_path / "ca.key").unlink()
     keys.make(tmp_path, [], ["b"])  # needs no signature
     assert (tmp_path / "sites" / "b" / "ca.crt").read_bytes() == before
-    with pytest.raises(UsageError, match=r"has the authority's ca\.crt without its ca\.key"):
+    with pytest.raises(
+        UsageError, match=r"has the authority's ca\.crt but not its ca\.key, which must sign the certificate"
+    ):
         keys.make(tmp_path, ["two.example.org"], [])
     assert (tmp_path / "ca.crt").read_bytes() == before
 
@@ -95,7 +97,7 @@ def test_a_site_may_make_its_own_key_and_send_the_public_half(tmp_path):
 
 @pytest.mark.parametrize("name", ["../x", "a b", "", ".hidden", "a/b"])
 def test_names_that_could_be_something_else_are_refused(tmp_path, name):
-    with pytest.raises(UsageError, match="a site is named by letters"):
+    with pytest.raises(UsageError, match=r"^a site's name consists of letters, digits, '.', '_' and '-'; got "):
         keys.make(tmp_path, [], [name])
 
 
@@ -164,7 +166,9 @@ def test_a_month_ahead_of_its_end_a_certificate_is_warned_of(tmp_path, today):
     today(2 * 365 - 29)
     (line,) = keys.endings(tmp_path)
     assert re.match(
-        rf"CAUTION: {tmp_path}/server\.crt expires on 20..-..-.., .* kinfed flower keys DIR --host NAME", line
+        rf"CAUTION: {tmp_path}/server\.crt expires on 20..-..-..; nobody can connect after that; "
+        "renew it: kinfed flower keys DIR --host NAME, then",
+        line,
     )
     assert keys.endings(site) == []
     today(20 * 365 + 1)
@@ -187,4 +191,4 @@ def test_members_are_those_whose_keys_are_there_and_files_that_hold_none_are_nam
     said = []
     assert sorted(keys.members(tmp_path, said.append).values()) == ["a", "b"]
     assert [re.search(r"sites/(\w)/", line)[1] for line in said] == ["c", "d", "e"]
-    assert "is the key of a too" in said[2]
+    assert "is also the key of a, so e is not admitted" in said[2]

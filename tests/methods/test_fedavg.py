@@ -88,7 +88,9 @@ def test_running_statistics_stay_at_their_client_if_asked(examples, noisy, perce
 
 @pytest.mark.parametrize("method", [FedAvg, FedProx])
 def test_refuses_a_negative_noise(method):
-    with pytest.raises(UsageError, match="noise is a standard deviation"):
+    with pytest.raises(
+        UsageError, match=rf"^{method.__name__}.noise must be zero or more; got -0.1 \(standard deviation"
+    ):
         method(noise=-0.1)
 
 

@@ -57,7 +57,13 @@ def test_head_alone(examples, noisy, perceptron):
         assert (tuned[head] != server.theta[head]).all()
 
 
-@pytest.mark.parametrize("wrong", [{"scope": "body"}, {"epochs": -1}])
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match="fedavg-ft"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"scope": "body"}, "scope must be one of 'all', 'head'; got 'body'"),
+        ({"epochs": -1}, "epochs must be zero or more; got -1"),
+    ],
+)
+def test_refuses(wrong, said):
+    with pytest.raises(UsageError, match=f"^FedAvgFT.{said}"):
         FedAvgFT(**wrong)

@@ -89,9 +89,16 @@ def test_sends_the_base_both_ways(examples, noisy, perceptron):
     assert trial.history.bytes_up == trial.history.bytes_down == 3 * 2 * (2 * 3 + 3) * 8
 
 
-@pytest.mark.parametrize("wrong", [{"head_epochs": -1}, {"base_epochs": -1}, {"personal": ()}])
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match="fedrep"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"head_epochs": -1}, "FedRep.head_epochs must be zero or more; got -1"),
+        ({"base_epochs": -1}, "FedRep.base_epochs must be zero or more; got -1"),
+        ({"personal": ()}, "fedrep: personal names no tensor; name some"),
+    ],
+)
+def test_refuses(wrong, said):
+    with pytest.raises(UsageError, match=f"^{said}"):
         FedRep(**wrong)
 
 

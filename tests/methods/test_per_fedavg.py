@@ -99,8 +99,16 @@ def test_running_statistics_follow_training_but_not_adaptation(examples, noisy, 
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"alpha": -1.0}, {"beta": 0.0}, {"delta": 0.0}, {"adapt_steps": -1}, {"steps": 0}, {"batch": 0}]
+    ("setting", "value", "least"),
+    [
+        ("alpha", -1.0, "zero or more"),
+        ("beta", 0.0, "positive"),
+        ("delta", 0.0, "positive"),
+        ("adapt_steps", -1, "zero or more"),
+        ("steps", 0, "at least 1"),
+        ("batch", 0, "at least 1"),
+    ],
 )
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match="per-fedavg"):
-        PerFedAvg(**wrong)
+def test_refuses(setting, value, least):
+    with pytest.raises(UsageError, match=f"^PerFedAvg.{setting} must be {least}; got {value} "):
+        PerFedAvg(**{setting: value})

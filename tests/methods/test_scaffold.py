@@ -119,9 +119,12 @@ def test_refuses_other_optimisers(bowls, optimiser):
         bowls(Scaffold(), [1.0, 2.0], optimiser=optimiser).run(1)
 
 
-@pytest.mark.parametrize("wrong", [{"option": 3}, {"server_lr": 0.0}])
-def test_refuses(wrong):
-    with pytest.raises(UsageError, match="scaffold"):
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"option": 3}, "option must be one of 1, 2; got 3"), ({"server_lr": 0.0}, "server_lr must be positive; got 0.0")],
+)
+def test_refuses(wrong, said):
+    with pytest.raises(UsageError, match=f"^Scaffold.{said}"):
         Scaffold(**wrong)
 
 

@@ -54,7 +54,9 @@ def test_examples_of_known_classes_have_one_owner_each(nodes, clients, seed):
 
 def test_refuses():
     labels = torch.arange(100) % 8
-    with pytest.raises(UsageError, match=r"^topologies: nodes must be 3 \(path\), 4 \(ring\) or 5 \(star\); got 6"):
+    with pytest.raises(
+        UsageError, match=r"^Topologies.nodes must be one of 3, 4, 5; got 6 \(a path of 3, a ring of 4 or a star of 5\)"
+    ):
         Topologies(6)
     with pytest.raises(UsageError, match=r"^topologies: 5 nodes need at least 9 classes; got 8"):
         dealt(5, 10, labels, 8)

@@ -40,12 +40,13 @@ class Training(Settings):
     batch: Count = 16  # examples in a step
     optimiser: SGD | Adam | Optimiser = SGD()  # of local training
     steps: Count | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
-    class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None  # of the loss of each class's examples
+    # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
+    class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
 
     def __post_init__(self) -> None:
         weights: Any = self.class_weights
         if weights is not None and not isinstance(weights, str):
-            with suppress(TypeError, ValueError):  # what is no list of numbers is refused below
+            with suppress(TypeError, ValueError, OverflowError):  # what is no list of numbers is refused below
                 object.__setattr__(self, "class_weights", tuple(map(float, weights)))
         super().__post_init__()
 

@@ -94,10 +94,12 @@ def _check(value: Any, kind: Any, where: str) -> None:
         base, bound = parted(option)
         if _is(value, base):
             if bound is not None and value not in bound:
-                limit = f"below {bound.end}" if value >= bound.high >= LARGEST_COUNT else bound
+                high = "finite" if bound.high == math.inf else f"below {bound.end}"
+                limit = high if value >= bound.high >= LARGEST_COUNT else bound
                 raise UsageError(f"{where} must be {limit}; got {value!r}")
-            if isinstance(value, float) and LARGEST < abs(value) < math.inf:
-                raise UsageError(f"{where} must be at most {LARGEST:g}, what single precision can hold; got {value!r}")
+            if (base is float or isinstance(value, float)) and LARGEST < abs(value) < math.inf:
+                most = f"{LARGEST:g}, what single precision can hold"
+                raise UsageError(f"{where} must be at most {most}; got {value!r}")
             for i, inner in enumerate(value if _inner(base) else ()):
                 _check(inner, _inner(base), f"{where}[{i}]")
             return
@@ -145,7 +147,8 @@ def wanted(kind: Any) -> str:
     if base in words:
         return words[base]
     if typing.get_origin(base) is typing.Literal:
-        return "one of " + ", ".join(map(repr, typing.get_args(base)))
+        values = typing.get_args(base)
+        return "one of " * (len(values) > 1) + ", ".join(map(repr, values))
     if _inner(base):
         return "a list"
     if isinstance(base, type):
