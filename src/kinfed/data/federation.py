@@ -167,8 +167,8 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
         steps = None if time is None else _steps(time, len(pool))
-        owners, whose = tuple(map(str, names)), torch.from_numpy(index)
-        dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
+        owners, index_of = tuple(map(str, names)), torch.from_numpy(index)
+        dataset = Dataset(pool, target, task, classes, index_of, relation, owners, steps, stratify=True)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
@@ -203,7 +203,7 @@ def divide(
     if in_order:
         parts = split.by_time(dataset, owned, draws)
     elif lots is not None:
-        parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
+        parts = [split.by_lot(rows_of_client, lots, draw) for rows_of_client, draw in zip(owned, draws, strict=True)]
     else:
         stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
         parts = split(owned, draws, dataset.y if stratified else None)
