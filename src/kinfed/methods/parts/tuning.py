@@ -8,6 +8,9 @@ from torch import Tensor
 
 from ...core.settings import Settings
 from ...ops.neighbours import Weights
+from .agreement import agreed
+
+LEAST, MOST = 1e-3, 1e3  # of p and q that move by factors, so that they can come back
 
 
 class Attention(NamedTuple):
@@ -58,6 +61,27 @@ class Descent(Settings):
         """The learning rates of p and q, zero for what does not move."""
         return lr, lr
 
+    def judges(self, seen: Tensor) -> Tensor:
+        """[N] bool whose gradients count, from who has taken part before, seen: [N] bool; in the first round all."""
+        return seen | ~seen.any()
+
     def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
         """p and q: [K, G] each after a step against their gradients: [G, K] each."""
         return tuple(v - rate * g.T for v, g, rate in zip(values, grads, self.rates(lr), strict=True))
+
+
+@dataclass(frozen=True)
+class Pooled(Descent):
+    """One p and one q for each group of layers, multiplied by exp(-lr) at most where all clients agree on less.
+
+    What counts is the direction of a slope, not its size, so that lr fits any loss and any model, and the mean over
+    clients, so that few examples of each are enough.
+    """
+
+    def judges(self, seen: Tensor) -> Tensor:
+        """Nobody in the first round: models are still equal, and slopes are rounding errors."""
+        return seen
+
+    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
+        moved = (v * (-lr * agreed(v.T * g)).exp() for v, g in zip(values, grads, strict=True))
+        return tuple(v.sign() * v.abs().clamp(LEAST, MOST) for v in moved)
