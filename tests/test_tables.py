@@ -425,7 +425,7 @@ def test_inexact_clocks_are_told_of(tmp_path):
         f"{who},{60 * i + (7 * i) % 5 + late},{i % 3}.5\n" for who, late in (("a", 0), ("b", 20)) for i in range(9)
     )
     with pytest.warns(
-        UserWarning, match=r"each of 18 different ones is a step, and a client has rows at 50 % of these"
+        UserWarning, match=r"each of 18 different times is a step, and a client has rows at 50 % of these"
     ):
         read(write(tmp_path, "who,t,y\n" + text), client="who", target="y", time="t", past=2)
 
