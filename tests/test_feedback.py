@@ -62,26 +62,26 @@ def example():
 
 def answered(channel, mix, sent, clients):
     """Every client's answer, stacked."""
-    asked = channel.ask(mix)
-    if isinstance(asked, tuple):
-        asked = [()] * len(clients)
-    return torch.stack([channel.answer(c, t, a) for c, t, a in zip(clients, sent, asked, strict=True)])
+    requests = channel.ask(mix)
+    if isinstance(requests, tuple):
+        requests = [()] * len(clients)
+    return torch.stack([channel.answer(c, t, a) for c, t, a in zip(clients, sent, requests, strict=True)])
 
 
 def test_exact_channel_by_hand(example):
     channel = Exact()
     theta, sent, clients, slope = example
     mix = mixtures(theta, 3)
-    close(channel.slope(mix, replies(answered(channel, mix, sent, clients))), slope)
+    close(channel.gradient(mix, replies(answered(channel, mix, sent, clients))), slope)
 
 
 def test_delta_reads_the_gradient_off_one_step(example):
     theta, sent, clients, slope = example
     change = torch.stack([-0.1 * c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
-    close(Delta().slope(mixtures(theta, 3, rate=0.1), replies(change=change)), slope)
+    close(Delta().gradient(mixtures(theta, 3, rate=0.1), replies(change=change)), slope)
     # Twice the steps, twice the way; and what buffers moved is no gradient.
     learned = torch.tensor([True, True, False, True])
-    found = Delta().slope(mixtures(theta, 3, learned=learned, rate=0.2), replies(change=2 * change))
+    found = Delta().gradient(mixtures(theta, 3, learned=learned, rate=0.2), replies(change=2 * change))
     close(found, -(change * learned) @ theta.T / 0.1)
 
 
@@ -98,7 +98,7 @@ def test_two_point_over_all_signs_is_exact_but_for_a_constant_a_row(count, monke
     monkeypatch.setattr(short_feedback, "draw_signs", lambda draw, a, b: signs[:, None].expand(-1, len(a), -1))
     channel, mix = Spsa(len(signs), radius=0.1), mixtures(theta, count)
     slope = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)]) @ theta.T
-    found = channel.slope(mix, replies(answered(channel, mix, sent, clients)))
+    found = channel.gradient(mix, replies(answered(channel, mix, sent, clients)))
     close(found, slope - slope.mean(1, keepdim=True))
 
 
@@ -163,13 +163,13 @@ def test_sketches_are_linear_and_of_rows():
 def test_sketch_channel_multiplies_sketches_of_one_key(example):
     theta, sent, clients, slope = example
     mix, size = mixtures(theta, 3), 5
-    found = Sketch(size).slope(mix, replies(answered(Sketch(size), mix, sent, clients)))
+    found = Sketch(size).gradient(mix, replies(answered(Sketch(size), mix, sent, clients)))
     matrix = count_sketch(torch.eye(4, dtype=float64), mix.key, size)  # [d, size]
     gradients = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
     close(found, gradients @ matrix @ matrix.T @ theta.T)
     estimates = []
     for seed in range(2000):
         mix = mixtures(theta, 3, seed)
-        estimates.append(Sketch(2).slope(mix, replies(answered(Sketch(2), mix, sent, clients))))
+        estimates.append(Sketch(2).gradient(mix, replies(answered(Sketch(2), mix, sent, clients))))
     estimates = torch.stack(estimates)
     close(estimates.mean(0), slope, atol=4 * float(estimates.std(0).max()) / 2000**0.5)

@@ -92,7 +92,7 @@ def test_weights_by_hand(executor):
         ((1.0, "x", 1.0), r"class_weights\[1\] must be a number; got 'x'"),
         ((10**400, 1.0, 1.0), r"class_weights\[0\] must be at most 3.4e\+38"),
         (7, "got 7"),
-        ((1.0, 2.0), "class_weights must be 3 numbers, one a class; got 2"),
+        ((1.0, 2.0), "class_weights must be 3 numbers, one per class; got 2"),
     ],
 )
 def test_weights_that_cannot_be_used_are_refused(weights, said):
@@ -103,7 +103,7 @@ def test_weights_that_cannot_be_used_are_refused(weights, said):
 def test_numbers_have_no_classes_to_weigh_or_to_split_by():
     x = torch.randn(30, 5, generator=torch.Generator().manual_seed(0))
     numbers = Federation.from_arrays(x, x[:, 0], torch.arange(30) % 2)
-    with pytest.raises(UsageError, match="class_weights are for labels, but this data has none"):
+    with pytest.raises(UsageError, match="class_weights need labels, and this data has none"):
         fit(Local(), numbers, nn.Linear(5, 1), rounds=1, training=Training(class_weights="balanced"))
     with pytest.raises(UsageError, match="stratify deals examples by their label, but these have none"):
         Federation.from_arrays(x, x[:, 0], torch.arange(30) % 2, split=Split(stratify=True))

@@ -290,10 +290,10 @@ class Tuner(FedAvg):
 
 
 def test_steps_of_ones_own_that_leave_the_personal_part_behind_are_refused():
-    with pytest.raises(UsageError, match=r"Stepper takes local steps of its own, .* client\.undivided"):
+    with pytest.raises(UsageError, match=r"Stepper takes its own local steps, .* client\.undivided"):
         outcome(Stepper(personal=("head",)))
     outcome(Stepper(frozen=("head",)))
-    with pytest.raises(UsageError, match=r"Tuner\.personalise trains, so it must say .* 'tuned': give client\.whole"):
+    with pytest.raises(UsageError, match=r"Tuner\.personalise trains, so it must say .* 'tuned': return client\.whole"):
         outcome(Tuner(personal=("head",)))
 
 
@@ -331,7 +331,7 @@ class Prototype(FedAvg):
 
 def test_features_are_those_of_the_whole_model():
     outcome(Prototype(frozen=("0.*",)))
-    with pytest.raises(UsageError, match=r"SharedParams\.theta is declared to be the same .*ModelOf\[PerClient\]"):
+    with pytest.raises(UsageError, match=r"SharedParams\.theta is declared the same .*ModelOf\[PerClient\]"):
         outcome(Prototype(personal=("3.*",)))
 
 
@@ -377,7 +377,7 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'"),
+        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'; did you mean 'head\.\*'\?"),
         ({"frozen": ("1.weigth",)}, r"no tensor of the model matches '1\.weigth'; .*1\.weight"),
         (
             {"personal": ("head",), "frozen": ("5.bias",)},

@@ -145,9 +145,7 @@ def test_class_weights_are_the_task_s_loss_s():
 )
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_an_objective_that_gives_no_loss_is_told(loss, got, executor):
-    with pytest.raises(
-        UsageError, match=rf"an objective gives a loss \[\], or one for each example, \[\d+\]; got {got}"
-    ):
+    with pytest.raises(UsageError, match=rf"an objective returns a loss \[\], or one per example, \[\d+\]; got {got}"):
         uploads(lambda c: c.descend(c.model.theta, objective=loss), executor)
 
 
@@ -222,7 +220,7 @@ class Named(Squeezed):
 def test_a_named_head_must_be_last_and_may_be_the_whole_module():
     x = torch.randn(2, 4)
     model = Model(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), head="0")
-    with pytest.raises(UsageError, match="head '0' is not the last thing that its forward pass applies"):
+    with pytest.raises(UsageError, match="head '0' is not the last layer that its forward pass applies"):
         model.features(model.theta, x)
     whole = Model(nn.Linear(4, 3))
     assert torch.equal(whole.features(whole.theta, x), x)
@@ -232,10 +230,10 @@ def test_a_named_head_must_be_last_and_may_be_the_whole_module():
 @pytest.mark.parametrize(
     ("net", "why"),
     [
-        (nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()), "the model has no nn.Linear that could be its head"),
-        (Squeezed(), "head 'head' is not the last thing that its forward pass applies"),
+        (nn.Sequential(nn.Conv1d(1, 2, 4), nn.Flatten()), "the model has no nn.Linear to serve as head"),
+        (Squeezed(), "head 'head' is not the last layer that its forward pass applies"),
         (Twice(), "applies its head 'head' 2 times in a pass"),
-        (Named(), "does not give its head 'head' one tensor"),
+        (Named(), "head 'head' gets more than one tensor"),
         (MODELS["gru"]((5, 2), 3, hidden=4), "applies its head 'head' 3 times in a pass"),
     ],
     ids=["none", "not last", "twice", "by name", "gru"],
@@ -291,7 +289,7 @@ class Curious(Local):
 
 @pytest.mark.parametrize("where", ["personalise", "predict", "init_client"])
 def test_no_half_of_a_method_reads_test_examples(where):
-    with pytest.raises(UsageError, match="Test examples are for evaluation alone"):
+    with pytest.raises(UsageError, match="Test examples are for evaluation only"):
         fit(Curious(where), federation(), module(), rounds=1, execution=Execution("loop"))
     found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, execution=Execution("loop"))
     assert found.summary()["leaking"]

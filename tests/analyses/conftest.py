@@ -9,7 +9,12 @@ from kinfed.experiments import config
 from kinfed.experiments.study import Study
 from kinfed.simulation.execution import Execution
 
-SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "model.hidden=[8]")
+SMALL = (  # whole parts, so that a test may name others
+    "rounds=3",
+    "federation.clients=8",
+    "federation.partition={name = 'rotations', groups = 2}",
+    "model={name = 'mlp', hidden = [8]}",
+)
 
 
 @pytest.fixture

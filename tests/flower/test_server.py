@@ -724,7 +724,7 @@ def test_sites_weigh_their_classes_and_tell_scores_by_class(trial, tmp_path):
     ("select_by", "weights", "why"),
     [
         ("mae", None, "select_by: classification has no 'mae'"),
-        ("accuracy", [1.0, 2.0], "class_weights must be 3 numbers, one a class; got 2"),
+        ("accuracy", [1.0, 2.0], "class_weights must be 3 numbers, one per class; got 2"),
     ],
 )
 def test_settings_that_do_not_fit_the_sites_labels_are_refused_before_a_round(trial, select_by, weights, why):

@@ -349,7 +349,7 @@ def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, kind):
         ("a,y\nfoo,0\n2,1\n", "d.csv, line 2, column 'a': 'foo' is not a finite number"),
         ("a,y\n1,cat\n2,dog\n", "d.csv, line 2, column 'y': 'cat' is not a finite number (and 1 more)"),
         ("a,b\n1,0\n", "d.csv has no column 'y'"),
-        ("y\n1\n", "there is no column left for the inputs beside 'y'"),
+        ("y\n1\n", "no column is left for the inputs beside 'y'"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_with_line_and_column(tmp_path, text, why):

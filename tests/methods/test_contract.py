@@ -345,7 +345,7 @@ def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
 
 
 def test_who_predicts_in_a_way_of_its_own_exports_what_does_so():
-    with pytest.raises(UsageError, match="Sharp has a predict of its own, so it needs an export of its own"):
+    with pytest.raises(UsageError, match="Sharp overrides predict, so it must override export too"):
 
         class Sharp(METHODS["local"]):
             def predict(self, client, personal, x):

@@ -106,7 +106,7 @@ class Bar:
 
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (BarColumn(30), told_beside(17, console), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
 

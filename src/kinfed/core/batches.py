@@ -1,4 +1,4 @@
-"""Batches: which of its examples a client's steps take, for one client and for many that run as one program."""
+"""Batches: which examples each of a client's steps uses, for one client and for many that run as one program."""
 
 import threading
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from .seeding import fold, fold_numbers, key, number
 
 
 class Examples(NamedTuple):
-    """A client's examples for one purpose; rows past its own count are copies at weight 0."""
+    """A client's examples of one split; rows past its own count are copies with weight 0."""
 
     x: Tensor  # [n, ...]
     y: Tensor  # [n, ...]
@@ -29,11 +29,11 @@ class Batch(NamedTuple):
     x: Tensor  # [B, ...]
     y: Tensor  # [B, ...]
     weight: Tensor | None  # [B] 1 on real rows; None when all are
-    valid: Tensor | None  # [] bool, False past the client's last step; None when surely True
+    valid: Tensor | None  # [] bool, False past the client's last step; None when always True
     key: Tensor  # [] int64, for the model's own randomness in this step
 
     def keep(self, old: Tensor, new: Tensor) -> Tensor:
-        """`new`, or `old` where this client has no such step."""
+        """`new`, or `old` if this step is past the client's last."""
         return new if self.valid is None else torch.where(self.valid, new, old)
 
     def mean(self, values: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Batch(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which examples the steps of clients that run together take."""
+    """Which examples the steps use, for clients that run together."""
 
     place: Tensor  # [T, B] int64 positions in the client's training rows
     weight: Tensor  # [T, B] 1 on real rows, 0 on those that only fill a batch up
@@ -50,7 +50,7 @@ class Plan(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """A client's rows of the pool for one purpose, filled up to a common length with its own."""
+    """A client's rows of the pool for one split, filled up to a common length with its own."""
 
     at: Tensor  # [n] int64
     size: Tensor  # [] int64, how many are real
@@ -65,7 +65,7 @@ class Member(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """The examples that all rows point into."""
+    """All examples, into which rows point."""
 
     x: Tensor
     y: Tensor
@@ -76,15 +76,15 @@ class Draw(NamedTuple):
 
     number: int  # among the client's requests of this round: each is shuffled anew
     epochs: int
-    steps: int | None  # exactly so many, in place of the epochs
+    steps: int | None  # exactly this many, in place of the epochs
     size: int  # examples in a batch
 
 
 class Shuffler:
-    """A client's training rows in the order in which its steps take them.
+    """A client's training rows in the order in which its steps use them.
 
-    `alone` and `together` give the same batches: the one for a single client, whose tag and size Python may look at,
-    the other for clients that run as one program, with `sizes` the number of training examples of each.
+    `alone` and `together` give the same batches: `alone` for a single client, whose tag and size Python may read,
+    `together` for clients that run as one program, with `sizes` the number of training examples of each.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Shuffler:
     ) -> None:
         self.pool, self.rows, self.sizes = pool, rows, sizes
         self._tag, self._round, self._seed, self._dtype = tag, round, seed, dtype
-        self._halt = halt  # set when the run ends early: the program ends with its next batch
+        self._halt = halt  # set when the run ends early: the program then stops at its next batch
 
     def alone(self, draw: Draw) -> Iterator[Batch]:
         """The batches of a single client."""
@@ -108,25 +108,25 @@ class Shuffler:
         start = fold_numbers(number(self._seed, "batches", self._round, draw.number), int(self._tag))
         each = -(-self.sizes[0] // draw.size)  # steps in one epoch
         total = draw.epochs * each if draw.steps is None else draw.steps
-        turns, keys = (
+        epoch_keys, keys = (
             torch.tensor([fold_numbers(start, i) for i in counters], dtype=torch.int64, device=x.device)
             for counters in (range(-(-total // each)), (~t for t in range(total)))
         )
-        order = self.rows.at[_marks(turns, len(self.rows.at)).argsort(stable=True)]
+        order = self.rows.at[_random_keys(epoch_keys, len(self.rows.at)).argsort(stable=True)]
         parts = [part.unbind() for part in order.split(draw.size, dim=1)]
         ordered = (at for epoch in zip(*parts, strict=True) for at in epoch)
-        for at, mark in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
+        for at, step_key in zip(ordered, keys.unbind(), strict=False):  # exactly `steps` may end within an epoch
             if self._halt is not None and self._halt.is_set():
                 raise CancelledError
-            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, mark)
+            yield Batch(x.index_select(0, at), y.index_select(0, at), None, None, step_key)
 
     def together(self, draw: Draw) -> Iterator[Batch]:
-        """The batches of every client of a program that runs for many."""
+        """The batches of all clients of a program that runs for many."""
         plan = self.plan(draw)
         keys = fold(self._start(draw), ~torch.arange(len(plan.valid), device=self._tag.device))
         passes, ends = self._lengths(draw)
         for t in range(len(plan.valid)):
-            # How many real rows clients have in this step; Python knows, so nobody need ask a tensor.
+            # How many real rows clients have in this step; known to Python, without reading a tensor.
             real = [
                 min(draw.size, n - t % p * draw.size) if t < end else 0
                 for n, p, end in zip(self.sizes, passes, ends, strict=True)
@@ -144,31 +144,31 @@ class Shuffler:
     def plan(self, draw: Draw) -> Plan:
         """All steps of `together` at once."""
         passes, ends = self._lengths(draw)
-        turns = max(-(-end // p) for end, p in zip(ends, passes, strict=True))
+        epoch_count = max(-(-end // p) for end, p in zip(ends, passes, strict=True))
         (at, count), size = self.rows, draw.size
         step = torch.arange(max(ends), device=count.device)
-        marks = _marks(fold(self._start(draw), torch.arange(turns, device=count.device)), len(at))
+        random_keys = _random_keys(fold(self._start(draw), torch.arange(epoch_count, device=count.device)), len(at))
         real = torch.arange(len(at), device=count.device) < count
-        order = torch.where(real, marks, 1 << 62).argsort(stable=True)  # the real ones come first
-        mine = -(-count // size)
-        position = (step % mine * size)[:, None] + torch.arange(size, device=count.device)  # [T, B]
-        turn = (step // mine).clamp(max=turns - 1)
-        place = order.view(-1)[turn[:, None] * order.shape[1] + position % count]
-        valid = step < (mine * draw.epochs if draw.steps is None else draw.steps)
+        order = torch.where(real, random_keys, 1 << 62).argsort(stable=True)  # the real ones come first
+        steps_per_epoch = -(-count // size)
+        position = (step % steps_per_epoch * size)[:, None] + torch.arange(size, device=count.device)  # [T, B]
+        epoch = (step // steps_per_epoch).clamp(max=epoch_count - 1)
+        place = order.view(-1)[epoch[:, None] * order.shape[1] + position % count]
+        valid = step < (steps_per_epoch * draw.epochs if draw.steps is None else draw.steps)
         return Plan(place, ((position < count) & valid[:, None]).to(self._dtype), valid)
 
     def _start(self, draw: Draw) -> Tensor:
-        """[] int64: where the random numbers of a draw begin."""
+        """[] int64: the key of a draw's random numbers."""
         return fold(key(self._seed, "batches", self._round, draw.number, device=self._tag.device), self._tag)
 
     def _lengths(self, draw: Draw) -> tuple[list[int], list[int]]:
-        """Of every client, the steps of an epoch and those of the draw."""
+        """For every client, the steps of an epoch and those of the draw."""
         passes = [-(-n // draw.size) for n in self.sizes]
         return passes, [draw.epochs * p if draw.steps is None else draw.steps for p in passes]
 
 
-def _marks(keys: Tensor, count: int) -> Tensor:
-    """[turns, count] random numbers, in the order of which rows are taken, by keys: [turns]."""
+def _random_keys(keys: Tensor, count: int) -> Tensor:
+    """[epochs, count] random numbers, whose order is that of the rows in each epoch, from keys: [epochs]."""
     return fold(keys[:, None], torch.arange(count, device=keys.device)) & 0x3FFFFFFFFFFFFFFF
 
 

@@ -33,13 +33,13 @@ class Training(Settings):
 
     `class_weights` multiply the loss of each example of a class, wherever a client's loss or gradient is taken: a
     number for every class, or "balanced". Then the weight of a class is n / (k m) for a client with n training
-    examples, m of them of this class, and k classes in all: each of its classes counts alike, and the mean weight is 1.
+    examples, m of them of this class, and k classes in all: its classes count equally, and the mean weight is 1.
     """
 
     epochs: Count = 2  # passes over a client's training examples in a round
     batch: Count = 16  # examples in a step
     optimiser: SGD | Adam | Optimiser = SGD()  # of local training
-    steps: Count | None = None  # so many steps in place of the epochs, the same for clients with many and few examples
+    steps: Count | None = None  # in a round, in place of epochs: the same for clients with many or few examples
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
 
@@ -54,12 +54,14 @@ class Training(Settings):
         """Raise UsageError unless the class weights fit the task."""
         weights = self.class_weights
         if weights is not None and not isinstance(task, Classification):
-            raise UsageError("training: class_weights are for labels, but this data has none; leave them out")
+            raise UsageError("training: class_weights need labels, and this data has none; leave them out")
         if isinstance(task, Classification) and isinstance(weights, tuple) and len(weights) != task.classes:
-            raise UsageError(f"training: class_weights must be {task.classes} numbers, one a class; got {len(weights)}")
+            raise UsageError(
+                f"training: class_weights must be {task.classes} numbers, one per class; got {len(weights)}"
+            )
 
     def count_steps(self, sizes: Tensor, epochs: int | None = None) -> Tensor:
-        """[...] int64: the local steps of clients with so many training examples, sizes: [...] int64."""
+        """[...] int64: the local steps of clients with sizes: [...] int64 training examples."""
         if epochs is None and self.steps is not None:
             return torch.full_like(sizes, self.steps)
         return (self.epochs if epochs is None else epochs) * -(-sizes // self.batch)
@@ -70,7 +72,7 @@ class Request:
     """A request for local training, see `Client.descend`."""
 
     theta: Tensor  # [d] where it starts
-    moving: tuple[str, ...]  # names of the parameters that move, in the layout's order
+    moving: tuple[str, ...]  # names of the parameters that are trained, in the layout's order
     draw: Draw
     optimiser: Optimiser
     penalty: Penalty | None = None
@@ -89,7 +91,7 @@ class Trainer(Protocol):
 
 
 class GeneralTrainer(Trainer, Protocol):
-    """A trainer that refuses nothing, and that gives a method's own program its batches and gradients."""
+    """A trainer that refuses nothing, and that provides batches and gradients to methods that take their own steps."""
 
     def batches(self, client: "Client", draw: Draw) -> Iterator[Batch]: ...
 
@@ -101,7 +103,7 @@ class GeneralTrainer(Trainer, Protocol):
 class Trainers:
     """The trainers of an executor. The first that does not refuse a request carries it out.
 
-    `refusals` collects what the others have said.
+    `refusals` collects the reasons that the others gave.
     """
 
     def __init__(self, *preferred: Trainer, general: GeneralTrainer) -> None:
@@ -118,12 +120,12 @@ class Trainers:
 
 
 class Client:
-    """One client, seen from its own program: no axis counts clients.
+    """One client, seen from its own program: no axis indexes clients.
 
     The same program runs for one client at a time, for a whole cohort under `torch.func.vmap`, or at the client's own
     site. Under vmap tensors such as `size` differ between clients, so a program must not branch on them.
 
-    Where a part of the model stays with the client, `theta: [d]` is the part that travels, in every function here: see
+    If a part of the model stays with the client, `theta: [d]` is the part that travels, in every function here: see
     `kinfed.core.sharing`.
     """
 
@@ -158,7 +160,7 @@ class Client:
 
     @property
     def held_out(self) -> Examples:
-        """Examples for the method's own feedback, as its `feedback` asks for; never trained on if set aside."""
+        """Examples for the method's own feedback, which its `feedback` selects; never trained on if set aside."""
         if "held_out" not in self._rows:
             raise UsageError("the method uses client.held_out, so it must set feedback to 'train', 'val' or 'test'")
         return self.examples("held_out")
@@ -166,13 +168,13 @@ class Client:
     def examples(self, split: str) -> Examples:
         """All examples of one split: "train", "validation" or "held_out".
 
-        Raises UsageError for any other. Test examples are for evaluation: a method that must learn from them says
+        Raises UsageError for any other. Test examples are for evaluation: a method that must learn from them sets
         feedback = "test", which marks its results, and reads `held_out`.
         """
         if split not in self._rows:
             raise UsageError(
                 f"client.examples: a method can read {', '.join(name for name in OPEN if name in self._rows)}; got "
-                f"{split!r:.80}. Test examples are for evaluation alone, unless the method sets feedback = 'test' and "
+                f"{split!r:.80}. Test examples are for evaluation only, unless the method sets feedback = 'test' and "
                 "reads client.held_out"
             )
         index, count = self._rows[split]
@@ -180,19 +182,19 @@ class Client:
         return Examples(self._pool.x[index], self._pool.y[index], real.to(self.model.theta.dtype))
 
     def limited(self, splits: Collection[str] = OPEN) -> "Client":
-        """The same client with the examples of these splits alone: what a method's code is given."""
+        """The same client with the examples of these splits only: what a method's code sees."""
         other = copy.copy(self)
         other._rows = {split: rows for split, rows in self._rows.items() if split in splits}
         return other
 
     @cached_property
     def class_weights(self) -> Tensor | None:
-        """[C] what an example of each class counts in the loss, 0 if "balanced" without an example; None: alike."""
-        asked, like = self.training.class_weights, self.model.theta
-        if asked is None or not isinstance(self.task, Classification):
+        """[C] the weight of each class in the loss, 0 if "balanced" and without examples; None: all the same."""
+        weights, like = self.training.class_weights, self.model.theta
+        if weights is None or not isinstance(self.task, Classification):
             return None
-        if isinstance(asked, tuple):
-            return torch.tensor(asked, dtype=like.dtype, device=like.device)
+        if isinstance(weights, tuple):
+            return torch.tensor(weights, dtype=like.dtype, device=like.device)
         at, size = self._rows["train"]
         real = (torch.arange(len(at), device=at.device) < size).to(like.dtype)
         count = real.new_zeros(self.task.classes).scatter_add(0, self._pool.y[at], real)
@@ -203,7 +205,7 @@ class Client:
         return fold(key(self._seed, purpose, self.round, *ids, device=self.tag.device), self.tag)
 
     def noise(self, like: Tensor, purpose: str = "noise") -> Tensor:
-        """Standard normal numbers of the shape of `like`, the same in every fleet."""
+        """Standard normal numbers of the shape of `like`, the same in every fleet and executor."""
         return normal(self.key(purpose), like)
 
     def count_steps(self, epochs: int | None = None) -> Tensor:
@@ -213,8 +215,8 @@ class Client:
     def batches(self, epochs: int | None = None, steps: int | None = None, batch: int | None = None) -> Iterator[Batch]:
         """Shuffled passes over the training examples; the last batch of a pass may be short, none is dropped.
 
-        `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew. A program
-        that takes steps of its own keeps what a step past this client's last would change: `batch.keep(old, new)`.
+        `epochs` passes (default: the training settings), or exactly `steps` steps. Each call shuffles anew. A method
+        that takes its own steps undoes those past this client's last by `batch.keep(old, new)`.
         """
         yield from self._trainers.general.batches(self, self._draw(epochs, steps, batch))
 
@@ -234,15 +236,15 @@ class Client:
 
     @property
     def undivided(self) -> "Client":
-        """The client to whom every theta: [d] is the whole model, for steps that a method takes by itself."""
+        """This client, for which every theta: [d] is the whole model, for methods that take their own steps."""
         return self
 
     def whole(self, theta: Tensor) -> Tensor:
-        """[d] the whole model that theta, the part that travels, makes with the client's own part as it is now."""
+        """[d] the whole model: theta, the part that travels, with the client's current personal part."""
         return theta
 
     def part(self, theta: Tensor) -> Tensor:
-        """The part of a whole model: [d] that travels; from now on the rest of it is the client's own part."""
+        """The part of a whole model: [d] that travels; the rest of it becomes the client's personal part."""
         return theta
 
     def gradient(self, theta: Tensor, batch: Batch | Examples, objective: Objective | None = None) -> Tensor:
@@ -263,16 +265,15 @@ class Client:
     ) -> Tensor:
         """Local training from theta: [d]; returns the trained [d].
 
-        `penalty(theta)` is added to the loss of every step; `only` names the tensors that may move (buffers such as
-        running statistics always do); `epochs` (or exactly so many `steps`) and `optimiser` replace the training
-        settings; `clip` is the most that the norm of a step's gradient, the penalty's included, may be.
+        `penalty(theta)` is added to the loss of every step; `only` names the tensors to train (buffers such as
+        running statistics always move); `epochs` (or exactly `steps` steps) and `optimiser` replace the training
+        settings; `clip` bounds the norm of a step's gradient, the penalty's included.
 
-        `objective(outputs, batch, features)` replaces the task's loss, class weights included. It gives a loss for
-        each example, [B], of which the mean over the batch's real rows is taken, or one for all, [] (`batch.mean`
-        leaves out rows that only fill the batch up). `features()` is what the module feeds to its head, [B, f];
-        raises UsageError if that cannot be told, see `Model.features`. While an objective runs,
-        `client.model.module` computes with the tensors that are being trained: layers that `Method.extend` added are
-        called there.
+        `objective(outputs, batch, features)` replaces the task's loss, class weights included. It returns a loss for
+        each example, [B], which is averaged over the batch's real rows, or one for all, [] (`batch.mean` ignores rows
+        that only fill the batch up). `features()` are the inputs of the module's head, [B, f]; raises UsageError if
+        they are not defined, see `Model.features`. While an objective runs, `client.model.module` computes with the
+        tensors that are being trained: layers that `Method.extend` added are called there.
         """
         names = (e.name for e in self.model.layout.entries if e.trainable and (only is None or e.name in only))
         draw = self._draw(epochs, steps)
@@ -280,7 +281,7 @@ class Client:
         return self._trainers.train(self, Request(theta, tuple(names), draw, optimiser, penalty, objective, clip))
 
     def own(self, theta: Tensor) -> Tensor:
-        """[d] the same numbers, under vmap a copy for each client: what all share cannot move in place."""
+        """[d] the same numbers, under vmap a copy for each client: a shared tensor cannot change in place."""
         if is_batchedtensor(theta) or not is_batchedtensor(self.size):
             return theta
         return torch.where(self.size > 0, theta, theta)
@@ -301,7 +302,7 @@ class Client:
             return model.predict(tensors, batch.x, read), {}
 
     def losses(self, outputs: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
-        """[B] the loss of each example, weighted by its class if that is asked for; or what an objective gives."""
+        """[B] the loss of each example, with class weights if there are any; or the result of an objective."""
         if objective is None:
             loss, weights = self.task.loss(outputs, batch.y), self.class_weights
             return loss if weights is None else loss * weights[batch.y]
@@ -309,13 +310,13 @@ class Client:
         loss = objective(outputs, batch, self.model.fed)
         if not isinstance(loss, Tensor) or loss.shape not in ((), (len(batch.y),)):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"{loss!r:.80}"
-            raise UsageError(f"an objective gives a loss [], or one for each example, [{len(batch.y)}]; got {got}")
+            raise UsageError(f"an objective returns a loss [], or one per example, [{len(batch.y)}]; got {got}")
         return loss
 
 
 @dataclass(frozen=True)
 class Quadratic:
-    r"""The penalty $\frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$, told so that fused training can take it in."""
+    r"""The penalty $\frac{pull}{2}\|\theta\|^2 + slope \cdot \theta$, in a form that fused training supports."""
 
     pull: float
     slope: Tensor  # [d]

@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 def head_of(module: nn.Module) -> str | None:
-    """The name of the layer that serves as head unless another is named: the last nn.Linear; None without one."""
+    """The name of the layer that serves as head by default: the last nn.Linear; None if there is none."""
     return next((path for path, part in reversed(list(module.named_modules())) if isinstance(part, nn.Linear)), None)
 
 
@@ -45,7 +45,7 @@ class Layer(NamedTuple):
 
     name: str
     at: slice  # parameters, then float buffers
-    trainable: slice  # the parameters alone: what distances and similarities look at
+    trainable: slice  # the parameters alone: what distances and similarities compare
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Layout:
     layers: tuple[Layer, ...]
     head: frozenset[str]  # tensors of the last linear layer
     norms: frozenset[str] = frozenset()  # tensors of normalisation layers: weights and running statistics
-    # What `index` and `trainable_on` gave before: made anew for every client they would take longer than its training.
-    _found: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
+    # Results of `index` and `trainable_on`: to compute them for every client would take longer than its training.
+    _cache: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -72,10 +72,10 @@ class Layout:
         for path, part in module.named_modules():
             at = start
             held = list(part.named_parameters(prefix=path, recurse=False))
-            own = [(n, t, True, False) for n, t in held if t.requires_grad]
+            trained = [(n, t, True, False) for n, t in held if t.requires_grad]
             frozen = [(n, t, False, False) for n, t in held if not t.requires_grad]
             buffers = [(n, t, False, True) for n, t in part.named_buffers(prefix=path, recurse=False)]
-            for name, tensor, trainable, buffer in own + frozen + buffers:
+            for name, tensor, trainable, buffer in trained + frozen + buffers:
                 if tensor.is_complex():
                     raise UsageError(
                         f"'{name}' of the model is complex; keep it as real numbers and use torch.view_as_complex on "
@@ -175,22 +175,24 @@ class Layout:
                 )
             hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)
             if not hits:
-                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, self.names)}")
+                layers = {f"{name.rpartition('.')[0]}.*" for name in self.names if "." in name}
+                known = layers.union(self.names, HEAD if self.head else ())
+                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, known)}")
             chosen.update(hits)
         return frozenset(chosen)
 
     def trainable_on(self, device: torch.device) -> Tensor:
-        """[d] bool: `trainable` on a device. Kept: not to be written to."""
-        if (None, device) not in self._found:
-            self._found[None, device] = self.trainable.to(device)
-        return self._found[None, device]
+        """[d] bool: `trainable` on a device. Cached: do not write to it."""
+        if (None, device) not in self._cache:
+            self._cache[None, device] = self.trainable.to(device)
+        return self._cache[None, device]
 
     def index(self, names: frozenset[str], device: torch.device = CPU) -> Tensor:
-        """[m] int64: the positions of the named tensors in theta, in order. Kept: not to be written to."""
-        if (names, device) not in self._found:
+        """[m] int64: the positions of the named tensors in theta, in order. Cached: do not write to it."""
+        if (names, device) not in self._cache:
             parts = [torch.arange(e.at.start, e.at.stop) for e in self.entries if e.name in names]
-            self._found[names, device] = (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).to(device)
-        return self._found[names, device]
+            self._cache[names, device] = (torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int64)).to(device)
+        return self._cache[names, device]
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
         """Named views into theta: [d]; those of convolutions lie channels-last in memory."""

@@ -15,25 +15,25 @@ from .layout import Layout, head_of
 
 
 class Moved(NamedTuple):
-    """A training pass: what was read off its outputs, and the model's buffers (such as running statistics) after it."""
+    """A training pass: the result of `read`, and the model's buffers (such as running statistics) after it."""
 
     outputs: Tensor
     buffers: dict[str, Tensor]
 
 
-Read = Callable[[Tensor], Tensor]  # what is made of a pass's outputs while the tensors are bound
+Read = Callable[[Tensor], Tensor]  # applied to a pass's outputs while the tensors are bound
 
 
 NO_HEAD = (
-    "the model has no nn.Linear that could be its head, so it has no features; name the layer that is one: "
+    "the model has no nn.Linear to serve as head, so it has no features; name the layer to use: "
     "kinfed.Model(module, head='NAME')"
 )
 
 
 class Features:
-    """What a module feeds to its head in one pass: [B, f], when called.
+    """The inputs of a module's head in one pass: [B, f], when called.
 
-    Raises UsageError where there is no such tensor, or where the head is not the last thing that the module applies.
+    Raises UsageError if there is no such tensor, or if the head is not the last layer that the module applies.
     """
 
     def __init__(self, head: str | None, dtype: torch.dtype) -> None:
@@ -47,7 +47,7 @@ class Features:
             self._calls.append((given, outputs))
 
     def end(self, outputs: Any) -> None:
-        """The pass is over: what calls the head from now on is no part of it."""
+        """The pass is over: later calls of the head are no part of it."""
         self._outputs = outputs
 
     def __call__(self) -> Tensor:
@@ -56,36 +56,36 @@ class Features:
         if len(self._calls) != 1:
             raise UsageError(
                 f"the model applies its head '{self._head}' {len(self._calls)} times in a pass, so its features are no "
-                "single tensor; take a model that ends with its head, or name another layer: "
+                "single tensor; use a model that ends with its head, or name another layer: "
                 "kinfed.Model(module, head='NAME')"
             )
         given, outputs = self._calls[0]
         if len(given) != 1 or not isinstance(given[0], Tensor):
             raise UsageError(
-                f"the model does not give its head '{self._head}' one tensor; name another: "
+                f"the model's head '{self._head}' gets more than one tensor; name another layer: "
                 "kinfed.Model(module, head='NAME')"
             )
         if outputs is not self._outputs:
             raise UsageError(
-                f"the model's head '{self._head}' is not the last thing that its forward pass applies, so its outputs "
-                "are not head(features); return what the head gives, or name the layer that comes last: "
+                f"the model's head '{self._head}' is not the last layer that its forward pass applies, so its outputs "
+                "are not the head's; return the head's outputs, or name the last layer: "
                 "kinfed.Model(module, head='NAME')"
             )
         return given[0].to(self._dtype)
 
 
 class Model:
-    """A module's architecture; its numbers are always given from outside.
+    """A module's architecture; its parameters are always passed in.
 
-    `layout` says where each tensor lies in theta and `theta: [d]` is the module's own initial vector.
+    `layout` says where each tensor lies in theta, and `theta: [d]` holds the module's initial parameters.
     """
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
-        """`head` names the classifier layer (default: the last nn.Linear); numbers become `dtype` if that is given."""
+        """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
         self.named_head = head
-        self.original = copy.deepcopy(module).cpu()  # wherever it was
+        self.original = copy.deepcopy(module).cpu()  # whatever device it was on
         self.module = adapt(self.original)
         self.head_name = head_of(self.module) if head is None else head  # None: it has none
         self.layout = Layout.of(self.module, self.head_name)
@@ -113,13 +113,13 @@ class Model:
         return other
 
     def twins(self, count: int) -> list["Model"]:
-        """As many twins, always the same: to copy a module takes as long as to train a small one."""
+        """`count` twins, always the same ones: copying a module takes as long as training a small one."""
         while len(self._twins) < count:
             self._twins.append(self.twin())
         return self._twins[:count]
 
     def _bind(self) -> None:
-        """Find where in the modules' own tables each tensor of the layout stands; a shared one stands in several."""
+        """Find where in the modules' own tables each tensor of the layout is; a shared one is in several."""
         named = (*self.module.named_parameters(), *self.module.named_buffers())
         names = {id(t): n for n, t in named if n in self.layout.names}
         tables: list[dict[str, Any]] = [t for part in self.module.modules() for t in (part._parameters, part._buffers)]
@@ -135,7 +135,7 @@ class Model:
 
     @contextmanager
     def bound(self, tensors: dict[str, Tensor], training: bool) -> Iterator[None]:
-        """While this lasts the module computes with these tensors."""
+        """Within this context the module computes with these tensors."""
         # Writing into the modules' own tables is what torch.func.functional_call does, without its cost per call.
         before = [slots[key] for _, slots, key in self._slots]
         mode = self.module.training
@@ -153,7 +153,7 @@ class Model:
 
     @contextmanager
     def capturing(self, wanted: bool = True) -> Iterator[None]:
-        """While this lasts, and if it is wanted, `fed` holds the features of the latest pass."""
+        """Within this context, if wanted, `fed` holds the features of the latest pass."""
         if not wanted or self.fed is not None:
             yield
             return
@@ -172,7 +172,7 @@ class Model:
         """The module's outputs with the tensors that are bound."""
         if self.fed is None:
             return self.module(x)  # type: ignore[no-any-return]
-        self.fed = fed = Features(self.head_name, self.theta.dtype)  # an objective may ask for another pass in between
+        self.fed = fed = Features(self.head_name, self.theta.dtype)  # an objective may run another pass in between
         outputs = self.module(x)
         fed.end(outputs)
         return outputs  # type: ignore[no-any-return]
@@ -181,7 +181,7 @@ class Model:
         return self.module.get_submodule(name)
 
     def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
-        """Outputs of a training pass with the tensors that are bound, whose buffers it moves on in place or anew."""
+        """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
         PASS.weight, PASS.key = weight, key
         try:
             if not self.bf16:
@@ -192,7 +192,7 @@ class Model:
             PASS.weight = PASS.key = None
 
     def settle(self, tensors: dict[str, Tensor]) -> None:
-        """Copy buffers that a pass made anew into the tensors that were bound, and bind these again."""
+        """Copy buffers that a pass replaced into the tensors that were bound, and bind these again."""
         for name, slots, key in self._moved:
             if slots[key] is not tensors[name]:
                 tensors[name].copy_(slots[key])
@@ -203,14 +203,14 @@ class Model:
         return self.predict(self.layout.tensors(theta), x)
 
     def predict(self, tensors: dict[str, Tensor], x: Tensor, read: Read = lambda outputs: outputs) -> Tensor:
-        """Outputs in evaluation mode, from named tensors, or what is read off them."""
+        """`read` of the outputs in evaluation mode, from named tensors."""
         return self._evaluate(tensors, lambda: read(self._apply(x)))
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:
-        """[B, f] what the module feeds to its head for x: [B, ...], in evaluation mode.
+        """[B, f] the inputs of the module's head for x: [B, ...], in evaluation mode.
 
         Then `head(theta, features(theta, x))` is `self(theta, x)`. The head is the layer that was named, or the last
-        nn.Linear. Raises UsageError if there is none, or if it is not the last thing that the module applies.
+        nn.Linear. Raises UsageError if there is none, or if it is not the last layer that the module applies.
         """
         with self.capturing():
             return self.predict(self.layout.tensors(theta), x, lambda _: self.fed())  # type: ignore[misc]
@@ -222,12 +222,12 @@ class Model:
         return self.layer(self.head_name, theta, z)
 
     def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
-        """What the named layer makes of z with its part of theta: [d], in evaluation mode."""
+        """Outputs of the named layer for z with its part of theta: [d], in evaluation mode."""
         return self._evaluate(self.layout.tensors(theta), lambda: self._layer(name)(z))
 
     def _evaluate(self, tensors: dict[str, Tensor], outputs: Callable[[], Tensor]) -> Tensor:
         with self.bound(tensors, training=False):
-            if self._recurrent:  # vmap has no rule for these layers: it takes them apart where they are differentiated
+            if self._recurrent:  # vmap has no rule for these layers: it decomposes them where they are differentiated
                 return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]  # type: ignore[no-any-return]
             return outputs()
 
@@ -239,7 +239,7 @@ class Model:
         key: Tensor,
         read: Read = lambda outputs: outputs,
     ) -> Moved:
-        """One training pass over x: [B, ...], of which only rows of weight 1 count; `read` off its outputs."""
+        """One training pass over x: [B, ...], of which only rows of weight 1 count; `read` gets its outputs."""
         if self._moved:
             tensors = tensors | {name: tensors[name].detach().clone() for name, _, _ in self._moved}
         with self.bound(tensors, training=True):
@@ -247,7 +247,7 @@ class Model:
             return Moved(outputs, {n: slots[k] for n, slots, k in self._moved})
 
     def export(self, theta: Tensor) -> nn.Module:
-        """The plain module with these numbers in it, in evaluation mode: yours to keep."""
+        """A copy of the plain module with these parameters, in evaluation mode."""
         module = copy.deepcopy(self.original).eval()
         module.load_state_dict(self.layout.tensors(theta), strict=False)
         return module

@@ -12,7 +12,7 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class OptState(NamedTuple):
-    """What an optimiser remembers between steps; lists run parallel to the parameters."""
+    """What an optimiser keeps between steps; lists run parallel to the parameters."""
 
     step: Tensor  # []
     first: tuple[Tensor, ...]
@@ -20,18 +20,18 @@ class OptState(NamedTuple):
 
 
 class Optimiser(Protocol):
-    """`init` makes the memory; `step` returns new parameters and new memory.
+    """`init` makes the first state; `step` returns new parameters and a new state.
 
-    It changes nothing in place, except with `inplace` the parameters, which are then returned themselves.
+    Nothing changes in place, unless `inplace` is set: then the parameters do, and they themselves are returned.
     """
 
     @property
     def lr(self) -> float: ...
 
-    def init(self, values: Tensors) -> OptState: ...
+    def init(self, params: Tensors) -> OptState: ...
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+        self, params: Tensors, grads: Tensors, state: OptState, inplace: bool = False
     ) -> tuple[list[Tensor], OptState]: ...
 
 
@@ -40,25 +40,25 @@ class SGD(Settings):
     """Stochastic gradient descent; momentum and weight decay as in `torch.optim.SGD`."""
 
     lr: Positive = 0.01  # learning rate
-    momentum: NonNegative = 0.0  # share of the former step that is added to the next
+    momentum: NonNegative = 0.0  # share of the previous step that is added to the next
     weight_decay: NonNegative = 0.0  # times a parameter, added to its gradient
 
-    def init(self, values: Tensors) -> OptState:
-        kept = tuple(torch.zeros_like(v) for v in values) if self.momentum else ()
-        return OptState(torch.zeros(()), kept, ())
+    def init(self, params: Tensors) -> OptState:
+        first = tuple(torch.zeros_like(p) for p in params) if self.momentum else ()
+        return OptState(torch.zeros(()), first, ())
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+        self, params: Tensors, grads: Tensors, state: OptState, inplace: bool = False
     ) -> tuple[list[Tensor], OptState]:
         if self.weight_decay:
-            slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
+            grads = [g + self.weight_decay * p for p, g in zip(params, grads, strict=True)]
         if self.momentum:
-            slopes = [self.momentum * m + s for m, s in zip(memory.first, slopes, strict=True)]
-            memory = memory._replace(first=tuple(slopes))
+            grads = [self.momentum * m + g for m, g in zip(state.first, grads, strict=True)]
+            state = state._replace(first=tuple(grads))
         if inplace:
-            torch._foreach_add_(values, slopes, alpha=-self.lr)
-            return list(values), memory
-        return [torch.add(v, s, alpha=-self.lr) for v, s in zip(values, slopes, strict=True)], memory
+            torch._foreach_add_(params, grads, alpha=-self.lr)
+            return list(params), state
+        return [torch.add(p, g, alpha=-self.lr) for p, g in zip(params, grads, strict=True)], state
 
 
 @dataclass(frozen=True)
@@ -71,33 +71,30 @@ class Adam(Settings):
     eps: NonNegative = 1e-8  # added to the root of that mean
     weight_decay: NonNegative = 0.0  # times a parameter, added to its gradient
 
-    def init(self, values: Tensors) -> OptState:
-        zeros = tuple(torch.zeros_like(v) for v in values)
-        step = values[0].new_zeros(()) if values else torch.zeros(())
+    def init(self, params: Tensors) -> OptState:
+        zeros = tuple(torch.zeros_like(p) for p in params)
+        step = params[0].new_zeros(()) if params else torch.zeros(())
         return OptState(step, zeros, zeros)
 
     def step(
-        self, values: Tensors, slopes: Tensors, memory: OptState, inplace: bool = False
+        self, params: Tensors, grads: Tensors, state: OptState, inplace: bool = False
     ) -> tuple[list[Tensor], OptState]:
         if self.weight_decay:
-            slopes = [s + self.weight_decay * v for v, s in zip(values, slopes, strict=True)]
-        step = memory.step + 1
-        first = tuple(torch.lerp(s, m, self.beta1) for m, s in zip(memory.first, slopes, strict=True))
-        second = tuple(torch.lerp(s * s, m, self.beta2) for m, s in zip(memory.second, slopes, strict=True))
+            grads = [g + self.weight_decay * p for p, g in zip(params, grads, strict=True)]
+        step = state.step + 1
+        first = tuple(torch.lerp(g, m, self.beta1) for m, g in zip(state.first, grads, strict=True))
+        second = tuple(torch.lerp(g * g, m, self.beta2) for m, g in zip(state.second, grads, strict=True))
         rate = self.lr / (1 - self.beta1**step)
         scale = (1 - self.beta2**step).sqrt()
-        moved = [v - rate * m / (q.sqrt() / scale + self.eps) for v, m, q in zip(values, first, second, strict=True)]
+        moved = [p - rate * m / (q.sqrt() / scale + self.eps) for p, m, q in zip(params, first, second, strict=True)]
         if inplace:
-            torch._foreach_copy_(values, moved)
-            moved = list(values)
+            torch._foreach_copy_(params, moved)
+            moved = list(params)
         return moved, OptState(step, first, second)
 
 
-def shorten(slopes: list[Tensor], limit: float) -> list[Tensor]:
-    """The gradient, shortened to the norm `limit` if it is longer."""
-    norm = torch.stack([s.square().sum() for s in slopes]).sum().sqrt()
+def clip_norm(grads: list[Tensor], limit: float) -> list[Tensor]:
+    """The gradient, scaled down to the norm `limit` if it is longer."""
+    norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
     shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
-    return [s * shrink for s in slopes]
-
-
-OPTIMISERS = {"sgd": SGD, "adam": Adam}
+    return [g * shrink for g in grads]

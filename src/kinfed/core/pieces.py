@@ -9,7 +9,7 @@ PIECE = 1 << 26  # bytes that are read or written at once
 
 
 class Part:
-    """Rows ids: [M] of a table: [N, ...] in a file: read when a slice of them is asked for, so that none are copied."""
+    """Rows ids: [M] of a table: [N, ...] in a file, read only when a slice of them is taken."""
 
     def __init__(self, table: Tensor, ids: Tensor) -> None:
         self._table, self._ids = table, ids.to(table.device)
@@ -20,7 +20,7 @@ class Part:
 
 
 def pieces(count: int, size: int) -> Iterator[slice]:
-    """Slices of a table of so many rows, of `size` bytes each, as much at a time as is a `PIECE`."""
+    """Slices of a table of `count` rows of `size` bytes each, at most a `PIECE` at a time."""
     each = max(1, PIECE // max(1, size))
     for start in range(0, count, each):
         yield slice(start, min(start + each, count))

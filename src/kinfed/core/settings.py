@@ -158,16 +158,16 @@ def wanted(kind: Any) -> str:
 
 def described(kind: Any) -> str:
     """A kind in words, with the interval that a number must lie in."""
-    found = []
+    result = []
     for option in options_of(kind):
         _, bound = parted(option)
-        found.append(wanted(option) if bound is None else f"{wanted(option)}, {bound}")
-    return " or ".join(found)
+        result.append(wanted(option) if bound is None else f"{wanted(option)}, {bound}")
+    return " or ".join(result)
 
 
 def sentences(part: Callable[..., Any]) -> dict[str, str]:
     """The comment on each setting of a part, by its name, as it stands in the source."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     for one in reversed(part.__mro__) if inspect.isclass(part) else (part,):
         try:
             source = textwrap.dedent(inspect.getsource(one))
@@ -176,30 +176,30 @@ def sentences(part: Callable[..., Any]) -> dict[str, str]:
         node = parse(source).body[0]
         if isinstance(node, ClassDef):
             places = {n.target.id: n for n in node.body if isinstance(n, AnnAssign) and isinstance(n.target, Name)}
-            found |= _comments(source, {name: (n.lineno, n.end_lineno or n.lineno) for name, n in places.items()})
+            result |= _comments(source, {name: (n.lineno, n.end_lineno or n.lineno) for name, n in places.items()})
         elif isinstance(node, FunctionDef | AsyncFunctionDef):
             every: list[arg] = [*node.args.args, *node.args.kwonlyargs]
-            found |= _comments(source, {one.arg: (one.lineno, one.end_lineno or one.lineno) for one in every})
-    return {name: text for name, text in found.items() if text}
+            result |= _comments(source, {one.arg: (one.lineno, one.end_lineno or one.lineno) for one in every})
+    return {name: text for name, text in result.items() if text}
 
 
 def _comments(source: str, places: dict[str, tuple[int, int]]) -> dict[str, str]:
     """The comment behind the last line of each place, with the lines that go on with it; or else the one above."""
     lines = source.splitlines()
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    said = {token.start[0]: token.string[1:] for token in tokens if token.type == tokenize.COMMENT}
-    alone = {line for line in said if lines[line - 1].lstrip().startswith("#")}
-    found = {}
+    comments = {token.start[0]: token.string[1:] for token in tokens if token.type == tokenize.COMMENT}
+    alone = {line for line in comments if lines[line - 1].lstrip().startswith("#")}
+    result = {}
     for name, (first, last) in places.items():
-        chosen = [last] if last in said and last not in alone else []
-        while chosen and chosen[-1] + 1 in alone and said[chosen[-1] + 1].startswith("   "):
+        chosen = [last] if last in comments and last not in alone else []
+        while chosen and chosen[-1] + 1 in alone and comments[chosen[-1] + 1].startswith("   "):
             chosen.append(chosen[-1] + 1)
         above = first - 1
-        while not (chosen and chosen[0] == last) and above in alone and not said[above].startswith("   "):
+        while not (chosen and chosen[0] == last) and above in alone and not comments[above].startswith("   "):
             chosen.insert(0, above)
             above -= 1
-        found[name] = " ".join(said[line].strip() for line in chosen)
-    return found
+        result[name] = " ".join(comments[line].strip() for line in chosen)
+    return result
 
 
 def _inner(kind: Any) -> Any:

@@ -1,11 +1,12 @@
 """Sharing: which part of a model travels, which stays with each client, and which never moves.
 
-`personal`, `frozen` and `bn` are settings of every method. A method with such settings is run by `Divided`, and itself
-sees only the part that travels, d_s of the d numbers, as if that were the model: its roster, messages and states, and
-its client. That client puts the whole model together for every loss, gradient and training.
+`personal`, `frozen` and `bn` are settings of every method. A method with such settings is wrapped in `Divided`; it sees
+only the part that travels, d_s of the d numbers, as if that were the model, in its roster, messages, states and client.
+That client puts the whole model together for every loss, gradient and training.
 
-A client has one personal part, [d_p]. Each `descend` trains it along with what it is given, and goes on from where the
-one before has left it, also where a method trains several models in one round. Frozen tensors are the initial model's.
+A client has one personal part, [d_p]. Each `descend` trains it together with the model that it is given, and continues
+from where the one before left it, even if a method trains several models in a round. Frozen tensors keep the values of
+the initial model.
 """
 
 from collections.abc import Callable
@@ -33,7 +34,7 @@ PARTS: tuple[Part, ...] = ("shared", "personal", "frozen")
 
 @dataclass(frozen=True)
 class Sharing:
-    """What becomes of each tensor of a model: shared, personal to a client, or frozen."""
+    """Which tensors of a model are shared, personal to a client, or frozen."""
 
     layout: Layout  # of the whole model
     personal: frozenset[str]  # names
@@ -41,7 +42,7 @@ class Sharing:
 
     @staticmethod
     def of(method: Method, layout: Layout) -> "Sharing":
-        """What a method's settings make of a model; raises UsageError if they do not go together."""
+        """The sharing that a method's settings mean for a model; raises UsageError if the two do not fit."""
         validate(method)
         personal, frozen = layout.match(method.personal), layout.match(method.frozen)
         if both := sorted(personal & frozen):
@@ -54,22 +55,22 @@ class Sharing:
             personal |= {e.name for e in layout.entries if e.buffer} - frozen
         if method.bn == "personal":
             personal |= layout.norms - frozen
-        found = Sharing(layout, personal, frozen)
-        if not found.shared.layers:
+        result = Sharing(layout, personal, frozen)
+        if not result.shared.layers:
             raise UsageError(
-                "nothing is left to share: every tensor that could be learned together is personal or frozen; name "
-                "fewer, take a model of more layers, or let every client train alone by method 'local'"
+                "nothing is left to share: every trainable tensor is personal or frozen; name fewer, use a model with "
+                "more layers, or let every client train alone with method 'local'"
             )
-        return found
+        return result
 
     @cached_property
     def shared(self) -> Layout:
-        """Of the part that travels."""
+        """The layout of the part that travels."""
         return self.layout.part(self.layout.names - self.personal - self.frozen)
 
     @property
     def layers(self) -> list[str]:
-        """Names of the layers of which something travels: those that a relation may have one of each."""
+        """Names of the layers of which something travels: a relation may have a graph for each of these."""
         return [layer.name for layer in self.shared.layers]
 
     @property
@@ -79,29 +80,29 @@ class Sharing:
 
     @property
     def trained(self) -> bool:
-        """Whether a gradient moves anything personal."""
+        """Whether any personal tensor is trained."""
         return not self.personal.isdisjoint(self.layout.learned)
 
     def count(self, part: Part) -> tuple[int, int]:
-        """How many tensors are in a part of the model, and how many numbers."""
+        """How many tensors a part of the model has, and how many numbers."""
         sizes = [e.shape.numel() for e in self.layout.entries if self._part(e.name) == part]
         return len(sizes), sum(sizes)
 
     def summary(self, down: int, up: int, rounds: int) -> dict[str, Any]:
         """Tensors and numbers of each part, and the mean over rounds of the bytes down to the clients and up again."""
-        found: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for part in PARTS:
             tensors, numbers = self.count(part)
-            found[part] = {"tensors": tensors, "numbers": numbers}
-        return found | {"bytes_down": down // max(1, rounds), "bytes_up": up // max(1, rounds)}
+            result[part] = {"tensors": tensors, "numbers": numbers}
+        return result | {"bytes_down": down // max(1, rounds), "bytes_up": up // max(1, rounds)}
 
     def cut(self, theta: Tensor, part: Part = "shared") -> Tensor:
         """[..., d_s], or [..., d_p], of whole models: [..., d]."""
-        found = [theta[..., run] for source, run, _ in self._runs if source == part]
-        return torch.cat(found or [theta[..., :0]], -1) if len(found) != 1 else found[0]
+        result = [theta[..., run] for source, run, _ in self._runs if source == part]
+        return torch.cat(result or [theta[..., :0]], -1) if len(result) != 1 else result[0]
 
     def compose(self, shared: Tensor, personal: Tensor, frozen: Tensor) -> Tensor:
-        """[..., d] whole models of their parts: [..., d_s], [..., d_p]; the rest is that of frozen: [..., d]."""
+        """[..., d] whole models from their parts: [..., d_s], [..., d_p]; the rest is from frozen: [..., d]."""
         return torch.cat(
             [
                 shared[..., at]
@@ -119,7 +120,7 @@ class Sharing:
 
     @cached_property
     def _runs(self) -> list[tuple[Part, slice, slice]]:
-        """Neighbouring entries of one part: which, where in the model, and where in that part."""
+        """Runs of neighbouring entries of the same part: the part, the place in the model, the place in the part."""
         runs: list[tuple[Part, slice, slice]] = []
         ends = {"shared": 0, "personal": 0, "frozen": 0}
         for entry in self.layout.entries:
@@ -134,7 +135,7 @@ class Sharing:
 
 
 def divide(method: Method, model: Model) -> tuple[Method, Model]:
-    """The method and the model to run so that only what is shared travels; both as they are where everything is."""
+    """The method and the model to run so that only the shared part travels; unchanged if everything is shared."""
     if isinstance(method, Divided):
         return method, model
     sharing = Sharing.of(method, model.layout)
@@ -158,7 +159,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class Divided(Method):
-    """A method that sees the shared part of a model only."""
+    """A method around another, which sees only the shared part of the model."""
 
     method: Method
     sharing: Sharing
@@ -206,15 +207,15 @@ class Divided(Method):
         own, upload = self.method.train(part.typed, state.own, received)
         if self.sharing.trained and not part.moved:
             raise UsageError(
-                f"{type(self.method).__name__} takes local steps of its own, which leave out what is personal; let it "
-                "take them with client.undivided from client.whole(theta), and upload client.part(theta)"
+                f"{type(self.method).__name__} takes its own local steps, which would not train personal tensors; take "
+                "them with client.undivided from client.whole(theta), and upload client.part(theta)"
             )
         return State(own, part.kept), upload
 
     def personalise(self, client: Client, state: State, received: Tree) -> dict[str, Tree]:
         part = self._open(client, state)
-        found = self.method.personalise(part.typed, state.own, received)
-        return {name: self._complete(part, name, personal) for name, personal in found.items()}
+        result = self.method.personalise(part.typed, state.own, received)
+        return {name: self._complete(part, name, personal) for name, personal in result.items()}
 
     def predict(self, client: Client, personal: Tree, x: Tensor) -> Tensor:
         return self.method.predict(client, personal, x)
@@ -226,7 +227,7 @@ class Divided(Method):
         return self.method.export(model, personal)
 
     def _complete(self, part: "_Part", name: str, personal: Tree) -> Tree:
-        """A named model, whole; per client, even if all received the same, where a part of it is personal."""
+        """A named model, whole; one per client if a part of it is personal, even if all received the same."""
         model = trees.model_field(personal)
         if not model:
             return personal
@@ -235,8 +236,8 @@ class Divided(Method):
             theta = self.sharing.compose(self.sharing.cut(theta), self.sharing.cut(theta, "personal"), part.initial)
         elif part.moved:
             raise UsageError(
-                f"{type(self.method).__name__}.personalise trains, so it must say which personal part goes with "
-                f"'{name}': give client.whole(theta), before or after training"
+                f"{type(self.method).__name__}.personalise trains, so it must say which personal part belongs to "
+                f"'{name}': return client.whole(theta), taken before or after training"
             )
         else:
             theta = part.whole(theta)
@@ -245,8 +246,8 @@ class Divided(Method):
         if type(self.method).predict is Method.predict:
             return Params(theta)
         raise UsageError(
-            f"{type(personal).__name__}.{model} is declared to be the same for all clients, which it is not with a "
-            "personal part; declare it ModelOf[PerClient]"
+            f"{type(personal).__name__}.{model} is declared the same for all clients, but has a personal part that "
+            "differs; declare it ModelOf[PerClient]"
         )
 
     def _open(self, client: Client, state: State | None = None) -> "_Part":
@@ -281,8 +282,8 @@ class _Part:
     def whole(self, theta: Tensor) -> Tensor:
         if len(theta) != self._sharing.shared.size:
             raise UsageError(
-                f"{self._sharing.shared.size} numbers of a model are shared here, and {len(theta)} were given: let the "
-                "server run the method that kinfed.core.sharing.divide makes of this one"
+                f"{self._sharing.shared.size} numbers of the model are shared, but theta has {len(theta)}; run the "
+                "method that kinfed.core.sharing.divide returns"
             )
         return self._sharing.compose(theta, self.kept, self.initial)
 
@@ -297,7 +298,7 @@ class _Part:
         return self._sharing.cut(self.undivided.gradient(self.whole(theta), batch, objective))
 
     def descend(self, theta: Tensor, *, penalty: Callable[[Tensor], Tensor] | None = None, **settings: Any) -> Tensor:
-        """Trains the personal part as well, but for what `only` leaves out; a penalty is on the shared part alone."""
+        """Trains the personal part as well, except what `only` leaves out; a penalty is on the shared part only."""
         penalty = None if penalty is None else self._widen(penalty)
         return self.part(self.undivided.descend(self.whole(theta), penalty=penalty, **settings))
 
@@ -307,11 +308,11 @@ class _Part:
         if not isinstance(penalty, Quadratic):
             return lambda theta: penalty(sharing.cut(theta))
         rest = torch.zeros_like(self.kept), torch.zeros_like(self.initial)
-        slope = sharing.compose(penalty.slope, *rest)
-        if not sharing.trained:  # what is not shared moves along no gradient
-            return Quadratic(penalty.pull, slope)
+        linear = sharing.compose(penalty.slope, *rest)
+        if not sharing.trained:  # only the shared part has a gradient
+            return Quadratic(penalty.pull, linear)
         pull = sharing.compose(torch.full_like(penalty.slope, penalty.pull), *rest)
-        return lambda theta: (0.5 * pull * theta + slope) @ theta
+        return lambda theta: (0.5 * pull * theta + linear) @ theta
 
 
 class _PartModel:

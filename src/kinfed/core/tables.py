@@ -9,30 +9,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-WORTH = 1 << 22  # bytes of a table whose memory is worth using again
-SPARE = 1 << 31  # bytes of tables that are gone which are kept for new ones, at most
+WORTH = 1 << 22  # bytes from which a table's memory is worth reusing
+SPARE = 1 << 31  # bytes of freed tables that are kept for new ones, at most
 _Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 _MEMORIES: list[_Bytes] = []  # memory of tables, oldest first
 _LOCK = threading.Lock()
 
 
 def blank(count: int, like: Tensor) -> Tensor:
-    """[count, ...] a new table of the type and width of like: [N, ...], with anything in it."""
+    """[count, ...] a new, uninitialised table of the type and width of like: [N, ...]."""
     shape = (count, *like.shape[1:])
     size = math.prod(shape) * like.element_size()
     if like.device.type != "cpu" or size < WORTH:
         return like.new_empty(shape)
-    # Where a table begins must not vary, or products may round differently.
+    # The alignment of a table must not vary, or products may round differently.
     memory = _memory(size + 64)
-    begin = -memory.ctypes.data % 64  # NumPy's, as within torch.func.vjp a tensor does not tell
+    begin = -memory.ctypes.data % 64  # NumPy's, as a tensor's is not available within torch.func.vjp
     return torch.from_numpy(memory[begin : begin + size]).view(like.dtype).view(shape)
 
 
 def _memory(size: int) -> _Bytes:
-    """[size] bytes with anything in them: those of a table that is gone, if there are.
+    """[size] uninitialised bytes: those of a freed table, if there is one of this size.
 
-    Linux clears what it gives out, page by page, which takes longer than to mix a small table; NumPy asks it for large
-    pages. Up to SPARE bytes are kept for the next round, which needs the same again.
+    Linux clears new memory page by page, which takes longer than to mix a small table; NumPy requests large pages. Up
+    to SPARE bytes are kept for the next round, which needs the same sizes again.
     """
     if size > SPARE // 2:
         return np.empty(size, np.uint8)
@@ -42,13 +42,13 @@ def _memory(size: int) -> _Bytes:
                 return memory
         memory = np.empty(size, np.uint8)
         _MEMORIES.append(memory)
-        while sum(kept.nbytes for kept in _MEMORIES) > SPARE:
+        while sum(spare.nbytes for spare in _MEMORIES) > SPARE:
             _MEMORIES.pop(0)  # freed with the table that lies in it
         return memory
 
 
 def _references(memories: list[_Bytes]) -> int:
-    """Those to memory that only this list holds, in a loop over it: how many they are differs between Pythons."""
+    """References to memory that only this list holds, in a loop over it; their number differs between Pythons."""
     for memory in memories:
         return getrefcount(memory)
     return 0
@@ -58,14 +58,14 @@ _FREE = _references([np.empty(0, np.uint8)])
 
 
 def take(table: Tensor, cohort: Tensor) -> Tensor:
-    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if that is everyone in order."""
+    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if the cohort is everyone in order."""
     if _is_everyone(cohort, len(table)):
         return table
     return torch.index_select(table, 0, cohort, out=blank(len(cohort), table))
 
 
 def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
-    """The table: [N, ...] with rows: [K, ...] in place of those of the cohort: [K]; never a change of the table itself.
+    """The table: [N, ...] with rows: [K, ...] in place of those of the cohort: [K]; the table itself never changes.
 
     If the cohort is everyone in order, this is `rows` itself.
     """
@@ -83,7 +83,7 @@ def _is_everyone(cohort: Tensor, count: int) -> bool:
 
 
 def index(places: Sequence[int], device: torch.device) -> slice | Tensor:
-    """Places in a table as what finds them there: if they follow one another a slice, which copies nothing."""
+    """An index of places in a table: a slice, which copies nothing, if they are consecutive."""
     first, count = places[0], len(places)
     if list(places) == list(range(first, first + count)):
         return slice(first, first + count)

@@ -1,4 +1,4 @@
-"""What a model's outputs mean: the loss it is trained with and the scores it is judged by."""
+"""Tasks: the loss that a model is trained with and the scores that it is judged by."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
@@ -9,18 +9,19 @@ from torch import Tensor
 
 from ..errors import UsageError, nearest
 from .settings import Count, In, Positive, Settings
+from .shelf import Shelf
 
-UNEVEN = 1.5  # times its even share that the largest class may hold before labels count as imbalanced
+UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 BY_CLASS = ("balanced_accuracy", "auc")
-ALWAYS = "always"  # the class that a model gives for every example; NaN if it gives several
+ALWAYS = "always"  # the class that a model predicts for every example; NaN if it predicts several
 RECALL = "recall@"  # before the number of a class
 
 
 @runtime_checkable
 class Task(Protocol):
-    """`loss` is per example; `score` gives numbers for one client and runs under vmap."""
+    """`loss` is per example; `score` returns numbers for one client and runs under vmap."""
 
-    metric: ClassVar[str]  # the score that heads tables, and selects rounds unless another is asked for
+    metric: ClassVar[str]  # the score that heads tables, and selects rounds unless select_by names another
     higher_is_better: ClassVar[bool]
     selectable: ClassVar[tuple[str, ...]]  # scores that may select rounds; "loss" is the one that is better if lower
 
@@ -35,18 +36,18 @@ class Task(Protocol):
 class Classification:
     """Cross-entropy and accuracy; outputs are logits [B, C], y is int64 [B] in 0..C-1.
 
-    With `by_class` also what accuracy hides where one class is most of the examples. None: a federation decides by its
-    training labels, see `is_uneven`. A client whose examples are all of one class has none of these scores (NaN) but
-    that one recall:
-    - `recall@c`, the share of the examples of class c that the model gives c for; NaN without such examples.
+    With `by_class` there are also scores that show what accuracy hides if most examples are of one class. None: a
+    federation decides by its training labels, see `is_uneven`. If a client's examples are all of one class, all these
+    scores are NaN except the recall of that class:
+    - `recall@c`, the share of the examples of class c for which the model predicts c; NaN without such examples.
     - `balanced_accuracy`, the mean of these over the classes that the client has.
     - `auc`, the area under the ROC curve: the share of pairs, an example of a class and one of the rest, in which the
-      model gives the former the higher probability of that class; equal ones count half. Of two classes it is that of
-      class 1, of more the mean over the classes that the client has (one against the rest, macro).
-    - `always`, the class that the model gives for all examples; NaN if it gives several.
+      model gives the former the higher probability of that class; ties count half. With two classes it is that of
+      class 1, with more the mean over the classes that the client has (one against the rest, macro).
+    - `always`, the class that the model predicts for all examples; NaN if it predicts several.
 
-    With `reweighted` a run's summary also tells how each client's model does on all clients' test examples, weighted by
-    the client's shares of labels in training; at the end of a run this takes a pass of every model over these.
+    With `reweighted` a run's summary also has the accuracy of each client's model on all clients' test examples,
+    weighted by the client's shares of labels in training; this takes a pass of every model at the end of a run.
     """
 
     classes: int
@@ -57,7 +58,7 @@ class Classification:
     selectable: ClassVar[tuple[str, ...]] = ("accuracy", *BY_CLASS, "loss")
 
     def is_uneven(self, y: Tensor) -> bool:
-        """Whether the labels y: [n] ask for scores by class: two classes, or a largest above UNEVEN even shares."""
+        """Whether labels y: [n] need scores by class: there are two, or the largest is above UNEVEN even shares."""
         counts = torch.bincount(y, minlength=self.classes)
         return self.classes < 3 or bool(counts.max() * self.classes > UNEVEN * counts.sum())
 
@@ -72,19 +73,19 @@ class Classification:
         return scores | self._by_class(outputs, y, weight) if self.by_class else scores
 
     def _by_class(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        answer, real = outputs.argmax(-1), weight > 0
+        predicted, real = outputs.argmax(-1), weight > 0
         of_class = (y == torch.arange(self.classes, device=y.device)[:, None]) & real  # [C, n]
         count = of_class.sum(-1)  # [C]
-        recall = (of_class & (answer == y)).sum(-1).to(outputs.dtype) / count
+        recall = (of_class & (predicted == y)).sum(-1).to(outputs.dtype) / count
         several = (count > 0).sum() > 1
-        least, most = torch.where(real, answer, answer.max()).min(), torch.where(real, answer, 0).max()
-        found = {
+        least, most = torch.where(real, predicted, predicted.max()).min(), torch.where(real, predicted, 0).max()
+        by_class = {
             "balanced_accuracy": _mean(torch.where(count > 0, recall, 0), count > 0),
             "auc": self._auc(outputs, of_class),
             ALWAYS: torch.where(least == most, most.to(outputs.dtype), torch.nan),
         }
-        found = {name: torch.where(several, value, torch.nan) for name, value in found.items()}
-        return found | {f"{RECALL}{c}": value for c, value in enumerate(recall.unbind())}
+        by_class = {name: torch.where(several, value, torch.nan) for name, value in by_class.items()}
+        return by_class | {f"{RECALL}{c}": value for c, value in enumerate(recall.unbind())}
 
     def _auc(self, outputs: Tensor, of_class: Tensor) -> Tensor:
         if self.classes == outputs.shape[-1] == 2:
@@ -92,12 +93,12 @@ class Classification:
             p = (outputs[:, 1] - outputs[:, 0])[None]
         else:
             p = outputs.softmax(-1).T[1 if self.classes == 2 else 0 : self.classes]  # [C, n]
-        p, mine = p.contiguous(), of_class[-len(p) :]
-        rest = of_class.any(0) & ~mine
+        p, of_this = p.contiguous(), of_class[-len(p) :]
+        rest = of_class.any(0) & ~of_this
         ordered = torch.where(rest, p, torch.inf).sort(-1).values
-        twice = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
-        pairs = mine.sum(-1) * rest.sum(-1)
-        area = (twice * mine).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
+        twice_below = torch.searchsorted(ordered, p) + torch.searchsorted(ordered, p, right=True)
+        pairs = of_this.sum(-1) * rest.sum(-1)
+        area = (twice_below * of_this).sum(-1).to(p.dtype) / (2 * pairs).clamp(min=1)
         return _mean(area, pairs > 0) + 0 * p.sum()  # NaN where the outputs are
 
     def check(self, y: Tensor) -> None:
@@ -138,10 +139,10 @@ class Regression:
 class Forecasting(Settings):
     """The next H readings of a series; y is float [B, H] in the readings' own unit, NaN where one is missing.
 
-    A model's outputs [B, H] are in deviations from the mean, and so is the loss: absolute or squared error, in which
-    every known reading counts alike. Scores are in the readings' own unit: MAE, RMSE and MAPE (in %, over readings
-    other than 0) over all known readings, and at each of `horizons` (steps ahead, from 1) that y has, as in `mae@3`;
-    NMSE is the mean squared error in deviations, over all known readings.
+    A model's outputs [B, H] are in standard deviations from the mean, and so is the loss: absolute or squared error, in
+    which every known reading counts alike. Scores are in the readings' own unit: MAE, RMSE and MAPE (in %, over
+    readings other than 0) over all known readings, and at each of `horizons` (steps ahead, from 1) that y has, as in
+    `mae@3`; NMSE is the mean squared error in standard deviations, over all known readings.
     """
 
     mean: Annotated[float, In("(-inf, inf)")] = 0.0  # of the readings
@@ -158,7 +159,7 @@ class Forecasting(Settings):
         if torch.finfo(kind).eps * abs(self.mean) > 0.01 * self.deviation:
             raise UsageError(
                 f"forecasting: readings with a mean of {self.mean:g} and a deviation of {self.deviation:g} are so far "
-                f"from zero that {str(kind).partition('.')[2]} can hardly tell them apart; take a constant off them"
+                f"from zero that {str(kind).partition('.')[2]} cannot distinguish them; subtract a constant"
             )
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -197,15 +198,15 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
 
 
-TASKS: dict[str, type[Classification] | type[Regression] | type[Forecasting]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "forecasting": Forecasting,
-}
+TASKS = Shelf(
+    "kinfed.core",
+    {"classification": "tasks:Classification", "regression": "tasks:Regression", "forecasting": "tasks:Forecasting"},
+    base="kinfed.core.tasks:Task",
+)
 
 
 def check_selection(metric: str, *others: Task) -> None:
-    """Raise UsageError unless some task, also of `others`, has a score of this name that may select rounds."""
+    """Raise UsageError unless some task, `others` included, has a score of this name that may select rounds."""
     every = {name for kind in (*TASKS.values(), *others) for name in kind.selectable}
     if not isinstance(metric, str) or metric not in every:
         raise UsageError(f"select_by: there is no score {metric!r:.80}; {nearest(str(metric), every)}")

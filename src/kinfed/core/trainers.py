@@ -10,11 +10,11 @@ from torch.func import grad
 
 from .batches import Batch, Draw, Examples
 from .client import Client, Objective, Penalty, Request
-from .optimiser import shorten
+from .optimiser import clip_norm
 
 
 class EagerTrainer:
-    """One client at a time. Its tensors are views of one vector and change in place: so it stays flat at no cost."""
+    """One client at a time. Its tensors are views of one vector and change in place, so theta stays flat at no cost."""
 
     def refuses(self, request: Request) -> str:
         """Nothing."""
@@ -28,24 +28,24 @@ class EagerTrainer:
         """The trained theta: [d]."""
         model, optimiser, moving = client.model, request.optimiser, request.moving
         theta = request.theta.detach().clone()
-        # Views that share a version counter would make one's step in place look like a change of what others saved.
+        # With views that share a version counter, autograd would mistake a step in place for a change of saved tensors.
         tensors = {name: view.data for name, view in model.layout.tensors(theta).items()}
-        values = [tensors[n] for n in moving]
-        leaves = [v.data.requires_grad_() for v in values]
-        memory = optimiser.init(values)
+        params = [tensors[n] for n in moving]
+        leaves = [v.data.requires_grad_() for v in params]
+        state = optimiser.init(params)
         bound = model.bound(tensors | dict(zip(moving, leaves, strict=True)), training=True)
         with bound, model.capturing(request.objective is not None):
             for batch in self.batches(client, request.draw):
                 outputs = model.forward(batch.x, batch.weight, batch.key)
                 loss = client.losses(outputs, batch, request.objective)
-                slopes = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
+                grads = _differentiate(loss, leaves, _share(loss.shape, loss.dtype, loss.device))
                 if request.penalty:
                     whole = theta.detach().requires_grad_()
-                    slope = model.layout.tensors(_differentiate(request.penalty(whole), [whole])[0])
-                    slopes = [s + slope[n] for s, n in zip(slopes, moving, strict=True)]
-                slopes = shorten(slopes, request.clip) if request.clip < math.inf else slopes
-                _, memory = optimiser.step(values, slopes, memory, inplace=True)
-                del slopes  # the next ones take their memory, while it is in the cache
+                    of_penalty = model.layout.tensors(_differentiate(request.penalty(whole), [whole])[0])
+                    grads = [g + of_penalty[n] for g, n in zip(grads, moving, strict=True)]
+                grads = clip_norm(grads, request.clip) if request.clip < math.inf else grads
+                _, state = optimiser.step(params, grads, state, inplace=True)
+                del grads  # so that the next ones reuse their memory while it is in the cache
                 model.settle(tensors)
         return theta
 
@@ -55,12 +55,12 @@ class EagerTrainer:
         tensors = layout.tensors(theta)
         leaves = {e.name: tensors[e.name].detach().requires_grad_() for e in layout.entries if e.trainable}
         loss, _ = client.loss_and_buffers(tensors | leaves, batch, objective)
-        slopes = dict(zip(leaves, _differentiate(loss, list(leaves.values())), strict=True))
-        return layout.flatten({n: slopes.get(n, torch.zeros_like(t)) for n, t in tensors.items()})
+        grads = dict(zip(leaves, _differentiate(loss, list(leaves.values())), strict=True))
+        return layout.flatten({n: grads.get(n, torch.zeros_like(t)) for n, t in tensors.items()})
 
 
 class FunctionalTrainer:
-    """Without a change in place, for `torch.func.vmap`; a step past a client's last changes nothing."""
+    """Changes nothing in place, as `torch.func.vmap` needs; a step past a client's last has no effect."""
 
     def refuses(self, request: Request) -> str:
         """Nothing."""
@@ -74,21 +74,21 @@ class FunctionalTrainer:
         """The trained theta: [d]."""
         layout, optimiser, moving = client.model.layout, request.optimiser, request.moving
         tensors = layout.tensors(client.own(request.theta))
-        memory = optimiser.init([tensors[n] for n in moving])
+        state = optimiser.init([tensors[n] for n in moving])
         for batch in self.batches(client, request.draw):
             old = [tensors[n] for n in moving]
-            slopes, buffers = _slopes(client, tensors, moving, batch, request.penalty, request.objective)
-            slopes = shorten(slopes, request.clip) if request.clip < math.inf else slopes
-            new, memory_after = optimiser.step(old, slopes, memory)
+            grads, buffers = _grads(client, tensors, moving, batch, request.penalty, request.objective)
+            grads = clip_norm(grads, request.clip) if request.clip < math.inf else grads
+            new, state_after = optimiser.step(old, grads, state)
             if batch.valid is not None:
                 new = [batch.keep(a, b) for a, b in zip(old, new, strict=True)]
-                kept = [
+                lists = [
                     tuple(batch.keep(a, b) for a, b in zip(before, after, strict=True))
-                    for before, after in zip(memory[1:], memory_after[1:], strict=True)
+                    for before, after in zip(state[1:], state_after[1:], strict=True)
                 ]
-                memory_after = type(memory)(batch.keep(memory.step, memory_after.step), *kept)
+                state_after = type(state)(batch.keep(state.step, state_after.step), *lists)
                 buffers = {n: batch.keep(tensors[n], b) for n, b in buffers.items()}
-            memory = memory_after
+            state = state_after
             tensors = tensors | buffers | dict(zip(moving, new, strict=True))
         return layout.flatten(tensors)
 
@@ -96,12 +96,12 @@ class FunctionalTrainer:
         """[d] gradient of the mean loss at theta: [d]; zero on buffers."""
         layout = client.model.layout
         tensors, moving = layout.tensors(client.own(theta)), tuple(e.name for e in layout.entries if e.trainable)
-        found, _ = _slopes(client, tensors, moving, batch, None, objective)
-        slopes = dict(zip(moving, found, strict=True))
-        return layout.flatten({n: slopes[n] if n in slopes else torch.zeros_like(t) for n, t in tensors.items()})
+        moving_grads, _ = _grads(client, tensors, moving, batch, None, objective)
+        grads = dict(zip(moving, moving_grads, strict=True))
+        return layout.flatten({n: grads[n] if n in grads else torch.zeros_like(t) for n, t in tensors.items()})
 
 
-def _slopes(
+def _grads(
     client: Client,
     tensors: dict[str, Tensor],
     moving: tuple[str, ...],
@@ -111,8 +111,8 @@ def _slopes(
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
     """Gradients of the mean loss (and penalty) for the moving tensors, and the buffers after the pass."""
 
-    def total(values: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        now = tensors | dict(zip(moving, values, strict=True))
+    def total(params: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        now = tensors | dict(zip(moving, params, strict=True))
         loss, buffers = client.loss_and_buffers(now, batch, objective)
         return loss if penalty is None else loss + penalty(client.model.layout.flatten(now)), buffers
 
@@ -121,13 +121,13 @@ def _slopes(
 
 @cache
 def _share(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The gradient of a mean with respect to what it is taken of."""
+    """The gradient of a mean with respect to its terms."""
     return torch.full(shape, 1 / shape.numel(), dtype=dtype, device=device)
 
 
 def _differentiate(value: Tensor, leaves: list[Tensor], along: Tensor | None = None) -> list[Tensor]:
-    """Gradients of a number, or of the inner product of value and `along`; zero for leaves that it does not touch."""
+    """Gradients of a number, or of the inner product of value and `along`; zero for leaves without influence."""
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
-    slopes = torch.autograd.grad(value, leaves, along, allow_unused=True)
-    return [torch.zeros_like(leaf) if s is None else s for s, leaf in zip(slopes, leaves, strict=True)]
+    grads = torch.autograd.grad(value, leaves, along, allow_unused=True)
+    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves, strict=True)]

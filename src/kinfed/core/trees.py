@@ -1,14 +1,14 @@
-"""States and messages: which of their axes count clients, as named arrays and back, their size in bytes.
+"""States and messages: which of their axes index clients, conversion to named arrays and back, size in bytes.
 
-A field of a server state or of a message declares what its tensors' axes are:
+A field of a server state or of a message declares its tensors' axes:
 
     class Server(NamedTuple):
         theta: PerClient  # [N, d]
         mean: Shared  # [d]
         links: Pairwise  # [N, N]
 
-Whatever sends, scores, saves or widens them reads that declaration. What a client keeps or uploads needs none: it is
-the client's own in every field.
+All code that sends, scores, saves or widens them reads that declaration. A client's private state and uploads need
+none: every field belongs to that client.
 """
 
 from collections import namedtuple
@@ -24,11 +24,11 @@ from torch.utils._pytree import tree_flatten_with_path, tree_leaves, tree_map, t
 
 from ..errors import UsageError
 
-Tree = Any  # a NamedTuple, tuple or dict of tensors: what is kept, sent and saved
+Tree = Any  # a NamedTuple, tuple or dict of tensors: a state or a message
 
 
 class Axis(Enum):
-    """Which axes of a tensor count clients."""
+    """Which axes of a tensor index clients."""
 
     PER_CLIENT = "the first"
     SHARED = "none"
@@ -36,7 +36,7 @@ class Axis(Enum):
 
 
 class Role(Enum):
-    """What else there is to know of a field."""
+    """What else a field can declare."""
 
     MODEL = "the model itself"
 
@@ -58,8 +58,8 @@ ModelOf = Annotated[_T, Role.MODEL]  # ModelOf[PerClient] or ModelOf[Shared]: th
 def axes(tree: Tree) -> Tree:
     """The declared axes of a server state or of a message: the same tree with an `Axis` in place of each tensor.
 
-    What a field declares holds for everything in it that declares nothing itself. Raises UsageError that names the
-    tensor which nothing declares.
+    A field's declaration holds for everything inside it that has none of its own. Raises UsageError with the name of
+    a tensor that nothing declares.
     """
     return _axes(tree, None, type(tree).__name__)
 
@@ -81,8 +81,8 @@ def _axes(tree: Tree, axis: Axis | None, where: str) -> Tree:
         return {key: _axes(value, axis, f"{where}[{key!r}]") for key, value in tree.items()}
     if axis is None:
         raise UsageError(
-            f"{where} does not say which of its axes count clients: make it a field of a NamedTuple that is annotated "
-            "kinfed.PerClient, kinfed.Shared or kinfed.Pairwise"
+            f"{where} does not declare which of its axes index clients; make it a field of a NamedTuple with the "
+            "annotation kinfed.PerClient, kinfed.Shared or kinfed.Pairwise"
         )
     return axis
 
@@ -108,13 +108,13 @@ def _fields(kind: type) -> dict[str, _Field]:
         hints = get_type_hints(kind, include_extras=True) if issubclass(kind, tuple) else {}
     except NameError as problem:  # under `from __future__ import annotations`
         raise UsageError(
-            f"the annotations of {kind.__name__} cannot be read: {problem}; import it, or quote nothing"
+            f"the annotations of {kind.__name__} cannot be read: {problem}; import that name, or remove the quotes"
         ) from None
     for name, hint in hints.items():
         marks = set(_marks(hint))
         declared = [mark for mark in marks if isinstance(mark, Axis)]
         if len(declared) > 1:
-            raise UsageError(f"{kind.__name__}.{name} declares several axes; give each tensor a field of its own")
+            raise UsageError(f"{kind.__name__}.{name} declares several axes; use a field for each tensor")
         like = next((mark.field for mark in marks if isinstance(mark, Like)), "")
         found[name] = _Field(declared[0] if declared else None, Role.MODEL in marks, like)
     return found
@@ -128,7 +128,7 @@ def _marks(hint: Any) -> Iterator[Any]:
 
 
 def names(tree: Tree, axis: Axis) -> list[str]:
-    """Those, as `pack` gives them, of the tensors with this declaration."""
+    """The names, as in `pack`, of the tensors with this declaration."""
     return [name for name, declared in pack(axes(tree)).items() if cast(Any, declared) is axis]
 
 
@@ -139,13 +139,13 @@ def model_field(tree: Tree) -> str:
 
 
 def model_of(tree: Tree) -> Tensor | None:
-    """What that field holds, if there is one."""
+    """The value of that field, if there is one."""
     name = model_field(tree)
     return getattr(tree, name) if name else None
 
 
 def pick(message: Tree, at: Any) -> Tree:
-    """What the clients at these places of a cohort receive of a message to it; `at` is whatever indexes a table."""
+    """The part of a message to a cohort for the clients at these places; `at` is any index of a table."""
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
 
 
@@ -155,13 +155,13 @@ def for_one(message: Tree) -> Tree:
 
 
 def bytes_down(message: Tree, count: int) -> int:
-    """Bytes that travel with a message to a cohort of `count` clients: each is sent what is shared, too."""
+    """Bytes of a message to a cohort of `count` clients; shared tensors are sent to each of them."""
     each = tree_map(lambda t, axis: t.nbytes * (count if axis is Axis.SHARED else 1), message, axes(message))
     return sum(tree_leaves(each))
 
 
 def pack(tree: Tree, prefix: str = "") -> dict[str, Tensor]:
-    """Named arrays of a tree of NamedTuples, tuples and dicts, such as `theta` or `memory.first.0`."""
+    """Named arrays of a tree of NamedTuples, tuples and dicts, such as `theta` or `opt_state.first.0`."""
     leaves, _ = tree_flatten_with_path(tree)
     return {prefix + ".".join(_name(part) for part in path): leaf for path, leaf in leaves}
 
@@ -191,7 +191,7 @@ def size(tree: Tree) -> int:
 
 
 def raw(t: Tensor) -> memoryview:
-    """The bytes of a tensor, row after row, without a copy where they are so in memory."""
+    """The bytes of a tensor, row by row, without a copy if memory has that order."""
     t = t.detach().cpu().contiguous()
     # A single number may have any stride and count as contiguous; a view of bytes needs 1.
     return memoryview(t.as_strided((t.numel(),), (1,)).view(torch.uint8).numpy())  # type: ignore[arg-type]

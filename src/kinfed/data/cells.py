@@ -1,4 +1,4 @@
-"""Cells of CSV and Parquet files, with the line that each stands in."""
+"""Cells of CSV and Parquet files, with the line of each."""
 
 import csv
 import io
@@ -17,36 +17,36 @@ from torch import Tensor
 from ..core.graph import Graph
 from ..errors import UsageError, nearest, some
 
-MISSING = {"na", "n/a", "null", "?"}  # beside the labels of a column that are all numbers
+MISSING = {"na", "n/a", "null", "?"}  # in a column whose other labels are all numbers
 DAY = 86_400.0  # seconds
-LARGEST = 1e30  # number that float32 can hold and still scale
-FEW = 20  # a target of whole numbers with at most so many different ones is taken for labels
-SHARED = 0.9  # of the times of all clients' rows that a client has, at least, where its series are not suspect
+LARGEST = 1e30  # the largest number that float32 can hold and still scale
+FEW = 20  # a target of whole numbers with at most this many different values counts as labels
+SHARED = 0.9  # warn if clients have rows at less than this share of all times
 Cells = NDArray[Any]  # [n] numbers, datetime64, or text as objects, empty where a cell is
 Numbers = NDArray[np.float64]
 
 
 class Owners(NamedTuple):
-    """Whose each row is, and how they are related."""
+    """Which client owns each row, and how clients are related."""
 
     names: list[str]
-    who: NDArray[np.int64]  # [n] -1: nobody's
+    who: NDArray[np.int64]  # [n] the owner's place in names; -1: none
     graph: Graph | None
 
     def keep(self, usable: NDArray[np.bool_], least: int, what: str, path: Path) -> "Owners":
-        """Without those that have too few usable rows, which are told; raises UsageError unless that was asked for."""
+        """Without owners that have too few usable rows, with a warning; raises UsageError if `least` is not set."""
         counts = np.bincount(self.who[usable], minlength=len(self.names))
         kept = counts >= max(least, 1)
         if kept.all():
             return self
         short = [f"{name} ({n})" for name, n, stays in zip(self.names, counts, kept, strict=True) if not stays]
-        said = f"{some(len(short), len(counts), 'client')} fewer than {max(least, 1)} {what}"
+        message = f"{some(len(short), len(counts), 'client')} fewer than {max(least, 1)} {what}"
         few = f"{', '.join(short[:8])}{', ...' if len(short) > 8 else ''}"
         if not least:
-            raise UsageError(f"{path}: {said}: {few}; leave such clients out with least")
+            raise UsageError(f"{path}: {message}: {few}; leave such clients out with least")
         if not kept.any():
-            raise UsageError(f"{path}: {said}: {few}")
-        warnings.warn(f"{path}: {said} and {'was' if len(short) == 1 else 'were'} left out: {few}", stacklevel=4)
+            raise UsageError(f"{path}: {message}: {few}")
+        warnings.warn(f"{path}: {message} and {'was' if len(short) == 1 else 'were'} left out: {few}", stacklevel=4)
         place = np.append(np.where(kept, kept.cumsum() - 1, -1), -1)
         among = torch.from_numpy(kept)
         graph = self.graph and Graph(self.graph.weights[among][:, among], self.graph.origin)
@@ -79,19 +79,19 @@ class Frame:
         return self._cells[name]
 
     def with_all(self, names: list[str]) -> "Frame":
-        """Without the rows that have no value in one of these columns; a warning counts them."""
+        """The frame without rows that have no value in one of these columns; a warning counts them."""
         kept = np.all([self._as_text(name) != "" for name in names], axis=0)
         if kept.all():
             return self
-        said = f"{int((~kept).sum()):,} of {len(kept):,} rows have no {' or no '.join(names)} and were left out"
-        warnings.warn(f"{self.path}: {said}", stacklevel=4)
+        message = f"{int((~kept).sum()):,} of {len(kept):,} rows have no {' or no '.join(names)} and were left out"
+        warnings.warn(f"{self.path}: {message}", stacklevel=4)
         lines = [line for line, stays in zip(self._lines, kept, strict=True) if stays]
         if not lines:
             raise UsageError(f"{self.path} has no rows")
         return Frame(self.path, {name: cells[kept] for name, cells in self._cells.items()}, lines, self._strange)
 
     def place(self, row: int, column: str) -> str:
-        """Where a cell stands."""
+        """Where a cell is, for an error."""
         kind = "line" if self.path.suffix.lower() == ".csv" else "row"
         return f"{self.path}, {kind} {self._lines[row]}, column '{column}'"
 
@@ -102,7 +102,7 @@ class Frame:
                 raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, self.columns)}")
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise UsageError(f"{self.path}: column '{twice[0]}' is asked for twice")
+            raise UsageError(f"{self.path}: column '{twice[0]}' is named twice")
 
     def text(self, name: str) -> NDArray[np.object_]:
         """[n] a column as text; raises UsageError where it is empty."""
@@ -119,9 +119,9 @@ class Frame:
             values = cells.astype(np.float64)
         else:
             truth = {"true": 1.0, "false": 0.0, "": np.nan}
-            told = [str(cell).lower() for cell in cells.tolist()]
-            known = truth if set(told) <= truth.keys() else {"": np.nan}
-            values = np.array([known[cell] if cell in known else _number(cell) for cell in told], np.float64)
+            entries = [str(cell).lower() for cell in cells.tolist()]
+            known = truth if set(entries) <= truth.keys() else {"": np.nan}
+            values = np.array([known[cell] if cell in known else _number(cell) for cell in entries], np.float64)
         bad = np.flatnonzero(np.abs(values) > LARGEST)
         if len(bad):
             more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
@@ -133,9 +133,9 @@ class Frame:
         return values
 
     def labels(self, name: str) -> NDArray[np.object_] | None:
-        """[n] the labels in a column, empty where there is none; None if it holds numbers that are no labels.
+        """[n] the labels in a column, empty where there is none; None if it holds numbers that are not labels.
 
-        Raises UsageError where most of the column are such numbers, or all but what people write for a missing value.
+        Raises UsageError if most of the column are such numbers, or all except words for a missing value.
         """
         labels = self._as_text(name)
         value = {label: _number(label) for label in set(labels.tolist()) - {""}}
@@ -162,8 +162,8 @@ class Frame:
     def moments(self, name: str, held: Owners, series: bool) -> tuple[Numbers, NDArray[np.int64], bool]:
         """[n] times as numbers, [n] as steps from 0, and whether they are dates (then in seconds).
 
-        Times that lie no whole number of steps apart, such as months, count as a step each. Raises UsageError where one
-        cannot be read, or, if rows are the readings of a series, where a client has two of the same time.
+        If times are not a whole number of steps apart, such as months, each one counts as a step. Raises UsageError if
+        a time cannot be read, or if rows are the readings of a series and a client has two at the same time.
         """
         cells = self.cells(name)
         compact = _compact(cells) if cells.dtype.kind in "Oiu" else None
@@ -192,20 +192,20 @@ class Frame:
             first = seen.setdefault(key, row)
             if first != row and key[0] >= 0:
                 raise UsageError(
-                    f"{self.place(row, name)}: client '{held.names[key[0]]}' has another row of the time {cells[row]}, "
+                    f"{self.place(row, name)}: client '{held.names[key[0]]}' has another row at the time {cells[row]}, "
                     f"in {self.place(first, name).split(', ')[1]}"
                 )
         width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
         steps = (stamps - stamps[0]) / width
         if np.abs(steps - steps.round()).max() > 0.01:
             steps = np.arange(len(stamps))
-            mine = held.who >= 0
-            share = mine.sum() / max(1, len(held.names) * len(np.unique(rank[mine])))
+            assigned = held.who >= 0
+            share = assigned.sum() / max(1, len(held.names) * len(np.unique(rank[assigned])))
             if series and share < SHARED:
                 warnings.warn(
-                    f"{self.path}: times in '{name}' lie no whole number of steps apart, so each of {len(stamps):,} "
-                    f"different ones is a step, and a client has rows at {100 * share:.0f} % of these; if its clock is "
-                    "only inexact, round the times first",
+                    f"{self.path}: times in '{name}' are not a whole number of steps apart, so each of {len(stamps):,} "
+                    f"different times is a step, and a client has rows at {100 * share:.0f} % of these; if clocks are "
+                    "just inexact, round the times first",
                     stacklevel=4,
                 )
         return moments, steps.round().astype(np.int64)[rank], dated
@@ -215,8 +215,8 @@ class Frame:
         if cells.dtype.kind == "M":
             return np.array(["" if np.isnat(cell) else str(cell) for cell in cells], dtype=object)
         if cells.dtype.kind == "f":  # whole numbers with missing ones among them are floats
-            told = ["" if np.isnan(c) else str(int(c)) if c == round(c) else str(c) for c in cells.tolist()]
-            return np.array(told, dtype=object)
+            entries = ["" if np.isnan(c) else str(int(c)) if c == round(c) else str(c) for c in cells.tolist()]
+            return np.array(entries, dtype=object)
         return np.array([str(cell) for cell in cells.tolist()], dtype=object)
 
 
@@ -254,7 +254,7 @@ def _csv(path: Path) -> Frame:
         if twice:
             raise UsageError(f"{path}: two columns are named '{twice[0]}'")
         if len(heading) == 1 and (other := re.search(r"[;\t|]", heading[0])):
-            raise UsageError(f"{path}: the heading is parted by {other[0]!r}; entries must be parted by commas")
+            raise UsageError(f"{path}: the heading is separated by {other[0]!r}; separate entries by commas")
         for row in rows:
             if not any(cell.strip() for cell in row):  # such as the last lines of a spreadsheet
                 continue
@@ -265,8 +265,8 @@ def _csv(path: Path) -> Frame:
             held.append([cell.strip() for cell in row])
             lines.append(rows.line_num)
     except csv.Error as problem:
-        said = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
-        raise UsageError(f"{path}, line {rows.line_num}: {said}") from None
+        message = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
+        raise UsageError(f"{path}, line {rows.line_num}: {message}") from None
     columns = zip(*held, strict=True) if held else [()] * len(heading)
     return Frame(path, {name: np.array(c, dtype=object) for name, c in zip(heading, columns, strict=True)}, lines)
 
@@ -298,7 +298,7 @@ def _parquet(path: Path) -> Frame:
 
 
 def moments(values: Tensor) -> tuple[Tensor, Tensor]:
-    """[F] mean and deviation of each column of values: [n, F]."""
+    """[F] mean and standard deviation of each column of values: [n, F]."""
     return values.double().mean(0), values.double().std(0, correction=0)
 
 

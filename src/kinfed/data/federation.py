@@ -154,7 +154,7 @@ class Federation:
         Raises UsageError on anything that could not be trained on.
         """
         if task is not None and not isinstance(task, Task):
-            raise UsageError(f"task must be one such as kinfed.core.tasks.Classification(3); got {task!r:.80}")
+            raise UsageError(f"task must be one such as kinfed.Classification(3); got {task!r:.80}")
         pool = _tensor(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
         target, task, classes = _targets(y, task, pool.dtype)
@@ -167,8 +167,8 @@ class Federation:
         names, index = np.unique(owner, return_inverse=True)
         relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
         steps = None if time is None else _steps(time, len(pool))
-        owners, whose = tuple(map(str, names)), torch.from_numpy(index)
-        dataset = Dataset(pool, target, task, classes, whose, relation, owners, steps, stratify=True)
+        owners, index_of = tuple(map(str, names)), torch.from_numpy(index)
+        dataset = Dataset(pool, target, task, classes, index_of, relation, owners, steps, stratify=True)
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
@@ -186,7 +186,7 @@ def divide(
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
     if not isinstance(split, Split):
-        raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
+        raise UsageError(f"split must be like kinfed.Split(test=0.2, validation=0.1); got {split!r}")
     if not isinstance(seed, Integral):
         raise UsageError(f"seed must be a whole number; got {seed!r:.80}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
@@ -203,7 +203,7 @@ def divide(
     if in_order:
         parts = split.by_time(dataset, owned, draws)
     elif lots is not None:
-        parts = [split.by_lot(mine, lots, draw) for mine, draw in zip(owned, draws, strict=True)]
+        parts = [split.by_lot(rows_of_client, lots, draw) for rows_of_client, draw in zip(owned, draws, strict=True)]
     else:
         stratified = labelled and (dataset.stratify if split.stratify is None else split.stratify)
         parts = split(owned, draws, dataset.y if stratified else None)
@@ -239,7 +239,7 @@ def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tup
         if largest > target.numel():
             raise UsageError(
                 f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
-                "classes from 0; number them anew, or say how many there are: task=Classification(...)"
+                "classes from 0; number them anew, or say how many there are: task=kinfed.Classification(...)"
             )
         task = Classification(largest + 1)
     return target, task, classes

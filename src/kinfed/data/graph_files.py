@@ -205,7 +205,7 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
     table = torch.full((len(names), len(names)), empty, dtype=torch.float64)
     if math.isinf(empty):
         table.fill_diagonal_(0)
-    told: dict[tuple[int, int], tuple[str, float]] = {}
+    given: dict[tuple[int, int], tuple[str, float]] = {}
     for place, a, b, value in links:
         if not strangers:
             _known({a, b}, index, place)
@@ -213,7 +213,7 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
             continue
         i, j = index[a], index[b]
         for pair in {(i, j)} if directed else {(i, j), (j, i)}:
-            before, other = told.setdefault(pair, (place, value))
+            before, other = given.setdefault(pair, (place, value))
             if other != value:
                 raise UsageError(
                     f"{place} gives '{a}' - '{b}' the value {value:g}, but {before} gave {other:g}"
@@ -247,8 +247,8 @@ def _square(values: ArrayLike | Tensor, what: str) -> Tensor:
     try:
         table = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as problem:
-        told = f"; got {values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f": {problem}"
-        raise UsageError(f"{what} must be numbers [N, N]{told}") from None
+        shown = f"; got {values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f": {problem}"
+        raise UsageError(f"{what} must be numbers [N, N]{shown}") from None
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table) or table.is_complex():
         raise UsageError(f"{what} must be real numbers [N, N], one row a client; got {list(table.shape)}")
     return table

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from .dataset import Dataset
 
 SPLITS = ("train", "validation", "test")
-LEAST = 5000  # examples that a client keeps where it uses a share of them
+LEAST = 5000  # examples that a client keeps at least, if it uses a share of them
 Rows = dict[str, Tensor]  # one client's rows of the pool, by split
 
 
@@ -21,15 +21,15 @@ Rows = dict[str, Tensor]  # one client's rows of the pool, by split
 class Split(Settings):
     """Which shares of a client's examples are for validation (selecting rounds) and for the final test.
 
-    With `examples` a client uses at most so many, drawn at random, and leaves the others: data at a smaller scale. With
-    `share` it uses that share of them, rounded up, but 5,000 at least or all that it has.
-    Examples with a place in time are cut in order of time, at the same two steps for all clients, and those that reach
-    across a cut are left out. `shuffle` deals them at random instead, as some papers do: windows of a series then share
-    readings between training and test, and every result says so. Other examples are always dealt at random.
+    With `examples` a client uses at most that many, drawn at random, for experiments at a smaller scale. With `share`
+    it uses that share of them, rounded up, but at least 5,000 or all that it has.
+    Examples that have a time are cut in order of time, at the same two steps for all clients, and those that reach
+    across a cut are left out. `shuffle` splits them at random instead, as some papers do: windows of a series then
+    share readings between training and test, and every result says so. Other examples are always split at random.
 
-    With `stratify` each class of a client's labels has its share of every part: one example at least where the client
-    has as many as there are parts; classes with fewer are dealt together. None: so it is for your own table or arrays
-    of labels, unless they are cut in order of time, and not for data sets by name.
+    With `stratify` each class of a client's labels has its share of every part: at least one example if the client
+    has as many as there are parts; classes with fewer are split together. None: on for your own table or arrays of
+    labels, unless they are cut in order of time, and off for data sets by name.
     """
 
     test: Annotated[float, In("(0, 1)")] = 0.2  # share of a client's examples for the final test
@@ -52,19 +52,19 @@ class Split(Settings):
     ) -> list[Rows]:
         """Rows of every client, shuffled and cut; a share above zero gets at least one row, and so does training.
 
-        With labels: [n], of the whole pool, each class on its own. Every part is as large as without, but for the one
-        example at least that each class gives to it. A client with fewer rows than parts gets nothing. All clients at
-        once, as they may be a million.
+        With labels: [n], of the whole pool, each class is cut by itself. Every part is as large as without, except that
+        each class gives it at least one example. A client with fewer rows than parts gets nothing. All clients are
+        handled at once, as there may be a million.
         """
         orders = [self._order(rows.numel(), draw) for rows, draw in zip(owned, draws, strict=True)]
         used = torch.tensor([order.numel() for order in orders])  # [N]
         held = torch.tensor([rows.numel() for rows in owned])
-        whose = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
-        rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[whose]]
+        client = torch.repeat_interleave(used)  # [n] the client of each row, in order, here and below
+        rows = torch.cat(list(owned))[torch.cat(orders) + (held.cumsum(0) - held)[client]]
         parts = 2 + (self.validation > 0)
-        label = torch.zeros_like(whose) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
+        label = torch.zeros_like(client) if labels is None else labels[rows].cpu().unique(return_inverse=True)[1]
         none = int(label.max()) + 1 if len(label) else 1
-        kinds, kind, count = (whose * (none + 1) + label).unique(return_inverse=True, return_counts=True)
+        kinds, kind, count = (client * (none + 1) + label).unique(return_inverse=True, return_counts=True)
         # A client's classes that are too small to be cut are one.
         kinds = torch.where(count < parts, kinds // (none + 1) * (none + 1) + none, kinds)
         kinds, kind, count = kinds[kind].unique(return_inverse=True, return_counts=True)  # [K], [n], [K]
@@ -76,7 +76,7 @@ class Split(Settings):
         order, begin = kind.argsort(stable=True), count.cumsum(0) - count
         place = torch.empty_like(order)  # of each row among those of its kind
         place[order] = torch.arange(len(rows)) - begin[kind[order]]
-        part = 3 * whose + (place >= test[kind]).long() + (place >= (test + validation)[kind])
+        part = 3 * client + (place >= test[kind]).long() + (place >= (test + validation)[kind])
         sizes = torch.bincount(part, minlength=3 * len(owned)).tolist()
         cut = rows[part.argsort(stable=True)].split_with_sizes(sizes)
         return [
@@ -117,14 +117,14 @@ class Split(Settings):
             if length < dataset.span and (share == "training" or self.validation):
                 if dataset.span == 1:
                     raise UsageError(
-                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, which leaves none "
-                        f"for {share} when cut in that order; change the shares, or leave time out"
+                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so cutting in order "
+                        f"of time leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
                     f"split: the {share} share covers {length} steps, but a window needs {dataset.span}; "
                     "change the shares, or take shorter windows"
                 )
-        found = []
+        result = []
         for rows, draw in zip(owned, draws, strict=True):
             if self.examples or self.share < 1:
                 rows = self._some(rows, draw)
@@ -136,26 +136,26 @@ class Split(Settings):
                 "test": rows[begin >= second],
             }
             wanted = [part for split, part in parts.items() if split != "validation" or self.validation]
-            found.append(parts if all(len(part) for part in wanted) else {})
-        return found
+            result.append(parts if all(len(part) for part in wanted) else {})
+        return result
 
 
 def apportion(count: Tensor, share: float, most: Tensor, owner: Tensor) -> Tensor:
-    """[K] how many of each kind of examples, count: [K], a part gets: one at least, at most `most`, its share in all.
+    """[K] how many examples of each kind, of count: [K], a part gets: at least one, at most `most`, its share in all.
 
-    `owner: [K]`, ascending, are the clients whose kinds these are; each has its share on its own. What whole numbers
-    leave over goes where most is missing.
+    `owner: [K]`, ascending, are the clients that have these kinds; each client gets its share separately. What rounding
+    leaves over goes where most is missing.
     """
     wanted = share * count.double()
-    found = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
-    held, dealt = (torch.bincount(owner, number).long() for number in (count, found))  # [N]
+    assigned = torch.minimum(wanted.floor().long().clamp(min=1), most.clamp(min=0))
+    held, dealt = (torch.bincount(owner, number).long() for number in (count, assigned))  # [N]
     lacking = (share * held.double()).round().long() - dealt
     while True:
-        missing = torch.where((found < most) & (lacking > 0)[owner], wanted - found, -torch.inf)
+        missing = torch.where((assigned < most) & (lacking > 0)[owner], wanted - assigned, -torch.inf)
         largest = torch.full(lacking.shape, -torch.inf).double().scatter_reduce(0, owner, missing, "amax")
         best = ((missing == largest[owner]) & (missing > -torch.inf)).nonzero().flatten()
         if not len(best):
-            return found
+            return assigned
         best = best[owner[best].diff(prepend=owner.new_tensor([-1])) > 0]  # a client's first
-        found[best] += 1
+        assigned[best] += 1
         lacking[owner[best]] -= 1

@@ -1,4 +1,4 @@
-"""Tables: your own data from CSV or Parquet, one row an example or a reading, with a column that says whose it is."""
+"""Tables: your own data from CSV or Parquet, one row per example or reading, with a column that names its owner."""
 
 import warnings
 from collections.abc import Sequence
@@ -27,14 +27,16 @@ from .windows import Windows
 class TableReader(Settings):
     """What the columns of a table are, and how it becomes a data set.
 
-    A row is an example: x: [n, F] are the columns `features`, each scaled to mean 0 and deviation 1 over the training
-    rows. The target is a label if its column holds text or few different whole numbers; else a number, trained by
-    squared error in deviations from the mean and scored in its own unit. Several target columns are numbers, each
-    scaled so too and scored in deviations. With a column `time` the rows are split in order of time.
+    A row is an example: x: [n, F] are the columns `features` (default: all others), each scaled to mean 0 and standard
+    deviation 1 over the training rows. The target is a label if its column holds text or few different whole numbers;
+    otherwise a number, trained by squared error in standard deviations from the mean and scored in its own unit.
+    Several target columns are numbers, each scaled in the same way and scored in standard deviations. With a column
+    `time` the rows are split in order of time.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
-    windows. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than
-    a day, the time of day is an input too.
+    windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
+    ahead in `horizons`, from 1. A reading without a row, or without a value, is missing. If the times are dates and
+    steps are shorter than a day, the time of day is an input too.
 
     Rows with missing values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
@@ -96,7 +98,7 @@ class TableReader(Settings):
             return _series(frame, held, self.targets[0], self.time, cut, self.least)
         inputs = list(self.features) or [c for c in frame.columns if c not in (self.client, self.time, *self.targets)]
         if not inputs:
-            raise UsageError(f"{path}: there is no column left for the inputs; name some as features")
+            raise UsageError(f"{path}: no column is left for the inputs; name some as features")
         return _rows(frame, held, inputs, self.targets, self.time, self.drop_missing, self.least)
 
 
@@ -125,7 +127,7 @@ from_parquet = from_csv
 def of_one_client(path: Path, target: str) -> tuple[dict[str, Cells], list[str]]:
     """One client's own table, every row an example: its arrays, and the names of its inputs in the order of x.
 
-    x: [n, F] float32 are all columns but `target`, by name, as they are: what the other clients have is not known here.
+    x: [n, F] float32 are all columns but `target`, by name, unscaled, as the other clients' data are not known here.
     y: [n] int64 are labels if all of `target` are whole numbers from 0 without a decimal point, else [n, 1] float32.
     Raises UsageError that names the file, line and column of what cannot be used.
     """
@@ -133,7 +135,7 @@ def of_one_client(path: Path, target: str) -> tuple[dict[str, Cells], list[str]]
     frame.need([target])
     inputs = sorted(set(frame.columns) - {target})
     if not inputs:
-        raise UsageError(f"{path}: there is no column left for the inputs beside '{target}'")
+        raise UsageError(f"{path}: no column is left for the inputs beside '{target}'")
     columns = {name: frame.numbers(name) for name in (*inputs, target)}
     for name, values in columns.items():
         if np.isnan(values).any():
@@ -155,7 +157,7 @@ def _rows(
     drop_missing: bool,
     least: int,
 ) -> Dataset:
-    """Every row an example."""
+    """The data set in which every row is an example."""
     columns = {name: frame.numbers(name) for name in inputs}
     y, task, classes, missing = _target(frame, targets)
     lacking = {name: np.isnan(values) for name, values in columns.items()} | missing
@@ -171,9 +173,9 @@ def _rows(
         warnings.warn(f"{frame.path}: {count:,} of {len(usable):,} rows lack a value and were left out", stacklevel=3)
     held = held.keep(usable, least, "rows", frame.path)
     steps = frame.moments(time, held, series=False)[1] if time else None
-    # Rows that are left out are gone: a partition may deal the others anew.
+    # Rows that are left out are dropped here, as a partition may deal the others anew.
     used = np.flatnonzero(usable & (held.who >= 0))
-    # As exact as it was read until it is scaled: numbers far from zero lie closer together than float32 can tell.
+    # In float64 until it is scaled: float32 cannot distinguish numbers far from zero that are close together.
     x = torch.from_numpy(np.stack([values[used] for values in columns.values()], 1))
 
     def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
@@ -187,7 +189,7 @@ def _rows(
         middle, spread = moments(y[rows])
         if not (spread > 0).all():
             same = targets[int((spread > 0).int().argmin())]
-            raise UsageError(f"{frame.path}: '{same}' is the same in all training rows: there is nothing to learn")
+            raise UsageError(f"{frame.path}: '{same}' is the same in all training rows, so there is nothing to learn")
         fair = replace(fair, scale=scale | {"targets": scales(targets, middle, spread)})
         if isinstance(task, Forecasting):
             return replace(fair, y=y.to(plain), task=replace(task, mean=float(middle), deviation=float(spread)))
@@ -213,7 +215,9 @@ def _target(frame: Frame, targets: list[str]) -> tuple[Tensor, Task, tuple[str, 
     if labels is not None:
         classes = sorted({*labels.tolist()} - {""}, key=natural)
         if len(classes) == 1 and (labels != "").sum() > 1:
-            raise UsageError(f"{frame.path}: '{targets[0]}' is '{classes[0]}' in all rows: there is nothing to learn")
+            raise UsageError(
+                f"{frame.path}: '{targets[0]}' is '{classes[0]}' in all rows, so there is nothing to learn"
+            )
         index = {"": 0} | {name: i for i, name in enumerate(classes)}
         y = torch.tensor([index[label] for label in labels])
         return y, Classification(len(classes)), tuple(classes), {targets[0]: np.asarray(labels == "", bool)}
@@ -224,19 +228,19 @@ def _target(frame: Frame, targets: list[str]) -> tuple[Tensor, Task, tuple[str, 
 
 
 def _series(frame: Frame, held: Owners, target: str, time: str, cut: Windows, least: int) -> Dataset:
-    """Windows of one series a client, read off rows in any order."""
+    """Windows of one series per client, from rows in any order."""
     readings = frame.numbers(target)
     held = held.keep(~np.isnan(readings), least, f"known values of '{target}'", frame.path)
     moments, steps, dated = frame.moments(time, held, series=True)
-    mine = held.who >= 0
-    told = np.unique(steps[mine])  # steps at which anybody has a row
-    values = np.full((len(told), len(held.names)), np.nan)
-    values[np.searchsorted(told, steps[mine]), held.who[mine]] = readings[mine]
+    assigned = held.who >= 0
+    known_steps = np.unique(steps[assigned])  # steps at which anybody has a row
+    values = np.full((len(known_steps), len(held.names)), np.nan)
+    values[np.searchsorted(known_steps, steps[assigned]), held.who[assigned]] = readings[assigned]
     length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
     pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
-    clock = (moments.min() + told * length) % DAY / DAY if dated and length < DAY else None
+    clock = (moments.min() + known_steps * length) % DAY / DAY if dated and length < DAY else None
     try:
-        return cut(values, told, held.names, clock=clock, graph=held.graph)
+        return cut(values, known_steps, held.names, clock=clock, graph=held.graph)
     except UsageError as problem:
         raise UsageError(f"{frame.path}: {problem} ({pace})") from None
 

@@ -77,8 +77,8 @@ class Windows(Settings):
             if not deviation > 0:
                 raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
             task = Forecasting(mean, deviation, self.error, tuple(self.horizons))
-            told = {"reading": {"mean": mean, "deviation": deviation}}
-            scale = {"inputs": told, "targets": told}  # the time of day is as it is
+            reading_scale = {"reading": {"mean": mean, "deviation": deviation}}
+            scale = {"inputs": reading_scale, "targets": reading_scale}  # the time of day is as it is
             return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
 
         inputs = partial(_inputs, clock=clock, past=self.past, size=size)

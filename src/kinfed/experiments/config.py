@@ -184,24 +184,20 @@ def _is_complete(table: Table) -> bool:
 def override(table: Table, overrides: list[str]) -> Table:
     """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
 
-    Another `name` makes another part: of the former one's settings only those in `overrides` are kept. Another data set
-    whose examples have owners is theirs, whoever the former one was dealt to.
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept, wherever they
+    stand; of one key the last counts, but a part has one name. Another data set whose examples have owners is theirs,
+    whoever the former one was dealt to.
     """
     asked = {text.partition("=")[0] for text in overrides}
-    before = _dataset_in(table)
-    for i, text in enumerate(overrides):
-        dotted, equals, value = text.partition("=")
-        if not equals or not dotted:
-            raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
-        if not _is_unicode(text):
-            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
-            parsed = value
-        if isinstance(parsed, str) and any(later.startswith(f"{dotted}.") for later in overrides[i:]):
-            dotted += ".name"  # of the part whose settings are set beside it
+    before, names = _dataset_in(table), dict[str, tuple[str, str]]()
+    for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
+        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in asked)
+        dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
+        if last == "name" and isinstance(parsed, str):
+            name, where = names.setdefault(".".join(outer), (parsed, text))
+            if name != parsed:
+                raise UsageError(f"'{where}' and '{text}' name two parts where there can be one; leave one out")
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
@@ -221,6 +217,30 @@ def override(table: Table, overrides: list[str]) -> Table:
         if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
             dealt.pop("clients", None)
     return table
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The key and the value of an override."""
+    dotted, equals, value = text.partition("=")
+    if not equals or not dotted:
+        raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+    if not _is_unicode(text):
+        raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
+    try:
+        return dotted, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return dotted, value
+
+
+def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
+    """The same, but a part's name comes before its settings, wherever they stand. A whole table stays in its place."""
+    parts = [dotted.removesuffix(".name") for dotted, _, _ in overrides]
+
+    def place(i: int) -> tuple[int, int]:
+        within = [j for j, part in enumerate(parts) if f"{part}.".startswith(f"{parts[i]}.")]
+        return (min(within) if isinstance(overrides[i][1], str) else i), parts[i].count(".")
+
+    return [overrides[i] for i in sorted(range(len(overrides)), key=place)]
 
 
 def _is_yours(dataset: Any) -> bool:
@@ -329,8 +349,6 @@ def resolve(raw: Table) -> Experiment:
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
-        if not isinstance(task, Task):
-            raise UsageError(f"federation.task: {task!r:.80} is no task: it has not all that kinfed.Regression has")
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= own_parts.code(table, raw.get("code", {}))
@@ -365,19 +383,17 @@ def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Para
     return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+def make(shelf: Shelf, asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
     """The part that `asked` names, with its settings, and the complete table.
 
     With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
     """
     asked = _named(asked, where, shelf)
     name = asked.pop("name")
-    part = take(shelf, name, where)
-    if not own_parts.is_path(name):
-        made, table = call(part, asked, where, given=given)
-        return made, {"name": name, **table}
-    base = shelf.base if isinstance(shelf, Shelf) else object
-    made, table = call(own_parts.checked(part, name, where, base, given), asked, where, given=given)
+    part = take(shelf, name, where, given)
+    if own_parts.is_path(name):
+        part = own_parts.checked(part, name, where, shelf)
+    made, table = call(part, asked, where, given=given)
     return made, {"name": name, **table}
 
 
@@ -409,10 +425,13 @@ def call(
     return part(**values, **ready), table
 
 
-def take(shelf: Mapping[str, Any], name: str, where: str) -> Any:
+def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
     """The part of a shelf, or of your own, that has this name or path; raises UsageError if there is none."""
     if own_parts.is_path(name):
-        return own_parts.load(name, where)
+        part = own_parts.load(name, where)
+        if isinstance(shelf, Shelf):
+            own_parts.check_kind(part, name, where, shelf, given)
+        return part
     if name not in shelf:
         raise UsageError(f"{where}: there is no '{name}'; {nearest(name, shelf)}")
     return shelf[name]

@@ -119,7 +119,7 @@ def _check_kinds(
 ) -> None:
     """Raise UsageError for arguments of fit that are of a wrong kind."""
     for given, kind, such in (
-        (method, Method, "kinfed.METHODS['fedavg']()"),
+        (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
         (module.original if isinstance(module, Model) else module, nn.Module, "torch.nn.Linear(8, 2)"),
     ):
@@ -129,13 +129,13 @@ def _check_kinds(
     if not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | Participation):
-        raise UsageError(f"participation must be a share in (0, 1], or a Participation; got {participation!r}")
+        raise UsageError(f"participation must be a share in (0, 1], or a kinfed.Participation; got {participation!r}")
     if not isinstance(execution, Execution):
         raise UsageError(f"execution must be like kinfed.Execution(executor='loop'); got {execution!r:.80}")
     if not isinstance(folder, str | Path | None):
         raise UsageError(f"folder must be a path, such as 'runs/mine'; got {folder!r}")
     if not isinstance(attack, Attack | None):
-        raise UsageError(f"attack must be one such as kinfed.attacks.Poison(share=0.2); got {attack!r:.80}")
+        raise UsageError(f"attack must be one such as kinfed.Poison(share=0.2); got {attack!r:.80}")
 
 
 def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:

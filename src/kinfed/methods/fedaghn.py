@@ -1,4 +1,4 @@
-"""FedAGHN: each client learns, layer by layer, whom to listen to (Song et al., 2025, Algorithm 1)."""
+"""FedAGHN: each client learns, layer by layer, the weights of the others' models (Song et al., 2025, Algorithm 1)."""
 
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -16,40 +16,40 @@ from .parts.tuning import Attention, Descent
 
 
 class Server(NamedTuple):
-    """What the server remembers. Each of G groups of layers has a graph of its own."""
+    """The server's state. Each of G groups of layers has a graph of its own."""
 
     theta: PerClient  # [N, d] each client's latest model
-    change: PerClient  # [N, d] what its last local training changed
+    change: PerClient  # [N, d] its last update: what local training changed
     seen: PerClient  # [N] bool, has taken part
     home: PerClient  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
-    sharpness: PerClient  # [N, G] how choosy it is among the others: the paper's q
-    sketch: PerClient  # [N, s] of the direction of each update, to find candidates by; [N, 0] if everyone is looked at
+    sharpness: PerClient  # [N, G] how selective it is among the others: the paper's q
+    sketch: PerClient  # [N, s] of the direction of each update, to find candidates; [N, 0] if all are candidates
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
     theta: ModelOf[PerClient]  # [d] its trained model
-    uphill: PerClient  # [d] the gradient on held-out examples at the model it received; [0] if that is not used
+    held_out_grad: PerClient  # [d] the gradient on held-out examples at the model it received; [0] if that is not used
 
 
 @dataclass(frozen=True)
 class FedAGHN(GraphMethod):
     r"""$w_{ij} = \mathrm{softmax}_{j \ne i}(q_i \cos(\Delta_i, \Delta_j)) / (1 + p_i)$, $w_{ii} = p_i / (1 + p_i)$.
 
-    One $p$ and $q$ a client and layer, moved each round along the derivative of the mixed model contracted with the
-    client's feedback (Equations 4 to 6 and A1). They go down the loss; the paper prints, and its released code runs,
-    the opposite, which `kinfed.papers.fedaghn.ablations` has.
+    Each client has one $p$ and $q$ per layer, moved each round along the derivative of the mixed model contracted with
+    the client's feedback (Equations 4 to 6 and A1). They descend on the loss; the paper prints, and its released code
+    runs, the opposite: see `kinfed.papers.fedaghn.ablations`.
     """
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
-    sharpness: float = 0.5  # q at the start: how much more it listens to those whose updates are like its own
+    sharpness: float = 0.5  # q at the start: how much more weight others with updates like its own get
     lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are
     feedback: Literal["val", "train", "test"] = "val"  # "val": held-out gradient; "train": its update, as in the paper
     granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
-    tuning: Descent = Descent()  # which of p and q there are, and which way they go
-    neighbours: CountOrZero = 0  # how many others a client looks at, with updates most like its own by sketches; 0: all
+    tuning: Descent = Descent()  # which of p and q are used, and in which direction they move
+    neighbours: CountOrZero = 0  # how many others are mixed, those with updates most like its own by sketches; 0: all
 
     def start(self, roster):
         theta = roster.copies()
@@ -63,13 +63,13 @@ class FedAGHN(GraphMethod):
         return Groups.of(roster.layout, self.granularity)
 
     def _attend(self, roster, server, cohort):
-        """Equation 4. Who has not taken part yet is not listened to and listens to all others alike."""
+        """Equation 4. A client that has not taken part has no weight, and weights all others alike."""
         near = update_sketches.look(roster, server.sketch, server.seen, cohort, self.neighbours)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
-        itself, heard = cohort[:, None] == columns, _heard(server)  # [K, M], [N]
-        silent = ~heard[columns] if self.tuning.hears_itself else ~heard[columns] | itself
+        itself, active = cohort[:, None] == columns, _active(server)  # [K, M], [N]
+        silent = ~active[columns] if self.tuning.includes_itself else ~active[columns] | itself
         alone = silent.expand(itself.shape).all(1)
-        p, q = (values[cohort].T * heard[cohort] for values in (server.home, server.sharpness))  # [G, K]
+        p, q = (values[cohort].T * active[cohort] for values in (server.home, server.sharpness))  # [G, K]
         alike = self._groups(roster).cosines(server.change, cohort, near)  # [G, K, M]
         others = (q[..., None] * alike).masked_fill(silent, -torch.inf).softmax(-1)
         others = others.masked_fill(alone[:, None], 0)
@@ -77,7 +77,7 @@ class FedAGHN(GraphMethod):
         return Attention(near, itself, alike, others, keeps, whole=self.granularity == "model")
 
     def graph(self, roster, server, cohort):
-        """[P, K, N], a graph a piece of the model, or [K, N] if the model is one."""
+        """[P, K, N], a graph for each piece of the model, or [K, N] if the model is one piece."""
         return self._attend(roster, server, cohort).weights.dense(len(roster))
 
     def relation(self, roster, server, cohort):
@@ -89,39 +89,39 @@ class FedAGHN(GraphMethod):
         return Params(attention.weights.mix(server.theta, self._groups(roster).layout))
 
     def train(self, client, state, received):
-        asked = self.feedback != "train" and any(self.tuning.rates(self.lr))
-        uphill = client.gradient(received.theta, client.held_out) if asked else received.theta[:0]
+        needed = self.feedback != "train" and any(self.tuning.rates(self.lr))
+        held_out_grad = client.gradient(received.theta, client.held_out) if needed else received.theta[:0]
         theta = client.descend(received.theta)
-        return Params(theta), Upload(theta, uphill)
+        return Params(theta), Upload(theta, held_out_grad)
 
     def aggregate(self, roster, server, cohort, uploads):
         groups, attention = self._groups(roster), self._attend(roster, server, cohort)
         change = attention.weights.mix(server.theta, groups.layout)  # what was sent
         change = torch.sub(uploads.theta, change, out=change)
-        tuned = server.home[cohort], server.sharpness[cohort]
+        moved = server.home[cohort], server.sharpness[cohort]
         if any(self.tuning.rates(self.lr)):
             # d loss / d w_ij is the inner product of client i's gradient with client j's model, group by group.
-            way, sign = (change, -1) if self.feedback == "train" else (uploads.uphill, 1)
-            slopes = attention.slopes(sign * groups.inner(way, server.theta, attention.near))
-            tuned = self.tuning.step(tuned, [s * _heard(server)[cohort] for s in slopes], self.lr)
+            way, sign = (change, -1) if self.feedback == "train" else (uploads.held_out_grad, 1)
+            grads = attention.grads(sign * groups.inner(way, server.theta, attention.near))
+            moved = self.tuning.step(moved, [g * _active(server)[cohort] for g in grads], self.lr)
         return Server(
             theta=put(server.theta, cohort, uploads.theta),
             change=put(server.change, cohort, change),
             seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
-            home=put(server.home, cohort, tuned[0].clamp(min=0)),
-            sharpness=put(server.sharpness, cohort, tuned[1]),
+            home=put(server.home, cohort, moved[0].clamp(min=0)),
+            sharpness=put(server.sharpness, cohort, moved[1]),
             sketch=put(server.sketch, cohort, update_sketches.sketched(roster, change, self.neighbours)),
         )
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         groups = self._groups(roster)
         names = groups.names if self.tuning.count(len(groups)) == len(groups) else ("",)
-        found = super().diagnostics(roster, server, cohort, sent, uploads)
+        numbers = super().diagnostics(roster, server, cohort, sent, uploads)
         for name, p, q in zip(names, server.home.T, server.sharpness.T, strict=True):
-            found |= {f"p {name}".strip(): p, f"q {name}".strip(): q}
-        return found
+            numbers |= {f"p {name}".strip(): p, f"q {name}".strip(): q}
+        return numbers
 
 
-def _heard(server):
-    """[N] bool: who has taken part; everyone as long as nobody has."""
+def _active(server):
+    """[N] bool: the clients that have taken part; all of them as long as none has."""
     return server.seen | ~server.seen.any()

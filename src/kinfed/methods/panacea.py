@@ -89,13 +89,13 @@ class Panacea(Hypernetwork):
 
             def generate(network, pairs=pairs):
                 z = self.encoder.encode(network.encoder, network.embedding, averaging)
-                loss = link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
-                return self.write(roster, network, z[cohort]), loss
+                theta = self.write(roster, network, z[cohort])
+                return theta, link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
 
             (theta, loss), pull_back = vjp(generate, server.network)
             sent = theta if sent is None else sent
-            slope = self.away(sent, theta, uploads.theta) / len(cohort)
-            grads = pull_back((slope, torch.full_like(loss, self.reconstruction)))[0]
+            grad = self.away(sent, theta, uploads.theta) / len(cohort)
+            grads = pull_back((grad, torch.full_like(loss, self.reconstruction)))[0]
             server = step(server, grads, self.optimiser, self.clip)
         return server
 
@@ -106,8 +106,8 @@ class Panacea(Hypernetwork):
     def diagnostics(self, roster, server, cohort, sent, uploads):
         z, links = self.encode(roster, server.network), self.neighbours(roster)
         away = uploads.theta - self.write(roster, server.network, z[cohort])
-        found = super().diagnostics(roster, server, cohort, sent, uploads)
-        found["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
+        numbers = super().diagnostics(roster, server, cohort, sent, uploads)
+        numbers["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
         if self.reconstruction:
-            found["reconstruction"] = link_loss(z, links, draw_pairs(roster, roster.generator("panacea.notes")))
-        return found
+            numbers["reconstruction"] = link_loss(z, links, draw_pairs(roster, roster.generator("panacea.notes")))
+        return numbers

@@ -34,12 +34,12 @@ class PerFedAvg(Averaging):
         outer, inner, second = (client.batches(steps=self.steps, batch=self.batch) for _ in range(3))
         for d, d1, d2 in zip(inner, outer, second, strict=True):
             personal = w - self.alpha * whole.gradient(w, d)
-            slope = whole.gradient(personal, d1)
+            grad = whole.gradient(personal, d1)
             if self.hessian_free and self.alpha:
-                ahead = whole.gradient(w + self.delta * slope, d2)
-                behind = whole.gradient(w - self.delta * slope, d2)
-                slope = slope - self.alpha * (ahead - behind) / (2 * self.delta)
-            w = self._with_statistics(whole, w - self.beta * slope, personal, d1)
+                ahead = whole.gradient(w + self.delta * grad, d2)
+                behind = whole.gradient(w - self.delta * grad, d2)
+                grad = grad - self.alpha * (ahead - behind) / (2 * self.delta)
+            w = self._with_statistics(whole, w - self.beta * grad, personal, d1)
         return state, Params(client.part(w))
 
     def personalise(self, client, state, received):

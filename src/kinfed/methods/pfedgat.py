@@ -20,16 +20,16 @@ from .parts.short_feedback import Sketch, Spsa
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
-    network: Tree  # what makes the graph
-    memory: Annotated[OptState, Like("network")]  # the optimiser's
+    network: Tree  # that makes the graph
+    opt_state: Annotated[OptState, Like("network")]
     uploads: PerClient  # [N, d] the models as last trained
-    change: PerClient  # [N, d] what that training changed; [N, 0] unless it is what the network sees
-    theta: PerClient  # [N, d] the models as last mixed: what clients start from
+    change: PerClient  # [N, d] the change by that training; [N, 0] unless the network uses it
+    theta: PerClient  # [N, d] the models as last mixed, from which clients start
     present: PerClient  # [N] bool, in the cohort that was mixed last
     seen: PerClient  # [N] bool, has taken part
-    key: Shared  # [] int64 of the random draws about the last mix
+    key: Shared  # [] int64 of the random draws about the last mixtures
     step: Shared  # [] how far the network moved in the last round
 
 
@@ -38,9 +38,9 @@ class PFedGAT(Method):
     r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
     $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort;
-    who is outside it keeps its model, and who never took part starts from the mean. The network follows $G_{ij} =
-    \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model on
-    examples set aside for it. The paper's scalar losses cannot give that gradient: `channel` says what does.
+    other clients keep their models, and one that has never taken part starts from the mean. The network descends along
+    $G_{ij} = \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the
+    mixed model on examples set aside for it. The paper's scalar losses do not determine that gradient: `channel` does.
     """
 
     graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
@@ -65,37 +65,37 @@ class PFedGAT(Method):
         return Sent(_begin(server, cohort), self.channel.ask(Mixtures.of(roster, server, cohort)))
 
     def train(self, client, state, received):
-        answer = self.channel.answer(client, received.theta, received.asked)
+        answer = self.channel.answer(client, received.theta, received.request)
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, answer)
 
     def aggregate(self, roster, server, cohort, uploads):
         read = self.graph.sees_updates or self.channel == Delta()
         change = uploads.theta - _begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
-        here = torch.ones_like(cohort, dtype=torch.bool)
+        took_part = torch.ones_like(cohort, dtype=torch.bool)
         server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
             uploads=put(server.uploads, cohort, uploads.theta),
             change=put(server.change, cohort, change) if self.graph.sees_updates else server.change,
-            present=put(torch.zeros_like(server.present), cohort, here),
-            seen=put(server.seen, cohort, here),
+            present=put(torch.zeros_like(server.present), cohort, took_part),
+            seen=put(server.seen, cohort, took_part),
             key=key(roster.seed, "pfedgat", roster.round, device=roster.tags.device),
         )
         weights = self.graph.weights(server.network, roster, server, cohort)
         return server._replace(theta=put(server.theta, cohort, mix_freely(weights, uploads.theta, roster.layout)))
 
     def _learn(self, roster, server, cohort, answers, change):
-        """One step of the network against the losses that the last mix led to; who received it can judge it."""
+        """One step of the network along G of the last mixtures, of the clients that received one."""
         judging = server.present[cohort].nonzero().squeeze(1)
         if not len(judging):
             return server._replace(step=torch.zeros_like(server.step))
         mix = Mixtures.of(roster, server, cohort[judging])
-        slope = self.channel.slope(mix, Replies(take(answers, judging), take(change, judging)))  # G: [J, M]
+        gradient = self.channel.gradient(mix, Replies(take(answers, judging), take(change, judging)))  # G: [J, M]
         row = torch.searchsorted(mix.mixed, cohort[judging])
         _, pull_back = vjp(lambda network: self.graph.weights(network, roster, server, mix.mixed)[row], server.network)
-        stepped, memory = SGD(self.lr).step(server.network, pull_back(slope)[0], server.memory)
+        stepped, opt_state = SGD(self.lr).step(server.network, pull_back(gradient)[0], server.opt_state)
         network = self.graph.settle(type(server.network)(*stepped))
         moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
-        return server._replace(network=network, memory=memory, step=moved)
+        return server._replace(network=network, opt_state=opt_state, step=moved)
 
     def add_clients(self, roster, server, newcomers):
         wide = super().add_clients(roster, server, newcomers)
@@ -124,7 +124,7 @@ class PFedGAT(Method):
 
 
 def _begin(server, cohort):
-    """[K, d] what the cohort starts from."""
+    """[K, d] the models that the cohort starts from."""
     theta, new = take(server.theta, cohort), ~server.seen[cohort]
     both = new.any() and server.seen.any()
     return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta

@@ -82,8 +82,8 @@ class SFL(Method):
 
     def read_out(self, server):
         """[N] the weights of V in w: the mean over the u of those who were seen, of everybody before round 1."""
-        heard = (server.seen | ~server.seen.any()).to(server.mixing.dtype)
-        return heard / heard.sum() @ server.mixing
+        active = (server.seen | ~server.seen.any()).to(server.mixing.dtype)
+        return active / active.sum() @ server.mixing
 
     def add_clients(self, roster, server, newcomers):
         """A newcomer is sent what its links bring it of the others' models; they hear of it once it has trained."""

@@ -1,6 +1,6 @@
 """Feedback: how a server learns which weights of a mixture would lower its receiver's loss.
 
-Client i was sent sum_j R_ij theta_j, and its loss there has the slope G_ij = <gradient, theta_j> along R_ij. A channel
+Client i was sent sum_j R_ij theta_j, where its loss has the derivative G_ij = <gradient, theta_j> by R_ij. A channel
 says what the server asks beside the mixture, what the client answers, and how the server estimates G from that.
 """
 
@@ -21,15 +21,15 @@ from ...ops.similarity import inner
 
 
 class Mixtures(NamedTuple):
-    """What K clients were sent, and of what it was mixed."""
+    """What K clients were sent, and the models that were mixed for them."""
 
     table: Tensor  # [N, d] the clients' models
-    mixed: Tensor  # [M] int64 whose were mixed
-    speakers: Tensor  # [M] int64 what stands for them in random draws
-    listeners: Tensor  # [K] int64 what stands for the receivers
-    key: Tensor  # [] int64 of the random draws about this mix
+    mixed: Tensor  # [M] int64 ids of the clients whose models were mixed
+    speakers: Tensor  # [M] int64 their tags in random draws
+    listeners: Tensor  # [K] int64 the receivers' tags in random draws
+    key: Tensor  # [] int64 of the random draws about these mixtures
     learned: Tensor  # [d] bool, False on buffers
-    rate: Tensor  # [K] how far local training goes against the gradient: learning rate times steps
+    rate: Tensor  # [K] how far local training moves along the negative gradient: learning rate times steps
 
     @staticmethod
     def of(roster: Roster, server: Tree, cohort: Tensor) -> "Mixtures":
@@ -50,69 +50,69 @@ class Sent(NamedTuple):
     """What a client receives."""
 
     theta: ModelOf[PerClient]  # [d] its mixed model
-    asked: Annotated[Tree, Axis.PER_CLIENT]  # what its channel asks
+    request: Annotated[Tree, Axis.PER_CLIENT]  # what the channel asks it
 
 
 class Upload(NamedTuple):
     """What a client sends back."""
 
     theta: ModelOf[PerClient]  # [d] its trained model
-    answer: PerClient  # [...] of its channel, about the model it received
+    answer: PerClient  # [...] to the channel, about the model it received
 
 
 class Replies(NamedTuple):
     """What the K clients sent back."""
 
     answers: Tensor  # [K, ...]
-    change: Tensor  # [K, d] what local training from the mixture changed; [K, 0] if nobody reads it
+    change: Tensor  # [K, d] the change by local training from the mixture; [K, 0] if it is not used
 
 
 class Channel(Settings, ABC):
-    """By default the server asks nothing and the client answers nothing."""
+    """How the server learns G. By default it asks nothing and the client answers nothing."""
 
     def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:
-        """Raise UsageError where it cannot know the gradient on these examples, or from this local training."""
+        """Raise UsageError if the gradient cannot be known on these examples, or from this local training."""
 
     def ask(self, mix: Mixtures) -> Tree:
         """[K, ...] what is sent beside the mixtures."""
         return ()
 
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
+    def answer(self, client: Client, theta: Tensor, request: Tree) -> Tensor:
         """One client's answer about the mixture theta: [d] that it was sent."""
         return theta[:0]
 
     @abstractmethod
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
+    def gradient(self, mix: Mixtures, replies: Replies) -> Tensor:
         """[K, M] the estimate of G."""
 
 
 @dataclass(frozen=True)
 class Exact(Channel):
-    """The client answers its gradient: [d]."""
+    """The client answers with its gradient: [d]."""
 
-    def answer(self, client: Client, theta: Tensor, asked: Tree) -> Tensor:
+    def answer(self, client: Client, theta: Tensor, request: Tree) -> Tensor:
         return client.gradient(theta, client.held_out)
 
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
+    def gradient(self, mix: Mixtures, replies: Replies) -> Tensor:
         return inner(replies.answers, mix.theta)
 
 
 @dataclass(frozen=True)
 class Delta(Channel):
-    """Nothing new is sent: local training went down the training loss, exactly so in one step on all examples."""
+    """Nothing new is sent: local training descends on the training loss, exactly so in one step on all examples."""
 
     def check(self, feedback: str = "train", optimiser: Optimiser | None = None) -> None:
         if feedback != "train":
             raise UsageError(
-                "pfedgat: channel 'delta' reads the training loss off local training, so it needs feedback='train'; "
-                f"got '{feedback}'"
+                "pfedgat: channel 'delta' infers the gradient of the training loss from local training, so it needs "
+                f"feedback='train'; got '{feedback}'"
             )
         if optimiser is not None and optimiser != SGD(optimiser.lr):
             raise UsageError(
-                "pfedgat: channel 'delta' reads gradients off what plain SGD changed: set training.optimiser to sgd "
-                "without momentum or decay, or use channel 'exact'"
+                "pfedgat: channel 'delta' infers gradients from updates, which needs plain SGD; set training.optimiser "
+                "to sgd without momentum or weight decay, or use channel 'exact'"
             )
 
-    def slope(self, mix: Mixtures, replies: Replies) -> Tensor:
+    def gradient(self, mix: Mixtures, replies: Replies) -> Tensor:
         change = replies.change if mix.learned.all() else replies.change * mix.learned
         return -inner(change, mix.theta) / mix.rate[:, None]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from ...core.client import Client
 from ...core.layout import Layout
 from ...core.method import Method, Normalisation, Params, Roster
-from ...core.optimiser import Optimiser, OptState, shorten
+from ...core.optimiser import Optimiser, OptState, clip_norm
 from ...core.tables import put
 from ...core.trees import Like, Shared, Tree
 from ...errors import UsageError
@@ -61,7 +61,7 @@ def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, 
 def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Server:
     """The network after a step of the optimiser along a gradient that is shortened to the norm `clip`."""
     values, structure = tree_flatten(server.network)
-    values, opt_state = optimiser.step(values, shorten(tree_leaves(grads), clip), server.opt_state)
+    values, opt_state = optimiser.step(values, clip_norm(tree_leaves(grads), clip), server.opt_state)
     return Server(tree_unflatten(values, structure), opt_state)
 
 

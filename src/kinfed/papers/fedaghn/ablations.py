@@ -22,7 +22,7 @@ class Printed(Descent):
     shared: bool = False  # one p and q for all layers, which move by the sums over layers
 
     @property
-    def hears_itself(self) -> bool:
+    def includes_itself(self) -> bool:
         return self.without in ("p", "p-q")
 
     def count(self, groups: int) -> int:
@@ -38,5 +38,5 @@ class Printed(Descent):
             0.0 if self.without in ("q", "p-q") else rate,
         )
 
-    def step(self, values: Iterable[Tensor], slopes: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
-        return super().step(values, [s.sum(0, keepdim=True) for s in slopes] if self.shared else slopes, lr)
+    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
+        return super().step(values, [g.sum(0, keepdim=True) for g in grads] if self.shared else grads, lr)
