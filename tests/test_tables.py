@@ -320,7 +320,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             r"fewer than 1 known values of 'level': south \(0\)",
         ),
         (readings(gap=range(4, 40)), "series", "a window covers 3 \\+ 2 steps, but the series have 4"),
-        (readings() + "south,2024-03-01 00:01,1\n", "series", r"take these out of the data \(a step is 60 seconds"),
+        (readings() + "south,2024-03-01 00:01,1\n", "series", r"remove these from the data \(a step is 60 seconds"),
         (
             "who,x,y\n" + "".join(f"a,{i},{i}.5\n" for i in range(9)) + "a,9,1.2.3\n",
             {},
@@ -425,7 +425,7 @@ def test_inexact_clocks_are_told_of(tmp_path):
         f"{who},{60 * i + (7 * i) % 5 + late},{i % 3}.5\n" for who, late in (("a", 0), ("b", 20)) for i in range(9)
     )
     with pytest.warns(
-        UserWarning, match=r"each of 18 different ones is a step, and a client has rows at 50 % of these"
+        UserWarning, match=r"each of 18 different times is a step, and a client has rows at 50 % of these"
     ):
         read(write(tmp_path, "who,t,y\n" + text), client="who", target="y", time="t", past=2)
 

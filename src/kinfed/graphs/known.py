@@ -12,7 +12,7 @@ from ..errors import UsageError
 
 
 def given(federation: Federation, seed: int) -> Graph | None:
-    """The data set's own relation, where it has one."""
+    """The data set's own relation, if it has one."""
     return federation.graph
 
 
@@ -21,8 +21,8 @@ def oracle(federation: Federation, seed: int) -> Graph:
     groups = federation.groups
     if groups is None:
         raise UsageError(
-            "federation.graph: these clients have no hidden groups for an oracle to tell; choose a partition with "
-            "groups, or another graph"
+            "federation.graph: these clients have no hidden groups for an oracle; choose a partition with groups, or "
+            "another graph"
         )
     return Graph((groups[:, None] == groups[None, :]).float(), "oracle")
 
@@ -42,12 +42,12 @@ def label_overlap(federation: Federation, seed: int, *, most: int = 5) -> Graph:
 
 
 def shuffled(federation: Federation, seed: int, *, of: Literal["given", "oracle"] | None = None) -> Graph:
-    """A graph with its clients interchanged at random: as many links of each weight, between the wrong clients.
+    """A graph with its clients permuted at random: as many links of each weight, between the wrong clients.
 
     `of` is the graph to shuffle (default: the data set's own, or the oracle where it has none).
     """
     base, tag = _base(federation, seed, of), tags(federation.names)
-    # Who takes whose place depends on names alone, so listing clients in another order changes nothing.
+    # The permutation depends on names only, so listing clients in another order changes nothing.
     place = torch.empty_like(tag)
     place[tag.argsort()] = fold(key(seed, "graph"), tag).argsort()
     return Graph(base.weights[place][:, place], base.origin)

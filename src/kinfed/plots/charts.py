@@ -134,10 +134,10 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
             f"got {list(held.shape)}"
         )
-    said = "client"
+    label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)
-        said = f"{MOST} of {clients:,} clients"
+        label = f"{MOST} of {clients:,} clients"
         clients, client_names, held = MOST, [client_names[i] for i in shown], held[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
@@ -157,7 +157,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
-    axes.set_xlabel(said)
+    axes.set_xlabel(label)
     axes.set_ylabel("class")
     sizes = _round_sizes(int(held.max()))
     bubbles = [
