@@ -143,7 +143,7 @@ def test_cars_come_from_the_users_folder(cars, tmp_path):
 
 
 def test_cars_that_are_not_there(cars, tmp_path):
-    with pytest.raises(UsageError, match="given to people, not to programs: get it, then use --from"):
+    with pytest.raises(UsageError, match="requested from its authors; download it, then pass its folder with --from"):
         obtain("compcars", tmp_path / "out")
     with pytest.raises(UsageError, match="--from: there is no folder"):
         obtain("compcars", tmp_path / "out", tmp_path / "nowhere")
