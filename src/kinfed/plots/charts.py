@@ -1,4 +1,4 @@
-"""Pictures of scores and of who holds what, each a PNG drawn from plain arrays."""
+"""Pictures of scores and of how classes are distributed, each a PNG drawn from plain arrays."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def accuracy_by_round(
     over: Literal["clients", "seeds"] = "clients",
     target: float | None = None,
 ) -> None:
-    """A line a curve, the mean over clients, in a band that holds the middle half of them; or all seeds.
+    """A line per curve, the mean over clients, in a band with the middle half of them; or all seeds.
 
     `rounds: [T]`, each curve [T, N], or [T, S] over seeds, each entry a mean over clients; a metric whose name ends in
     accuracy is shown in percent. `selected` is the round that validation selects, by curve, and gets a dot; `target`
@@ -86,7 +86,7 @@ def accuracy_by_round(
 
 
 def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], metric: str, path: Path) -> None:
-    """A column a client, a dot a score, clients sorted by the first of the scores.
+    """A column per client and a dot per score, clients sorted by the first of the scores.
 
     Each of the scores is [N], `names` are the clients'; a metric whose name ends in accuracy is shown in percent.
     Raises UsageError if the lengths differ.
@@ -123,7 +123,7 @@ def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], me
 
 
 def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:
-    """A column a client, a row a class, a bubble whose area is the number of examples.
+    """A column per client, a row per class, bubbles whose areas are numbers of examples.
 
     `counts: [N, C]`. Of very many clients some are shown, evenly chosen. Raises UsageError if the names do not fit.
     """
@@ -172,7 +172,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
 
 
 def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path: Path) -> None:
-    """A row a name, a dot on the mean over seeds, and a small dot a seed: each of the scores is [S].
+    """A row per name, a dot on the mean over seeds, and a small dot per seed: each of the scores is [S].
 
     `what` says above the picture what is compared; a metric whose name ends in accuracy is shown in percent.
     """
@@ -196,7 +196,7 @@ def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path:
 def score_by_setting(
     names: Sequence[str], scores: ArrayLike, setting: str, metric: str, path: Path, chosen: int | None = None
 ) -> None:
-    """A line over the values of a setting, with a bar from the least to the best seed: `scores: [X, S]`.
+    """A line over the values of a setting, with a bar from the worst to the best seed: `scores: [X, S]`.
 
     `names: [X]` are the values, evenly spaced as they are listed; `chosen` is the one that validation prefers.
     """

@@ -42,7 +42,7 @@ def relation_heatmap(
     groups: ArrayLike | None = None,
     layers: Sequence[str] = (),
 ) -> None:
-    """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel a layer.
+    """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel per layer.
 
     `relation: [N, N]` or [L, N, N], `origin` given, learned or oracle, `groups: [N]` are the true groups, if known:
     clients are then sorted by them. Colours span the weights between different clients only, since a client's own
@@ -101,7 +101,7 @@ def _sorted(
 
 
 def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[Any]) -> None:
-    """The relation mean: [N, N] and its colour bar, which also tells the clients' own weights."""
+    """The relation mean: [N, N] and its colour bar, which also shows the clients' own weights."""
     image, own = _panel(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
     bar = above.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
@@ -166,7 +166,7 @@ def recall_heatmap(
     what: str,
     path: Path,
 ) -> None:
-    """A column a client, a row a class, in percent: `recall: [N, C]`; before them all clients together, `pooled: [C]`.
+    """A column per client, a row per class, in percent: `recall: [N, C]`; first all clients together, `pooled: [C]`.
 
     NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
     the names do not fit.
