@@ -29,6 +29,7 @@ from kinfed.experiments.fit import fit
 from kinfed.experiments.reproduction import Reproduction
 from kinfed.files import replacing
 from kinfed.papers import published_table
+from kinfed.simulation.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "methods"))
 
@@ -104,7 +105,7 @@ def tried(method: Method, federation: Federation, executor: str) -> torch.Tensor
         torch.manual_seed(3)
         between = nn.Linear(4, 4) if executor == "fused" else nn.BatchNorm1d(4)  # which has no fused form
         module = nn.Sequential(nn.Linear(3, 4), between, nn.Tanh(), nn.Linear(4, 3)).double()
-    how = {"rounds": 3, "participation": 0.4, "seed": 5, "executor": executor, "workers": 1, "chunk": 3}
+    how = {"rounds": 3, "participation": 0.4, "seed": 5, "execution": Execution(executor, workers=1, chunk=3)}
     return fit(method, federation, module, training=Training(1, 4, SGD(lr=0.2)), **how).history.models["theta"]
 
 
@@ -119,8 +120,7 @@ def trained(raw: config.Table, folder: Path) -> torch.Tensor:
         training=experiment.training,
         participation=experiment.participation,
         seed=0,
-        executor="loop",
-        workers=1,
+        execution=Execution("loop", workers=1),
     )
     return run.history.models["theta"]
 

@@ -24,6 +24,7 @@ from kinfed.methods import FedAvg
 from kinfed.models import MODELS
 from kinfed.ops.gemm import fast_gemm, objection, suits
 from kinfed.simulation.auto import NAMES
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "choosing.md"
@@ -134,7 +135,7 @@ def measure(case):
     training = Training(epochs=1, batch=case.batch, optimiser=case.optimiser)
 
     def fleet(name):
-        return Simulation(data, Model(module), FedAvg(), training, executor=name, precision=case.precision)
+        return Simulation(data, Model(module), FedAvg(), training, execution=Execution(name, precision=case.precision))
 
     runs = {}
     for name in NAMES:

@@ -34,6 +34,7 @@ from kinfed.methods import FedAvg
 from kinfed.models import MODELS
 from kinfed.ops.gemm import fast_gemm
 from kinfed.simulation.auto import NAMES
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "engine.md"
@@ -123,7 +124,9 @@ def local(load):
 
 
 def simulation(load, module, data, **how):
-    return Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), share=load.share, **how)
+    return Simulation(
+        data, Model(copy.deepcopy(module)), FedAvg(), local(load), share=load.share, execution=Execution(**how)
+    )
 
 
 def able(load, module, data, **how):

@@ -7,6 +7,7 @@ import torch
 from kinfed import Federation
 from kinfed.core.model import Model
 from kinfed.methods import FedAvg
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 
@@ -16,7 +17,9 @@ def error(module, data, training, share=1.0, **how):
     for kind, asked in ((torch.float64, {"executor": "loop"}), (torch.float32, how)):
         y = data.y.to(kind) if data.y.is_floating_point() else data.y
         cast = Federation(data.x.to(kind), y, data.rows, data.task)
-        fleet = Simulation(cast, Model(copy.deepcopy(module).to(kind)), FedAvg(), training, share=share, **asked)
+        fleet = Simulation(
+            cast, Model(copy.deepcopy(module).to(kind)), FedAvg(), training, share=share, execution=Execution(**asked)
+        )
         roster = fleet.roster()
         cohort = torch.arange(max(1, round(share * len(data.names))))
         sent = fleet.method.send(roster, fleet.method.start(roster), cohort)

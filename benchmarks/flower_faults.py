@@ -34,6 +34,7 @@ from kinfed.core import trees
 from kinfed.core.engine import run
 from kinfed.core.history import History
 from kinfed.flower import plan
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "flower-faults.md"
@@ -263,7 +264,7 @@ def simulate(federation, absent, rounds):
 
     learning = planned.learning
     model = planned.model((1, 8, 8), 10)
-    fleet = Partial(clients, model, learning.method, learning.training, executor="loop", onednn=False)
+    fleet = Partial(clients, model, learning.method, learning.training, execution=Execution("loop", onednn=False))
     history = History(tuple(clients.names), clients.task)
     run(learning.method, fleet.roster(), fleet, history, rounds=rounds)
     return dict(zip(clients.names, fleet.state.theta, strict=True))

@@ -26,6 +26,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import threads
 
@@ -86,7 +87,7 @@ def plain(load, module, data):
 
 def trained(load, module, data, **how):
     """The same by a fleet."""
-    fleet = Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), **how)
+    fleet = Simulation(data, Model(copy.deepcopy(module)), FedAvg(), local(load), execution=Execution(**how))
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
     return lambda: fleet.train(0, roster.everyone, sent)[1].theta

@@ -20,6 +20,7 @@ import re
 import shutil
 import traceback
 import zipfile
+from dataclasses import fields
 from pathlib import Path
 from unittest import mock
 from xml.sax.saxutils import quoteattr
@@ -49,6 +50,7 @@ from kinfed.graphs import GRAPHS
 from kinfed.methods import METHODS
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
+from kinfed.simulation.execution import Execution
 
 MARK = "EXECUTED"  # the file that a pickle writes if anybody loads it
 ENDLESS = ("rounds", "seeds")  # large numbers of these are asked for
@@ -449,7 +451,7 @@ def tables(draw):
         known = inspect.signature(kinfed.data.tables.read).parameters
         federation = from_csv(**{key: value for key, value in settings.items() if key in known})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
-        return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, executor="loop"), net)
+        return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, execution=Execution("loop")), net)
     Path("c.toml").write_text(tomli_w.dumps(table))
     run(draw, "c.toml")
 
@@ -491,7 +493,7 @@ def edges(draw):
     federation = Federation.from_arrays(x, x[:, 0] > 0, client, graph=weights)
     method = draw.choice(["sfl", "panacea", "fedavg"])
     net = nn.Linear(2, 2)
-    keep(kinfed.fit(METHODS[method](), federation, net, rounds=2, executor="loop"), net)
+    keep(kinfed.fit(METHODS[method](), federation, net, rounds=2, execution=Execution("loop")), net)
 
 
 def images(draw, name):
@@ -752,15 +754,15 @@ def fits(draw):
         "training": Training(1, draw.choice([1, 4, 10**6]), optimiser),
         "participation": draw.choice([1.0, 0.5, 1e-9, Participation(0.5), Participation(1.0, late=0.3, joins=1)]),
         "seed": draw.choice([0, 3, 2**62 - 1]),
-        "executor": draw.choices(["loop", "auto", "vmap"], [20, 6, 1])[0],
+        "execution": Execution(draw.choices(["loop", "auto", "vmap"], [20, 6, 1])[0]),
     }
     if draw.breaks(0.6):
-        key = draw.choice(
-            [name for name in inspect.signature(kinfed.fit).parameters if name not in ("folder", "progress")]
-        )
+        key = draw.choice([name for name in inspect.signature(kinfed.fit).parameters if name != "folder"])
         given = {"method": made, "federation": federation, "module": module, key: draw.choice(ODD)}
         asked |= {key: given.pop(key)} if key not in ("method", "federation", "module") else {}
         made, federation, module = (given[name] for name in ("method", "federation", "module"))
+        if draw.breaks(0.5):
+            asked["execution"] = Execution(**{draw.choice([f.name for f in fields(Execution)]): draw.choice(ODD)})
         asked["rounds"] = 2 if isinstance(asked["rounds"], int) and asked["rounds"] > 9 else asked["rounds"]
     found = kinfed.fit(made, federation, module, **asked)
     repr(found), found.summary(), found.load_model(0)
@@ -793,6 +795,6 @@ def prepare(base):
     for name, more in (("finished", []), ("stopped", []), ("seeds", ["seeds=2"])):
         with contextlib.ExitStack() as stack:
             if name == "stopped":
-                stack.enter_context(mock.patch("kinfed.experiments.run_folder._write", side_effect=KeyboardInterrupt))
+                stack.enter_context(mock.patch("kinfed.experiments.launch.write_run", side_effect=KeyboardInterrupt))
                 stack.enter_context(contextlib.suppress(UsageError))
             cli("run", "fedaghn", *small, *more, "--checkpoint", "0", "--out", base / name)

@@ -65,22 +65,22 @@ def measure(source, name, overrides=()):
             method,
             federation,
             experiment.module(federation, seed),
-            rounds=experiment.table["rounds"],
+            rounds=experiment.rounds,
             training=experiment.training,
             seed=seed,
         )
         found.append(run.summary())
-    print(name, {m: [f["scores"][m]["mean"] for f in found] for m in found[0]["scores"]}, file=sys.stderr, flush=True)
+    print(name, {m: [f.scores[m]["mean"] for f in found] for m in found[0].scores}, file=sys.stderr, flush=True)
     return found
 
 
 def rows(name, found):
     """A table row a named model."""
-    for model in found[0]["scores"]:
-        means = [100 * f["scores"][model]["mean"] for f in found]
-        over_clients = statistics.mean(100 * f["scores"][model]["std"] for f in found)
-        worst = statistics.mean(100 * f["scores"][model]["worst5"] for f in found)
-        relation = found[0]["relation"]
+    for model in found[0].scores:
+        means = [100 * f.scores[model]["mean"] for f in found]
+        over_clients = statistics.mean(100 * f.scores[model]["std"] for f in found)
+        worst = statistics.mean(100 * f.scores[model]["worst5"] for f in found)
+        relation = found[0].relation
         auroc = f"{statistics.mean(f['relation']['auroc'] for f in found):.3f}" if relation else ""
         origin = relation["origin"] if relation else "none"
         yield (
@@ -91,7 +91,7 @@ def rows(name, found):
 
 def chosen(found):
     """The mean over seeds of the model that validation prefers, and its standard error."""
-    means = [100 * f["scores"][f["chosen"]]["mean"] for f in found]
+    means = [100 * f.scores[f.chosen]["mean"] for f in found]
     return statistics.mean(means), statistics.stdev(means) / len(means) ** 0.5
 
 

@@ -22,6 +22,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import threads
 
@@ -76,7 +77,7 @@ def _rows(train):
 def profile(name, data, module, training, rate):
     """A table row: seconds of one worker, and shares of them."""
     executor = Simulation(data, Model(module), FedAvg(), training).executor
-    fleet = Simulation(data, Model(module), FedAvg(), training, executor=executor, workers=1)
+    fleet = Simulation(data, Model(module), FedAvg(), training, execution=Execution(executor, workers=1))
     roster = fleet.roster()
     sent = fleet.method.send(roster, fleet.method.start(roster), roster.everyone)
     whole, spent = float("inf"), defaultdict(lambda: float("inf"))

@@ -22,11 +22,11 @@ import torch
 from page import put
 
 from kinfed import SGD, Federation, Training, fit
-from kinfed.core.engine import sample
+from kinfed.core.engine import Rounds, sample
 from kinfed.core.graph import Graph
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments import run_folder
+from kinfed.experiments import results
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Sketch
@@ -97,11 +97,14 @@ def case(name, clients, cohort):
 def whole(name, clients):
     """Seconds, and MB at the peak, of five rounds of 1,000 clients, an evaluation of all, and all that a run leaves."""
     torch.manual_seed(0)
-    begun, how = time.perf_counter(), {"rounds": ROUNDS, "evaluate_every": ROUNDS, "participation": 1_000 / clients}
+    begun, how = (
+        time.perf_counter(),
+        {"rounds": Rounds(ROUNDS, evaluate_every=ROUNDS), "participation": 1_000 / clients},
+    )
     run = fit(METHODS[name](), federation(clients), MODELS["cnn"]((3, 32, 32), 10), training=TRAINING, **how)
     trained = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        run_folder.save(run, folder)
+        results.save(run, folder)
         files = sum(path.stat().st_size for path in Path(folder).iterdir()) / 1e6
     return {"fit": trained - begun, "save": time.perf_counter() - trained, "files": files, "peak": memory()[1]}
 

@@ -112,7 +112,7 @@ def score(source, overrides, seeds):
                 experiment.method,
                 federation,
                 experiment.module(federation, seed),
-                rounds=experiment.table["rounds"],
+                rounds=experiment.rounds,
                 training=experiment.training,
                 seed=seed,
             )

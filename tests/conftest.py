@@ -11,6 +11,9 @@ import torch
 from hypothesis import settings
 from matplotlib.figure import Figure
 
+from kinfed.core.summary import Summary
+from kinfed.experiments.run_folder import RunFolder
+
 # Property tests draw the same examples in every run of continuous integration, and new ones elsewhere.
 settings.register_profile("fixed", derandomize=True)
 if os.environ.get("CI"):
@@ -40,6 +43,25 @@ def pytest_runtest_setup(item):
         program, package = mark.args
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}: apt-get install {package}")
+
+
+@pytest.fixture
+def finished():
+    """Writes a run's summary with what is named, and something plausible for the rest; gives its folder."""
+
+    def write(path, scores=None, **known):
+        every = {"mean": 0.5, "std": 0.1, "worst5": 0.4, "best5": 0.6, "round": 1}
+        scores = {name: every | score for name, score in (scores or {"own": {}}).items()}
+        rest = {"rounds": 1, "seed": 0, "clients": 2, "parameters": 3, "metric": "accuracy", "higher_is_better": True}
+        rest |= {"executor": "loop", "seconds": 1.0, "bytes_up": 0, "bytes_down": 0, "leaking": False}
+        folder = RunFolder(path)
+        folder.make()
+        folder.write_summary(
+            Summary(**{"method": "m", **rest, "scores": scores, "chosen": next(iter(scores)), **known})
+        )
+        return folder
+
+    return write
 
 
 @pytest.fixture

@@ -11,15 +11,21 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from kinfed.experiments import fit as experiment
+from kinfed.experiments import checkpointer
+from kinfed.simulation import devices, simulation
 
 _setup_privateuseone_for_python_backend("pretend")
 # Gradients on the thread that asks for them: the engine's own thread for such a device may abort the process.
 torch.autograd.grad_mode.set_multithreading_enabled(False)
 
 DEVICE = torch.device("pretend", 0)
-_pick_device = experiment.pick_device
-experiment.pick_device = lambda name, *more: DEVICE if name.startswith("pretend") else _pick_device(name, *more)
+
+
+def pick_device(name, *more):
+    return DEVICE if name.startswith("pretend") else devices.pick_device(name, *more)
+
+
+checkpointer.pick_device = simulation.pick_device = pick_device
 LAUNCHES: Counter[str] = Counter()  # by operation
 WAITS: Counter[str] = Counter()  # by operation, or the way of a copy
 

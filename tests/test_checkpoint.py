@@ -9,16 +9,17 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from kinfed import SGD, Federation, RunError, Training, fit
+from kinfed import SGD, Federation, Rounds, RunError, Training, UsageError, fit
 from kinfed.core import checkpoint
 from kinfed.core.checkpoint import Progress
 from kinfed.core.history import History
 from kinfed.core.method import Params, SharedParams
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments import fit as experiment
+from kinfed.experiments import checkpointer
 from kinfed.methods import FedAvg, Local
 from kinfed.simulation import evaluation
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
@@ -101,7 +102,9 @@ def test_states_in_files_are_written_and_read_in_pieces(piece, tmp_path, monkeyp
     monkeypatch.setattr("kinfed.core.pieces.PIECE", piece)
 
     def fleet():
-        found = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)
+        found = Simulation(
+            federation(), Model(module()), Local(), TRAINING, execution=Execution("loop"), folder=tmp_path
+        )
         found.roster()
         return found
 
@@ -125,8 +128,8 @@ def test_a_shared_model_that_is_not_kept_is_found_again_as_one(monkeypatch):
             return {"shared": received, "own": state}
 
     monkeypatch.setattr(evaluation, "KEPT", 0)
-    run = fit(Both(), federation(), module(), rounds=1, training=TRAINING, executor="loop")
-    fleet = Simulation(federation(), Model(module()), Both(), TRAINING, executor="loop")
+    run = fit(Both(), federation(), module(), rounds=1, training=TRAINING, execution=Execution("loop"))
+    fleet = Simulation(federation(), Model(module()), Both(), TRAINING, execution=Execution("loop"))
     everyone = torch.arange(6)
     found = fleet.evaluate(0, everyone, Both().send(fleet.roster(), (), everyone))
     assert torch.equal(found.models["shared"].theta, fleet.model.theta)
@@ -136,7 +139,7 @@ def test_a_shared_model_that_is_not_kept_is_found_again_as_one(monkeypatch):
 
 def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):
     now, times = [0.0], []
-    monkeypatch.setattr(experiment.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(checkpointer.time, "perf_counter", lambda: now[0])
 
     def slow(path, progress, history):
         times.append((progress.done, now[0]))
@@ -148,7 +151,7 @@ def test_checkpoints_leave_most_of_the_time_to_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save", slow)
     monkeypatch.setattr(Simulation, "train", train)
-    how = {"training": TRAINING, "executor": "loop", "folder": tmp_path, "checkpoint_seconds": 3}
+    how = {"training": TRAINING, "execution": Execution("loop", checkpoint_seconds=3), "folder": tmp_path}
     fit(FedAvg(), federation(), module(), rounds=100, **how)
     assert times == [(3, 3.0), (43, 45.0), (83, 87.0)]  # 2 s each, and 40 s between them
 
@@ -167,9 +170,9 @@ def until_round_3(real):
 def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypatch):
     real = Simulation.train
 
-    def run(**how):
-        how = {"training": TRAINING, "executor": "loop", "folder": tmp_path} | how
-        return fit(FedAvg(), federation(), module(), rounds=3, **how)
+    def run():
+        how = Execution("loop")
+        return fit(FedAvg(), federation(), module(), rounds=3, training=TRAINING, folder=tmp_path, execution=how)
 
     used = []
     monkeypatch.setattr(Simulation, "train", until_round_3(real))
@@ -177,7 +180,7 @@ def test_a_resumed_run_does_not_take_up_rounding_to_bfloat16(tmp_path, monkeypat
         run()
     found = checkpoint.how(tmp_path / "checkpoint.safetensors")
     monkeypatch.setattr(checkpoint, "how", lambda path: found | {"onednn": True})
-    monkeypatch.setattr(experiment, "has_amx", lambda: True)
+    monkeypatch.setattr(checkpointer, "has_amx", lambda: True)
     monkeypatch.setattr(Simulation, "train", lambda self, *asked: used.append(self.how["onednn"]) or real(self, *asked))
     run()
     assert used == [False]
@@ -187,7 +190,7 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
     real, data = Simulation.train, federation()
 
     def run(data):
-        return fit(FedAvg(), data, module(), rounds=3, training=TRAINING, executor="loop", folder=tmp_path)
+        return fit(FedAvg(), data, module(), rounds=3, training=TRAINING, execution=Execution("loop"), folder=tmp_path)
 
     monkeypatch.setattr(Simulation, "train", until_round_3(real))
     with pytest.raises(RunError, match="no more"):
@@ -201,3 +204,28 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
         with pytest.raises(RunError, match=r"the data are not those that the run in .* began with"):
             run(replace(data, **changes))
     assert run(data).history.done == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"rounds": Rounds(3, select_by="loss")}, "began with select_by=''; got select_by='loss'"),
+        ({"seed": 1}, "began with seed=0; got seed=1"),
+    ],
+)
+def test_a_run_continues_with_the_seed_and_the_score_of_selection_that_it_began_with(
+    changed, said, tmp_path, monkeypatch
+):
+    real = Simulation.train
+
+    def run(**changed):
+        how = {"rounds": 3, "training": TRAINING, "execution": Execution("loop"), "folder": tmp_path}
+        return fit(FedAvg(), federation(), module(), **how | changed)
+
+    monkeypatch.setattr(Simulation, "train", until_round_3(real))
+    with pytest.raises(RunError, match="no more"):
+        run()
+    monkeypatch.setattr(Simulation, "train", real)
+    with pytest.raises(UsageError, match=said):
+        run(**changed)
+    assert run().history.done == 3

@@ -10,6 +10,7 @@ from kinfed import SGD, Adam, Federation, RunError, Training, UsageError, fit
 from kinfed.core.model import Model
 from kinfed.methods import FedAvg
 from kinfed.simulation import auto
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 TRAINING = Training(epochs=2, batch=8, optimiser=SGD(0.1))
@@ -50,8 +51,8 @@ def convolution(side):
     return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2 * (side - 2) ** 2, 2))
 
 
-def chosen(module, training=TRAINING, data=None, **how):
-    fleet = Simulation(data or federation(), Model(module), FedAvg(), training, **how)
+def chosen(module, training=TRAINING, data=None, share=1.0, **how):
+    fleet = Simulation(data or federation(), Model(module), FedAvg(), training, execution=Execution(**how), share=share)
     assert fleet.how["executor"] == fleet.executor
     return fleet.executor, fleet.reason
 
@@ -102,17 +103,17 @@ def test_no_clock_has_a_say(monkeypatch):
 
 def test_requests_are_checked():
     for module, asked, message in (
-        (dense(), {"executor": "ray"}, "executor must be one of auto, fused, vmap, loop; got 'ray'"),
-        (dense(), {"workers": 0}, "workers counts threads, so it must be at least 1; got 0"),
-        (dense(), {"workers": 0.5}, "workers counts threads, so it must be at least 1; got 0.5"),
+        (dense(), {"executor": "ray"}, "Execution.executor must be one of 'auto', 'loop', 'vmap', 'fused'; got 'ray'"),
+        (dense(), {"workers": 0}, "Execution.workers must be at least 1; got 0"),
+        (dense(), {"workers": 0.5}, "Execution.workers must be a whole number or left out; got 0.5"),
         (Branching(), {"executor": "fused"}, r"cannot run under executor 'fused' \(Branching has no fused form\)"),
         (Branching(), {"executor": "vmap"}, r"cannot run under executor 'vmap' \(.*\); use executor 'loop'"),
     ):
         with pytest.raises(UsageError, match=message):
-            Simulation(federation(), Model(module), FedAvg(), TRAINING, **asked)
+            Simulation(federation(), Model(module), FedAvg(), TRAINING, execution=Execution(**asked))
 
 
-def stopped(monkeypatch, **how):
+def stopped(monkeypatch, folder, **how):
     """A fit of six rounds that fails in the fourth."""
     real = Simulation.train
 
@@ -123,14 +124,14 @@ def stopped(monkeypatch, **how):
 
     monkeypatch.setattr(Simulation, "train", failing)
     with pytest.raises(RunError):
-        fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, **how)
+        fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=folder, execution=Execution(**how))
     monkeypatch.undo()
 
 
 @pytest.mark.parametrize("asked", [{"executor": "loop", "workers": 2}, {"executor": "vmap", "chunk": 4}])
 def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp_path, monkeypatch):
-    unbroken = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, **asked)
-    stopped(monkeypatch, folder=tmp_path, **asked)
+    unbroken = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, execution=Execution(**asked))
+    stopped(monkeypatch, tmp_path, **asked)
     monkeypatch.setattr(auto, "_rule", None)  # nothing is chosen again
     resumed = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path)
     assert resumed.executor == asked["executor"]
@@ -140,9 +141,11 @@ def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp
 
 def test_other_bits_are_told_and_another_precision_is_refused(tmp_path, monkeypatch, recwarn):
     def resumed(**how):
-        return fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path, **how)
+        return fit(
+            FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path, execution=Execution(**how)
+        )
 
-    stopped(monkeypatch, folder=tmp_path, executor="loop", workers=1)
+    stopped(monkeypatch, tmp_path, executor="loop", workers=1)
     with pytest.raises(UsageError, match=r"began with precision float32, and a part in bf16 would make it neither"):
         resumed(precision="bf16")
     resumed(executor="loop", workers=2, precision="float32", device="cpu")  # the same bits for any number of workers
@@ -160,6 +163,6 @@ def test_a_chunk_takes_half_of_a_gpus_memory(whole, expected, monkeypatch):
         "get_device_properties": lambda device: type("Properties", (), {"total_memory": whole}),
     }.items():
         monkeypatch.setattr(torch.cuda, name, answer)
-    fleet = Simulation(federation(40, 10), Model(dense()), FedAvg(), TRAINING, executor="vmap")
+    fleet = Simulation(federation(40, 10), Model(dense()), FedAvg(), TRAINING, execution=Execution("vmap"))
     assert auto.chunk_that_fits(fleet.clients, fleet.model, TRAINING, None) == expected
     assert fleet.how["chunk"] == 20  # on a CPU

@@ -14,6 +14,7 @@ from kinfed import SGD, Adam, Federation, Training, UsageError, towards
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.methods import Local
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 DRAW = torch.Generator().manual_seed(1)
@@ -42,7 +43,11 @@ def look(sizes, what, batch=3, epochs=2, executor="loop", module=None, data=None
     data = data or federation(sizes)
     module = module or nn.Linear(4, 2).double()
     fleet = Simulation(
-        data, Model(module), Watch(what), Training(epochs=epochs, batch=batch, optimiser=SGD(0.1)), executor=executor
+        data,
+        Model(module),
+        Watch(what),
+        Training(epochs=epochs, batch=batch, optimiser=SGD(0.1)),
+        execution=Execution(executor),
     )
     fleet.client_statistics()
     return data, fleet.train(0, torch.arange(len(sizes)), ())[1]
@@ -99,7 +104,7 @@ def test_training_may_be_so_many_steps_whatever_a_client_has(executor):
         (Training(99, 3, SGD(0.1), steps=5), lambda c: c.count_steps()),
         (Training(99, 3, SGD(0.1), steps=5), lambda c: c.count_steps(epochs=2)),
     ):
-        fleet = Simulation(data, Model(module), Watch(program), training, executor=executor)
+        fleet = Simulation(data, Model(module), Watch(program), training, execution=Execution(executor))
         fleet.client_statistics()
         found.append(fleet.train(0, torch.arange(3), ())[1])
     assert found[1].tolist() == [5, 5, 5]

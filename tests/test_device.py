@@ -12,6 +12,7 @@ from torch.utils import backend_registration
 
 from kinfed import METHODS, SGD, Federation, Training, fit
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 
 
 @pytest.mark.skipif(
@@ -63,7 +64,7 @@ def test_cudnn_does_not_take_the_weights_away(name, executor, monkeypatch):
     data = Federation.from_arrays(x, x.cumsum(1)[:, -3:, 0], torch.arange(64) % 4)
     torch.manual_seed(0)
     module = Flattening() if name == "own" else MODELS[name]((6, 2), 3, hidden=8)
-    how = {"rounds": 2, "training": Training(2, 8, SGD(0.1)), "executor": executor, "device": "cpu"}
+    how = {"rounds": 2, "training": Training(2, 8, SGD(0.1)), "execution": Execution(executor, device="cpu")}
     expected = fit(METHODS["fedavg"](), data, module, **how).theta(0)
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten)
     assert torch.equal(fit(METHODS["fedavg"](), data, module, **how).theta(0), expected)

@@ -94,7 +94,7 @@ def test_when_one_process_fails_all_end_and_one_alone_goes_on_from_there(tmp_pat
 SHARED = """
 import sys, torch
 from torch import nn
-from kinfed import SGD, Federation, METHODS, RunError, Training, fit
+from kinfed import SGD, Execution, Federation, METHODS, RunError, Training, fit
 from kinfed.simulation import distributed, evaluation, state_store as states
 from kinfed.simulation.distributed import Distributed
 from kinfed.methods import Local
@@ -107,7 +107,7 @@ def trained(method):
     owner = torch.arange(150) % 7 % 5  # unequal sizes
     data = Federation.from_arrays(x, (x[:, 0] > 0).long(), owner)
     torch.manual_seed(2)
-    how = {"rounds": 3, "participation": 0.5, "training": Training(2, 8, SGD(0.1)), "executor": "loop"}
+    how = {"rounds": 3, "participation": 0.5, "training": Training(2, 8, SGD(0.1)), "execution": Execution("loop")}
     run = fit(METHODS[method](), data, nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), **how)
     evaluation.KEPT = states.LARGE = 1 << 30
     return data, run
@@ -123,12 +123,12 @@ if __name__ == "__main__":
             assert run.history.models.keys() == (models.keys() if distributed.leads() else set())
             for key, value in run.history.models.items():
                 torch.testing.assert_close(value, models[key], rtol=1e-5, atol=1e-6)
-        fleet = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), executor="loop")
+        fleet = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), execution=Execution("loop"))
         assert len(fleet.roster()) == 5
         mine = 3 if distributed.leads() else 2
         assert fleet._local.state.theta.shape == (mine, 10), fleet._local.state.theta.shape
         states.LARGE = 0
-        filed = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), executor="loop")
+        filed = Distributed(data, Model(nn.Linear(4, 2)), Local(), Training(), execution=Execution("loop"))
         assert len(filed.states.keep()[0]) == 0  # nobody has joined: what a resumed run begins with
         ids, kept = fleet.states.keep()
         assert len(ids) == len(kept.theta) == (5 if distributed.leads() else 2)

@@ -14,10 +14,10 @@ from kinfed.cli.program import COMMANDS, _parser
 from kinfed.datasets import DATASETS
 from kinfed.datasets.sources import ORIGINALS
 from kinfed.experiments import config
-from kinfed.experiments.launch import Machine
 from kinfed.experiments.study import Study
 from kinfed.experiments.sweep import sweep
 from kinfed.papers.published_table import load, tables
+from kinfed.simulation.execution import Execution
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -37,7 +37,7 @@ def test_the_readmes_example_runs_and_its_models_load(tmp_path, monkeypatch, cap
     loaded = kinfed.load_model("my-arrays", "3", found["net"])
     chosen = found["run"].load_model("3")
     assert all((a == b).all() for a, b in zip(loaded.parameters(), chosen.parameters(), strict=True))
-    scores = found["run"].summary()["scores"]
+    scores = found["run"].summary().scores
     assert scores["own"]["mean"] > 0.9  # what averaging over opposite clients could not reach
     assert scores[found["run"].history.chosen]["mean"] >= scores["own"]["mean"] - 0.02  # no bad first look
     with pytest.raises(kinfed.UsageError, match="holds a run already"):
@@ -107,7 +107,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             continue  # spoken of, not shown
         asked = _parser(words[0]).parse_args(words)
         if words[0] == "sweep":
-            study = Study(config.read(asked.source, []), Machine(), tmp_path)
+            study = Study(config.read(asked.source, []), Execution(), tmp_path)
             sweep(study, asked.method.split(",") if asked.method else [], asked.overrides).check()
         elif (
             words[0] in ("reproduce", "estimate") and (name := getattr(asked, "table", "") or asked.subject) in tables()

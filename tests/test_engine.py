@@ -14,6 +14,7 @@ from kinfed.core.seeding import tags
 from kinfed.data.federation import Federation
 from kinfed.experiments import config
 from kinfed.methods import FedAvg
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 
@@ -156,7 +157,9 @@ def late_run(participation, rounds=6, groups=None):
     made = experiment("federation.clients=10", "federation.partition.groups=2")
     data = made.federation(None, 0)
     method = Noted()
-    fleet = Simulation(data, Model(made.module(data, 0)), method, Training(1, 64, SGD(0.1)), executor="loop")
+    fleet = Simulation(
+        data, Model(made.module(data, 0)), method, Training(1, 64, SGD(0.1)), execution=Execution("loop")
+    )
     roster, history = fleet.roster(), History(tuple(data.names), data.task)
     run(method, roster, fleet, history, rounds=rounds, participation=participation, groups=groups)
     return method.diary, history, roster.tags.tolist()
@@ -192,7 +195,9 @@ def test_a_client_that_never_joins_is_scored_with_what_it_would_be_sent():
     rows = {split: [parts[i] for i in alone] for split, parts in data.rows.items()}
     few = Federation(data.x, data.y, rows, data.task, [data.names[i] for i in alone])
     # Rounds are selected by everybody's validation scores, so the last round's are compared.
-    ended = fit(FedAvg(), few, made.module(data, 0), rounds=6, training=Training(1, 64, SGD(0.1)), executor="loop")
+    ended = fit(
+        FedAvg(), few, made.module(data, 0), rounds=6, training=Training(1, 64, SGD(0.1)), execution=Execution("loop")
+    )
     key = ("shared", "test", "accuracy")
     assert torch.equal(history.scores[-1][key][alone], ended.history.scores[-1][key])
 

@@ -6,7 +6,7 @@ import torch
 from kinfed.experiments import config
 from kinfed.experiments import estimate as module
 from kinfed.experiments.estimate import Trial, estimate
-from kinfed.experiments.launch import Machine
+from kinfed.simulation.execution import Execution
 
 SMALL = ["federation.clients=6", "federation.partition.groups=2", "model=linear", "training.batch=8"]
 
@@ -29,14 +29,14 @@ def test_the_estimate_counts_rounds_and_evaluations(monkeypatch):
     experiment = config.resolve(config.read("local", [*SMALL, "rounds=25", "evaluate_every=10"]))
     federation = experiment.federation(None, 0)
     whole = int(federation.sizes.sum())
-    found = estimate(experiment, federation, Machine(), budget=1e9)
+    found = estimate(experiment, federation, Execution(), budget=1e9)
     assert sizes == sorted(set(sizes))
     assert sizes[0] == 6 * 8
     assert sizes[-1] == whole
     assert found.measured == "all examples"
     assert found.seconds == pytest.approx(25 * (0.5 + whole / 1000) + 3 * whole / 100, rel=1e-6)  # rounds 10, 20 and 25
     sizes.clear()
-    less = estimate(experiment, federation, Machine(), budget=0.0)
+    less = estimate(experiment, federation, Execution(), budget=0.0)
     assert sizes == [48]
     assert less.seconds == pytest.approx(25 * (0.548 / 48 * whole) + 3 * whole / 100)  # in proportion
     assert less.measured == f"{100 * 48 / whole:.2g} % of the examples"
@@ -56,7 +56,7 @@ def test_clients_cut_short_keep_their_proportions_and_their_own_examples():
 
 def test_an_estimate_of_a_short_run_is_of_its_order():
     experiment = config.resolve(config.read("fedavg", [*SMALL, "rounds=30"]))
-    found = estimate(experiment, experiment.federation(None, 0), Machine(executor="loop"))
+    found = estimate(experiment, experiment.federation(None, 0), Execution("loop"))
     assert 0.05 < found.seconds < 300
     assert found.memory > 2**26
 

@@ -13,6 +13,7 @@ from kinfed.core.tasks import Classification, Regression
 from kinfed.experiments import config
 from kinfed.methods import FedAMP, FedAvg, FedAvgFT, Local
 from kinfed.simulation import evaluation
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (4, 30, 7, 19, 11, 3, 25, 8)
@@ -54,7 +55,7 @@ class Two(FedAvg):
 
 
 def simulation(method, validated=True, **how):
-    fleet = Simulation(federation(validated), Model(module()), method, TRAINING, **how)
+    fleet = Simulation(federation(validated), Model(module()), method, TRAINING, execution=Execution(**how))
     roster = fleet.roster()
     return fleet, method.send(roster, method.start(roster), roster.everyone)
 
@@ -161,7 +162,9 @@ def test_a_method_with_its_own_prediction_is_asked_for_it():
 @pytest.mark.parametrize("how", [{"executor": "loop"}, {"executor": "vmap", "chunk": 3}])
 def test_models_too_large_to_keep_are_made_again_when_they_are_chosen(method, how, monkeypatch):
     def run():
-        return fit(method, federation(), module(), rounds=4, training=TRAINING, participation=0.5, **how)
+        return fit(
+            method, federation(), module(), rounds=4, training=TRAINING, participation=0.5, execution=Execution(**how)
+        )
 
     whole = run()
     monkeypatch.setattr(evaluation, "KEPT", 0)

@@ -16,6 +16,7 @@ from kinfed import SGD, Federation, RunError, Training, UsageError
 from kinfed.core.model import Model
 from kinfed.errors import explain
 from kinfed.methods import FedAvg, Local
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.executors import Batched
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.workers import FEW, alike
@@ -41,7 +42,9 @@ def network():
 def simulation(method=None, module=None, **how):
     how = {"executor": "loop", "workers": 3} | how
     training = Training(epochs=2, batch=8, optimiser=SGD(0.1, momentum=0.5))
-    fleet = Simulation(federation(), Model(module or network()), method or FedAvg(), training, **how)
+    fleet = Simulation(
+        federation(), Model(module or network()), method or FedAvg(), training, execution=Execution(**how)
+    )
     fleet.client_statistics()
     return fleet
 

@@ -9,8 +9,11 @@ from torch import nn
 
 import kinfed
 from kinfed import Federation, Graph, UsageError, fit
+from kinfed.core.engine import Rounds
+from kinfed.core.model import Model
 from kinfed.core.tasks import Regression
 from kinfed.methods import FedAvg, FedRep
+from kinfed.simulation.execution import Execution
 
 X = torch.randn(40, 4, 3, generator=torch.Generator().manual_seed(0))
 OWNER = torch.arange(40) % 4
@@ -43,24 +46,39 @@ class Recurrent(nn.Module):
     [
         ({"rounds": "3"}, "rounds must be a whole number, .*; got '3'"),
         ({"rounds": 2.5}, "rounds must be a whole number, .*; got 2.5"),
-        ({"evaluate_every": 0}, "evaluate_every must be a whole number, at least 1"),
+        ({"rounds": (20, 0)}, "evaluate_every must be a whole number, at least 1"),
         ({"seed": "a"}, "seed must be a whole number, .*; got 'a'"),
         ({"seed": -1}, "seed must be a whole number, at least 0"),
         ({"folder": 3}, "folder must be a path"),
         ({"training": {"epochs": 1}}, r"training must be like kinfed\.Training\(.*; got \{'epochs': 1\}"),
         ({"participation": "all"}, "participation must be a share"),
-        ({"device": 3.5}, "device must be auto, cpu, cuda or cuda:NUMBER; got 3.5"),
-        ({"select_by": ["auc"]}, r"select_by: there is no score \['auc'\]"),
-        ({"checkpoint_seconds": "often"}, "checkpoint_seconds must be a number, zero or more; got 'often'"),
-        ({"progress": "bar"}, "progress must be a function"),
-        ({"executor": ["loop"]}, r"executor must be one of .*; got '\['loop'\]'"),
-        ({"precision": 16}, "precision must be"),
+        ({"execution": {"device": 3.5}}, "Execution.device must be text; got 3.5"),
+        ({"rounds": (20, 1, ["auc"])}, r"select_by: there is no score \['auc'\]"),
+        (
+            {"execution": {"checkpoint_seconds": "often"}},
+            "Execution.checkpoint_seconds must be a number; got 'often'",
+        ),
+        ({"execution": {"progress": "bar"}}, "progress must be a function"),
+        ({"execution": {"executor": ["loop"]}}, r"executor must be one of .*; got \['loop'\]"),
+        ({"execution": {"precision": 16}}, "precision must be"),
+        ({"execution": "loop"}, r"execution must be like kinfed\.Execution\(.*; got 'loop'"),
+        ({"attack": "poison"}, "attack must be one such as"),
         ({"head": 3}, "the model has no layer 3 to serve as head"),
     ],
 )
 def test_arguments_of_a_wrong_kind(wrong, said):
+    made = {"rounds": lambda counts: Rounds(*counts), "execution": lambda how: Execution(**how)}
+
+    def ask():
+        asked = {
+            name: made[name](value) if isinstance(value, tuple | dict) and name in made else value
+            for name, value in wrong.items()
+        }
+        module = Model(NET, asked.pop("head")) if "head" in asked else NET
+        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), module, **asked)
+
     with pytest.raises(UsageError, match=said):
-        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), NET, **wrong)
+        ask()
 
 
 def test_a_federation_of_single_numbers_has_a_digest():
@@ -74,7 +92,14 @@ def test_a_federation_of_single_numbers_has_a_digest():
 
 
 def test_a_folder_may_be_text(tmp_path):
-    fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), NET, rounds=2, folder=str(tmp_path), checkpoint_seconds=0)
+    fit(
+        FedAvg(),
+        Federation.from_arrays(X, LABELS, OWNER),
+        NET,
+        rounds=2,
+        folder=str(tmp_path),
+        execution=Execution(checkpoint_seconds=0),
+    )
     assert (tmp_path / "checkpoint.safetensors").exists()
 
 
@@ -103,5 +128,5 @@ def test_labels_may_be_text():
 
 def test_recurrent_layers_are_batched_without_a_word_of_the_library():
     with warnings.catch_warnings(record=True) as told:
-        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), Recurrent(), rounds=1, executor="vmap")
+        fit(FedAvg(), Federation.from_arrays(X, LABELS, OWNER), Recurrent(), rounds=1, execution=Execution("vmap"))
     assert [str(one.message) for one in told] == []

@@ -177,9 +177,9 @@ def test_arrays_with_a_time_are_split_in_its_order():
     assert torch.equal(
         dated.rows["test"][0], Federation.from_arrays(x, y, owner[order], time=days[order]).rows["test"][0]
     )
-    with pytest.raises(UsageError, match=r"split must be a Split, such as .*; got \{'test': 0\.3\}"):
+    with pytest.raises(UsageError, match=r"split must be like kinfed\.Split\(.*; got \{'test': 0\.3\}"):
         Federation.from_arrays(x, y, owner, split={"test": 0.3})
-    with pytest.raises(UsageError, match=r"split must be a Split, such as .*; got array"):
+    with pytest.raises(UsageError, match=r"split must be like kinfed\.Split\(.*; got array"):
         Federation.from_arrays(x, y, owner, split=np.ones(3))
     with pytest.raises(
         UsageError, match=r"task must be a task, such as .*; got array\(\[\[1\., 0\.\], \[0\., 1\.\]\]\)"

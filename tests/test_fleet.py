@@ -11,6 +11,7 @@ from kinfed import SGD, Federation, RunError, Training, UsageError, fit
 from kinfed.core.fleet import is_finite
 from kinfed.core.model import Model
 from kinfed.methods import FedAGHN, FedAvg, FedAvgFT, Local
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 
@@ -40,7 +41,7 @@ class Branching(nn.Module):
 
 
 def simulation(module, clients=5, training=None, **how):
-    return Simulation(federation(clients), Model(module), FedAvg(), training or Training(), **how)
+    return Simulation(federation(clients), Model(module), FedAvg(), training or Training(), execution=Execution(**how))
 
 
 class Scaled(nn.Module):
@@ -73,9 +74,9 @@ def test_what_an_executor_cannot_do_is_refused_with_the_way_out():
         simulation(convolutional(), executor="fused")
     with pytest.raises(UsageError, match=r"under executor 'fused' \(only plain SGD.* has a fused form\)"):
         simulation(dense(), executor="fused", training=Training(optimiser=SGD(0.1, momentum=0.5)))
-    with pytest.raises(UsageError, match=r"executor must be one of auto, fused, vmap, loop; got 'ray'"):
+    with pytest.raises(UsageError, match=r"executor must be one of 'auto', 'loop', 'vmap', 'fused'; got 'ray'"):
         simulation(dense(), executor="ray")
-    with pytest.raises(UsageError, match="chunk counts clients"):
+    with pytest.raises(UsageError, match=r"Execution.chunk must be at least 1; got 0"):
         simulation(dense(), chunk=0)
 
 
@@ -84,7 +85,7 @@ def test_any_chunk_gives_the_same_models():
     data = federation()
     data = Federation(data.x.double(), data.y, data.rows, data.task)
     whole, *others = (
-        fit(FedAvg(), data, module, rounds=2, chunk=chunk, executor="vmap").history.models["theta"]
+        fit(FedAvg(), data, module, rounds=2, execution=Execution("vmap", chunk=chunk)).history.models["theta"]
         for chunk in (5, 1, 2)
     )
     for other in others:
@@ -103,7 +104,7 @@ def test_feedback_examples_are_set_aside_and_never_trained_on():
             assert len(overlap) == (21 if feedback == "train" else 0)
             assert (set(mine.tolist()) <= set(test.tolist())) == (feedback == "test")
         run = fit(method, data, dense(), rounds=1)
-        assert run.summary()["leaking"] == (feedback == "test")
+        assert run.summary().leaking == (feedback == "test")
 
 
 def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
@@ -111,7 +112,7 @@ def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
     x = data.x.clone()
     x[data.rows["train"][3]] *= 1e30
     data = Federation(x, data.y, data.rows, data.task, names=list("abcde"))
-    fleet = Simulation(data, Model(dense()), Local(), Training(optimiser=SGD(lr=1e20)), executor="loop")
+    fleet = Simulation(data, Model(dense()), Local(), Training(optimiser=SGD(lr=1e20)), execution=Execution("loop"))
     roster = fleet.roster()
     before = fleet.state.theta.clone()
     with pytest.raises(RunError, match=r"round 3: training diverged to NaN or infinity at client .*d.*learning rate"):
@@ -124,7 +125,7 @@ def test_a_model_that_is_tuned_to_a_client_and_diverges_is_not_scored():
     x = data.x.clone()
     x[data.rows["train"][3]] *= 1e30  # of one that never trains, so that only its tuned model is no number
     data = Federation(x, data.y, data.rows, data.task, names=list("abcde"))
-    fleet = Simulation(data, Model(dense()), FedAvgFT(), Training(optimiser=SGD(lr=1e20)), executor="loop")
+    fleet = Simulation(data, Model(dense()), FedAvgFT(), Training(optimiser=SGD(lr=1e20)), execution=Execution("loop"))
     server = fleet.method.start(fleet.roster())
     with pytest.raises(RunError, match=r"round 2: training diverged to NaN or infinity at client d; lower"):
         fleet.evaluate(1, torch.tensor([3]), fleet.method.send(fleet.roster(), server, torch.tensor([3])))
@@ -168,7 +169,7 @@ def test_targets_that_a_model_does_not_give_are_refused():
 def test_model_without_vmap_trains_under_loop_from_python():
     run = fit(FedAvg(), federation(), Branching(), rounds=2)
     assert run.executor == "loop"
-    assert 0 <= run.summary()["scores"]["shared"]["mean"] <= 1
+    assert 0 <= run.summary().scores["shared"]["mean"] <= 1
 
 
 def test_every_optimiser_and_regression_train():
@@ -177,8 +178,8 @@ def test_every_optimiser_and_regression_train():
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + 1
     data = Federation.from_arrays(x, y, torch.arange(200) % 5)
     run = fit(FedAvg(), data, nn.Linear(3, 1), rounds=15, training=Training(2, 8, SGD(0.05, momentum=0.5)))
-    assert run.summary()["metric"] == "mse"
-    assert run.summary()["scores"]["shared"]["mean"] < 0.01
+    assert run.summary().metric == "mse"
+    assert run.summary().scores["shared"]["mean"] < 0.01
     validation = run.history.curve("shared", "validation", "mse").mean(1)
     assert run.history.select("shared") == run.history.rounds[int(validation.argmin())]
 
@@ -199,7 +200,12 @@ def test_a_run_that_fails_keeps_its_last_good_round_and_goes_on_from_there(tmp_p
     monkeypatch.undo()
     seen = []
     again = fit(
-        FedAvg(), data, module, rounds=5, folder=tmp_path, progress=lambda history, _: seen.append(history.done)
+        FedAvg(),
+        data,
+        module,
+        rounds=5,
+        folder=tmp_path,
+        execution=Execution(progress=lambda history, _: seen.append(history.done)),
     )
     assert seen == [4, 5]
     assert torch.equal(again.history.models["theta"], whole.history.models["theta"])
@@ -230,7 +236,7 @@ def test_finite_numbers_are_told_from_others(values, expected):
 @pytest.mark.parametrize("method", [FedAvg(), Local()])
 @pytest.mark.parametrize(("executor", "workers"), [("loop", 1), ("loop", 2), ("vmap", 1)])
 def test_examples_are_given_back_when_nobody_needs_them(method, executor, workers):
-    how = {"rounds": 1, "executor": executor, "workers": workers}
+    how = {"rounds": 1, "execution": Execution(executor, workers)}
     fit(method, federation(), dense(), **how)  # the first run imports, which leaves frames behind
     gc.disable()  # it would break rings of references, which must not be there
     try:

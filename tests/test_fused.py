@@ -18,6 +18,7 @@ from kinfed.fused.dense import Span
 from kinfed.methods import Local
 from kinfed.models import MODELS
 from kinfed.simulation import executors
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (17, 3, 9, 8)  # the batch is 8: short batches, full ones, a client smaller than a batch; in no order
@@ -323,8 +324,7 @@ def uploads(program, executor, name="relu", **how):
         Model(module.double()),
         Programmed(program),
         Training(2, 8, SGD(0.1, weight_decay=0.01)),
-        executor=executor,
-        **how,
+        execution=Execution(executor, **how),
     )
     fleet.client_statistics()
     return fleet.train(0, torch.arange(len(SIZES)), ())[1]

@@ -18,6 +18,7 @@ from kinfed.attacks import ATTACKS
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 if PRETEND := "KINFED_PRETEND" in os.environ:
@@ -64,8 +65,11 @@ def recurrent(name):
 
 
 def train(device, method="fedavg", data=None, module=None, **how):
-    how = {"rounds": 2, "training": TRAINING, "device": str(device), "chunk": CHUNK, **how}
-    return fit(METHODS[method](**SETTINGS.get(method, {})), data or federation(), module or network(), **how)
+    of_fit = {name: how.pop(name) for name in ("rounds", "training", "participation", "folder", "seed") if name in how}
+    execution = Execution(**{"device": str(device), "chunk": CHUNK, **how})
+    made = METHODS[method](**SETTINGS.get(method, {}))
+    asked = {"rounds": 2, "training": TRAINING, "execution": execution, **of_fit}
+    return fit(made, data or federation(), module or network(), **asked)
 
 
 def agree(one, other, **tolerance):
@@ -229,7 +233,7 @@ def test_launches_and_waits_of_a_round_are_bounded(executor):
     model = Model(MODELS["mlp"]((784,), 10, hidden=(200, 200)))
     method, training = METHODS["fedavg"](), Training(5, 16, SGD(0.01))
     data = Federation(x, y, splits, Classification(10))
-    fleet = Simulation(data, model, method, training, executor=executor, chunk=count, device=DEVICE)
+    fleet = Simulation(data, model, method, training, execution=Execution(executor, chunk=count, device=str(DEVICE)))
     roster = fleet.roster()
     who = torch.arange(cohort).to(DEVICE)
     sent = method.send(roster, method.start(roster), who)

@@ -15,11 +15,13 @@ from torch import nn
 
 from kinfed import SGD, Federation, Split, Training, UsageError, fit, from_csv
 from kinfed.cli import main
+from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
 from kinfed.core.history import History
 from kinfed.core.tasks import Classification
 from kinfed.experiments import config
 from kinfed.methods import FedAGHN, FedAvg, Local, PerFedAvg
+from kinfed.simulation.execution import Execution
 
 SIZES = (24, 13, 20, 17)
 
@@ -45,7 +47,9 @@ def module(dtype=torch.float64, classes=3):
 def test_class_weights_are_the_same_for_every_executor(method, weights):
     def run(executor, weights=weights):
         training = Training(epochs=1, batch=8, optimiser=SGD(0.2), class_weights=weights)
-        return fit(method, federation(), module(), rounds=1, training=training, executor=executor, workers=1)
+        return fit(
+            method, federation(), module(), rounds=1, training=training, execution=Execution(executor, workers=1)
+        )
 
     loop, vmap, fused, plain = run("loop"), run("vmap"), run("fused"), run("loop", None)
     for other in (vmap, fused):
@@ -63,7 +67,7 @@ def one_step(weights, executor):
     nn.init.zeros_(net.weight)
     training = Training(epochs=1, batch=4, optimiser=SGD(1.0), class_weights=weights)
     data = Federation(x, y, rows, Classification(2))
-    run = fit(Local(), data, net, rounds=1, training=training, executor=executor)
+    run = fit(Local(), data, net, rounds=1, training=training, execution=Execution(executor))
     return run.load_model(0).weight[:, 0].tolist()
 
 
@@ -244,55 +248,53 @@ def test_a_run_is_selected_by_the_score_that_is_asked_for():
             FedAGHN(),
             federation(),
             module(),
-            rounds=4,
+            rounds=Rounds(4, select_by=by),
             training=Training(epochs=1, optimiser=SGD(0.2)),
-            select_by=by,
-            executor="loop",
-            workers=1,
+            execution=Execution("loop", workers=1),
         )
         for by in ("", "accuracy", "balanced_accuracy", "auc", "loss")
     }
     for by, run in runs.items():
         found = run.summary()
-        assert found["selected_by"] == (by or "accuracy")
+        assert found.selected_by == (by or "accuracy")
         name = by or "accuracy"
         best = {m: run.history.curve(m, "validation", name).nanmean(1) for m in run.history.named_models}
         sign = -1 if by == "loss" else 1
-        for model, score in found["scores"].items():
+        for model, score in found.scores.items():
             assert score["round"] == int((sign * best[model]).argmax()) + 1
             assert score["validation"] == pytest.approx(float(best[model][score["round"] - 1]))
-        assert max(found["scores"], key=lambda m: sign * found["scores"][m]["validation"]) == found["chosen"]
+        assert max(found.scores, key=lambda m: sign * found.scores[m]["validation"]) == found.chosen
     assert torch.equal(runs[""].history.models["theta"], runs["accuracy"].history.models["theta"])
     even = Federation.from_arrays(torch.randn(90, 5).double(), torch.arange(90) % 3, torch.arange(90) // 30)
     assert not even.task.by_class
     assert ("own", "test", "auc") not in fit(Local(), even, module(), rounds=1).history.scores[0]
-    run = fit(Local(), even, module(), rounds=1, select_by="auc")
+    run = fit(Local(), even, module(), rounds=Rounds(1, select_by="auc"))
     assert ("own", "test", "auc") in run.history.scores[0]
     told = run.summary()  # `kinfed compare` ranks by it
-    known = [score for score in told["clients_selected"]["own"] if score is not None]
-    assert sum(known) / len(known) == pytest.approx(told["scores"]["own"]["auc"])
+    known = [score for score in told.clients_selected["own"] if score is not None]
+    assert sum(known) / len(known) == pytest.approx(told.scores["own"]["auc"])
 
 
 def test_scores_that_cannot_select_are_refused_in_one_line():
-    run = {"rounds": 1, "training": Training(epochs=1)}
+    run = {"training": Training(epochs=1)}
     with pytest.raises(UsageError, match="there is no score 'balanced_acuracy'; did you mean 'balanced_accuracy'"):
-        fit(Local(), federation(), module(), select_by="balanced_acuracy", **run)
+        fit(Local(), federation(), module(), rounds=Rounds(select_by="balanced_acuracy"), **run)
     with pytest.raises(UsageError, match="did you mean 'accuracy'"):
         config.resolve(config.read("local", ["select_by=acuracy"]))
     with pytest.raises(
         UsageError, match="classification has no 'mae'; choose one of accuracy, balanced_accuracy, auc,"
     ):
-        fit(Local(), federation(), module(), select_by="mae", **run)
+        fit(Local(), federation(), module(), rounds=Rounds(select_by="mae"), **run)
     numbers = Federation.from_arrays(torch.randn(30, 5), torch.randn(30), torch.arange(30) % 2)
     with pytest.raises(UsageError, match="regression has no 'auc'; choose one of mse, loss"):
-        fit(Local(), numbers, nn.Linear(5, 1), select_by="auc", **run)
+        fit(Local(), numbers, nn.Linear(5, 1), rounds=Rounds(select_by="auc"), **run)
     with pytest.raises(UsageError, match="select_by=auc needs validation examples"):
-        fit(Local(), federation(split=Split(0.2, 0.0)), module(), select_by="auc", **run)
+        fit(Local(), federation(split=Split(0.2, 0.0)), module(), rounds=Rounds(select_by="auc"), **run)
     one_each = Federation.from_arrays(torch.randn(40, 5).double(), torch.arange(40) // 20, torch.arange(40) // 20)
     with pytest.raises(
         UsageError, match="no client's validation examples have two classes; select by accuracy or loss"
     ):
-        fit(Local(), one_each, module(), select_by="balanced_accuracy", **run)
+        fit(Local(), one_each, module(), rounds=Rounds(select_by="balanced_accuracy"), **run)
 
 
 def summary_of(always, names=("no", "yes")):

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from kinfed import SGD, Federation, Training, UsageError, fit
+from kinfed import SGD, Execution, Federation, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core import checkpoint
 from kinfed.core.history import History
@@ -105,7 +105,9 @@ def data():
 def run(folder, method=Local, **how):
     torch.manual_seed(0)
     training = Training(epochs=1, batch=4, optimiser=SGD(0.1))
-    return fit(method(), data(), torch.nn.Linear(5, 2), rounds=5, training=training, folder=folder, **how)
+    return fit(
+        method(), data(), torch.nn.Linear(5, 2), rounds=5, training=training, folder=folder, execution=Execution(**how)
+    )
 
 
 @pytest.mark.parametrize("as_a_program", [True, False])
@@ -145,7 +147,7 @@ def test_an_interruption_does_not_write_the_same_checkpoint_twice(tmp_path, monk
             signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(checkpoint, "save", save)
-    monkeypatch.setattr("kinfed.experiments.fit.PAUSE", 0)
+    monkeypatch.setattr("kinfed.experiments.checkpointer.PAUSE", 0)
     with pytest.raises(Terminated), heard():
         run(tmp_path, checkpoint_seconds=0)
     assert saved == [1, 2]
@@ -161,7 +163,7 @@ def test_a_fit_runs_in_any_thread(tmp_path):
 
 @pytest.mark.parametrize("seconds", [-1, float("nan")])
 def test_the_time_between_checkpoints_is_checked(seconds, tmp_path):
-    with pytest.raises(UsageError, match="checkpoint_seconds must be a number, zero or more; got"):
+    with pytest.raises(UsageError, match=r"Execution.checkpoint_seconds must be zero or more; got"):
         run(tmp_path / "a", checkpoint_seconds=seconds)
     assert not (tmp_path / "a").exists()
 

@@ -11,12 +11,12 @@ import pytest
 
 from kinfed.errors import RunError, UsageError
 from kinfed.experiments import config
-from kinfed.experiments.launch import Machine
 from kinfed.experiments.process_pool import carry_out
-from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.run_folder import RunFolder
+from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
-MACHINE = Machine(executor="vmap", checkpoint_seconds=0)
+MACHINE = Execution("vmap", checkpoint_seconds=0)
 
 
 def asked(folder, **overrides):
@@ -32,8 +32,8 @@ def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
     beside = {one.name: one for one in carry_out(asked(tmp_path / "2", **several, c=[]), MACHINE, 2, said.append)}
     assert sorted(said[2:]) == sorted(beside) == ["a", "b", "c"]
     assert alone["a"].problem is beside["a"].problem is beside["c"].problem is None
-    summaries = [read_summary(one["a"].folder) for one in (alone, beside)]
-    assert summaries[0]["clients_scores"] == summaries[1]["clients_scores"]
+    summaries = [RunFolder(one["a"].folder).read_summary() for one in (alone, beside)]
+    assert summaries[0].clients_scores == summaries[1].clients_scores
     assert isinstance(beside["b"].problem, RunError)
     assert str(alone["b"].problem) == str(beside["b"].problem)
 
@@ -63,11 +63,11 @@ from pathlib import Path
 from kinfed.experiments import config
 from kinfed.interrupts import heard
 from kinfed.experiments.process_pool import carry_out
-from kinfed.experiments.launch import Machine
+from kinfed.simulation.execution import Execution
 small = sys.argv[2:]
 both = {n: (config.resolve(config.read("local", [*small, f"seed={n}"])), Path(sys.argv[1]) / n) for n in "12"}
 if __name__ == "__main__":
-    machine = Machine(executor="vmap", checkpoint_seconds=0)
+    machine = Execution("vmap", checkpoint_seconds=0)
     with heard():
         for one in carry_out(both, machine, 2, lambda name: None):
             print(one.name, one.problem, flush=True)

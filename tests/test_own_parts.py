@@ -171,7 +171,7 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["wrong.py:Stay"], "method: wrong.py cannot be imported: line 1: "),
         (["ends.py:Stay"], "method: ends.py cannot be imported: line 1: SystemExit: 3"),
         (["no.such.package:Stay"], "method: 'no.such.package' cannot be imported: it is not installed"),
-        (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.Module; got 'no module'"),
+        (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.nn.Module; got 'no module'"),
         (["local", "model=mine.py:points"], "model: 'mine.py:points' cannot be made: TypeError: points() takes 1 "),
         (["local", "model=mine.py:number"], "model: 'mine.py:number' is no class or function that could make a torch"),
         (["local", "federation.dataset=mine.py:text"], "federation.dataset needs a value for outputs"),
@@ -180,7 +180,17 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["local", "training.optimiser=mine.py:Stay"], "'mine.py:Stay' cannot stand here: it has no"),
         (
             ["local", "federation.task=mine.py:Half"],
-            "federation.task: Half(lr=0.01, momentum=0.0, weight_de",
+            "federation.task: 'mine.py:Half' must make a kinfed.Task, and what it makes has no check, ",
+        ),
+        (
+            ["local", "federation.task=mine.py:number"],
+            "'mine.py:number' is no class or function that could make a kinfed",
+        ),
+        (["local", "federation.partition=mine.py:Half"], "has no __call__"),
+        (["local", "federation.partition=mine.py:number"], "no class or function that could make a kinfed.Partition"),
+        (
+            ["local", "federation.graph=gone.py:ring"],
+            "federation.graph: cannot read gone.py (in ",
         ),
     ],
 )
@@ -193,6 +203,25 @@ def test_what_is_no_such_part_is_one_line_and_code_2(arguments, said, capsys):
     assert len(lines) == 1
     assert said in lines[0]
     assert not Path("runs").exists() or not list(Path("runs").rglob("config.toml"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sweep mine.py:{} seed=0,1",
+        "sweep local seed=0,1 --method local,mine.py:{}",
+        "reproduce pfedgat.table1 --method fedavg,mine.py:{} --out out",
+        "estimate mine.py:{}",
+        "analyse weights mine.py:{} --out out",
+        "list methods mine.py:{}",
+    ],
+)
+@pytest.mark.parametrize("name", ["Net", "number"])
+def test_every_command_refuses_what_is_no_method(command, name, capsys):
+    assert main(command.format(name).split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"'mine.py:{name}' is no kinfed.Method: derive the class from it" in line
+    assert not list(Path().rglob("config.toml"))
 
 
 def test_debug_shows_where_a_file_fails(capsys):

@@ -1,6 +1,7 @@
 """Settings that are objects, and parts of one's own."""
 
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Protocol
 
 import pytest
@@ -91,12 +92,31 @@ def test_dotted_settings_reach_into_objects():
         ["structure.name=qp", "structure.gamma=2"],
         ["structure=qp", "structure.gamma=2"],
         ["structure.gamma=2", "structure.name=qp"],
-        ["structure.gamma=2", "structure=qp", "structure.gamma=2"],  # a name alone takes the place of what is before it
+        ["structure.gamma=2", "structure=qp"],
+        ["structure.gamma=3", "structure={name = 'qp', gamma = 2}"],  # nothing is left of what a table replaces
+        ["structure.gamma=3", "structure=qp", "structure.gamma=2"],  # of one key the last counts
     ):
         for before in ({}, {"structure": "similarity"}, {"structure": {"name": "similarity", "neighbours": 3}}):
             assert toy(**override(before, list(texts)))[0] == Toy(structure=QP(2.0)), (texts, before)
-    table = override({"structure": "similarity"}, ["structure.measure.name=cosine", "structure.measure.power=3"])
-    assert toy(**table)[0].structure.measure == Cosine(3.0)
+    texts = ["structure=similarity", "structure.measure=cosine", "structure.measure.power=3"]
+    for order in permutations(texts):
+        for before in ({"structure": "similarity"}, {"structure": {"name": "qp", "gamma": 4}}, {}):
+            assert toy(**override(before, list(order)))[0].structure.measure == Cosine(3.0), (order, before)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["structure=qp", "structure.gamma=2", "structure=similarity"],
+        ["structure.name=qp", "structure=similarity", "structure.gamma=2"],
+        ["structure.name=qp", "structure.name=similarity"],
+    ],
+)
+def test_two_names_for_one_part_are_a_conflict(texts):
+    with pytest.raises(
+        UsageError, match=r"^'structure.*=\w+' and 'structure.*=\w+' name two parts where there can be one"
+    ):
+        override({}, texts)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from torch import nn
 from kinfed import SGD, Federation, RunError, Training, UsageError, fit
 from kinfed.core.model import Model
 from kinfed.methods import FedAvg
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.precision import _settings, check, tf32
 from kinfed.simulation.simulation import Simulation
 
@@ -27,7 +28,9 @@ def network():
 
 
 def update(precision, executor):
-    fleet = Simulation(federation(), Model(network()), FedAvg(), TRAINING, executor=executor, precision=precision)
+    fleet = Simulation(
+        federation(), Model(network()), FedAvg(), TRAINING, execution=Execution(executor, precision=precision)
+    )
     roster = fleet.roster()
     sent = FedAvg().send(roster, FedAvg().start(roster), roster.everyone)
     trained = fleet.train(0, roster.everyone, sent)[1].theta
@@ -48,20 +51,24 @@ def test_bf16_rounds_the_products_of_training_and_nothing_else(executor):
 
 def test_a_model_is_rounded_only_where_that_was_asked_for():
     model = Model(network())
-    fleets = [Simulation(federation(), model, FedAvg(), TRAINING, precision=p) for p in ("bf16", "float32")]
+    fleets = [
+        Simulation(federation(), model, FedAvg(), TRAINING, execution=Execution(precision=p))
+        for p in ("bf16", "float32")
+    ]
     assert [fleet.model.bf16 for fleet in fleets] == [True, False]
     assert not model.bf16
     dense = Model(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
     with pytest.raises(UsageError, match=r"cannot run under executor 'fused' \(only plain SGD in full precision has"):
-        Simulation(federation(), dense, FedAvg(), TRAINING, executor="fused", precision="bf16")
+        Simulation(federation(), dense, FedAvg(), TRAINING, execution=Execution("fused", precision="bf16"))
 
 
 def test_a_resumed_run_keeps_its_precision(tmp_path, monkeypatch):
-    def run(**how):
-        return fit(FedAvg(), federation(), network(), rounds=4, training=TRAINING, **how)
+    def run(folder=None, **how):
+        how = Execution(**how)
+        return fit(FedAvg(), federation(), network(), rounds=4, training=TRAINING, folder=folder, execution=how)
 
     unbroken = run(precision="bf16")
-    assert unbroken.summary()["precision"] == "bf16"
+    assert unbroken.summary().precision == "bf16"
     real = Simulation.train
 
     def failing(self, round, cohort, sent):
@@ -93,8 +100,8 @@ def test_tf32_is_allowed_or_not_and_then_as_it_was(allowed):
 
 def test_what_is_not_there_is_refused():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    with pytest.raises(UsageError, match="precision must be one of float32, tf32, bf16; got 'fp8'"):
-        check("fp8", cpu, torch.float32)
+    with pytest.raises(UsageError, match=r"precision must be one of 'float32', 'tf32', 'bf16' or left out; got 'fp8'"):
+        Execution(precision="fp8")
     with pytest.raises(UsageError, match=r"precision 'tf32' is a GPU's, and this runs on cpu; use 'bf16'"):
         check("tf32", cpu, torch.float32)
     with pytest.raises(UsageError, match=r"precision 'bf16' is for float32 data; got torch\.float64"):

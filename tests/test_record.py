@@ -16,6 +16,7 @@ from kinfed.core.history import History, preferred, read_relations
 from kinfed.core.tasks import Classification
 from kinfed.methods import FedAvg
 from kinfed.report.compare import compare
+from kinfed.simulation.execution import Execution
 
 SMALL = [
     "rounds=2",
@@ -106,7 +107,7 @@ def test_relations_take_no_more_room_than_they_need(tmp_path, monkeypatch):
     federation = Federation.from_arrays(x, (x.sum(1) > 0).long(), torch.arange(6).repeat_interleave(10))
 
     def run():
-        how = {"training": Training(epochs=1, batch=4), "executor": "loop"}
+        how = {"training": Training(epochs=1, batch=4), "execution": Execution("loop")}
         return fit(FedAvg(), federation, torch.nn.Linear(5, 2), rounds=3, **how)
 
     history = run().history

@@ -14,8 +14,7 @@ from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
 from kinfed.data.graph_files import adjacency, distance, read
 from kinfed.errors import UsageError
-from kinfed.graphs import GRAPHS
-from kinfed.graphs.known import label_overlap
+from kinfed.graphs import GRAPHS, label_overlap
 
 INF = math.inf
 

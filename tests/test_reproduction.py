@@ -7,10 +7,10 @@ import pytest
 
 from kinfed.analyses.late import held_back
 from kinfed.experiments import process_pool
-from kinfed.experiments.launch import Machine
 from kinfed.experiments.reproduction import Reproduction
-from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.papers.published_table import Column, Number, Protocol, Row
+from kinfed.simulation.execution import Execution
 
 SHARED = {
     "rounds": 6,
@@ -25,7 +25,7 @@ def lines(tmp_path, row, column, *metrics):
     numbers = {(column.dataset, column.setting, row.printed, metric): Number(0.5, None, "") for metric in metrics}
     table = Protocol("made.table", "", "", 1, "seeds", {row.name: row}, {column.name: column}, [], SHARED, numbers)
     made = Reproduction(table, tmp_path, None)
-    for outcome in process_pool.carry_out(made.runs(), Machine(executor="loop"), 1, print):
+    for outcome in process_pool.carry_out(made.runs(), Execution("loop"), 1, print):
         assert outcome.problem is None
     found = made.lines()
     assert [line.metric for line in found] == list(metrics)
@@ -41,7 +41,7 @@ def test_weights_are_read_by_layer_and_stage(tmp_path, stage, layers):
     found, folder = lines(tmp_path, row, column, *names)
     with np.load(folder / "relations.npz") as file:
         weights = file["relation"]  # [T, L, N, N]: one layer of the network below another
-    selected = read_summary(folder)["scores"]["own"]["round"]
+    selected = RunFolder(folder).read_summary().scores["own"]["round"]
     at = {"first": 1, "middle": max(1, round(selected / 2)), "final": selected}[stage] - 1
     one = weights[at][{"all": slice(None), "shallow": slice(0, 1), "deep": slice(1, 2)}[layers]].mean(0)
     own, same, other = [], [], []
@@ -59,9 +59,9 @@ def test_clients_that_never_train_are_scored_alone(tmp_path):
     late = {"participation": {"late": 0.34, "joins": 6}, "evaluate_every": 6}
     column = Column("digits", "Digits", "novel", novel=True, changes=late)
     found, folder = lines(tmp_path, Row("fedavg", "FedAvg", "shared"), column, "accuracy_pct")
-    absent = held_back(folder, 0.34)[0]
+    absent = held_back(RunFolder(folder), 0.34)[0]
     assert absent.sum() == 2
-    scores = np.array(read_summary(folder)["clients_scores"]["shared"])
+    scores = np.array(RunFolder(folder).read_summary().clients_scores["shared"])
     assert found["accuracy_pct"].mean == pytest.approx(100 * scores[absent].mean(), abs=1e-4)
     assert found["accuracy_pct"].mean != pytest.approx(100 * scores.mean(), abs=1e-4)
     assert found["accuracy_pct"].over_clients == pytest.approx(100 * scores[absent].std(), abs=1e-4)
@@ -71,10 +71,10 @@ def test_best_and_worst_clients_and_a_model_that_is_named(tmp_path):
     column = Column("digits", "Digits", "all", changes={"federation": {"clients": 30}})
     names = ("mean_accuracy_pct", "best5pct_accuracy_pct", "worst5pct_accuracy_pct")
     found, folder = lines(tmp_path, Row("fedaghn", "FedAGHN", "mixed"), column, *names)
-    score = read_summary(folder)["scores"]["mixed"]
+    score = RunFolder(folder).read_summary().scores["mixed"]
     expected = [100 * score[key] for key in ("mean", "best5", "worst5")]
     assert [found[name].mean for name in names] == pytest.approx(expected, abs=1e-4)
-    scores = np.sort(read_summary(folder)["clients_scores"]["mixed"])
+    scores = np.sort(RunFolder(folder).read_summary().clients_scores["mixed"])
     expected = [100 * part.std() for part in (scores, scores[-2:], scores[:2])]
     assert [found[name].over_clients for name in names] == pytest.approx(expected, abs=1e-4)
     assert expected[0] not in expected[1:]
@@ -95,9 +95,9 @@ def test_a_mean_of_columns_is_of_runs_with_the_same_seed(tmp_path):
         for column in ("iid", "shards"):
             if (seed, column) != (9, "iid"):
                 one = {name: run for name, run in made.runs().items() if name == f"local on {column}, seed {seed}"}
-                assert [
-                    outcome.problem for outcome in process_pool.carry_out(one, Machine(executor="loop"), 1, print)
-                ] == [None]
+                assert [outcome.problem for outcome in process_pool.carry_out(one, Execution("loop"), 1, print)] == [
+                    None
+                ]
     iid, dealt, mean = (line.by_seed for name in columns for line in made.lines() if line.column.name == name)
     assert (list(iid), list(dealt), list(mean)) == ([2, 10], [2, 9, 10], [2, 10])
     assert mean == {seed: pytest.approx((iid[seed] + dealt[seed]) / 2) for seed in (2, 10)}

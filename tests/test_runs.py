@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 from unittest import mock
 
 import pytest
@@ -10,10 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from kinfed.cli import main
+from kinfed.core import checkpoint
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import config, run_folder
+from kinfed.experiments import config, results
 from kinfed.experiments.fit import fit
-from kinfed.experiments.launch import Machine, launch, resume
+from kinfed.experiments.launch import launch, resume
+from kinfed.experiments.results import load_model
+from kinfed.experiments.run_folder import RunFolder
+from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 
@@ -22,19 +27,19 @@ SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "m
 def test_a_request_that_cannot_be_carried_out_leaves_no_folder(tmp_path, seeds):
     refused = config.resolve(config.read("local", ["federation.clients=1500", seeds]))
     with pytest.raises(UsageError, match="too few examples"):
-        launch(refused, tmp_path / "a" / "b", Machine())
+        launch(refused, tmp_path / "a" / "b", Execution())
     assert not (tmp_path / "a" / "b").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "note.txt").write_text("keep me")
     with pytest.raises(UsageError, match="too few examples"):
-        launch(refused, tmp_path / "mine", Machine())
+        launch(refused, tmp_path / "mine", Execution())
     assert (tmp_path / "mine" / "note.txt").read_text() == "keep me"
 
 
 def test_a_run_that_fails_keeps_its_config(tmp_path):
     diverging = config.resolve(config.read("local", [*SMALL, "training.optimiser.lr=1e38"]))
     with pytest.raises(RunError, match="diverged"):
-        launch(diverging, tmp_path / "a", Machine(executor="vmap"))
+        launch(diverging, tmp_path / "a", Execution("vmap"))
     assert (tmp_path / "a" / "config.toml").exists()
 
 
@@ -42,7 +47,7 @@ def test_data_that_cannot_be_read_leave_no_folder(tmp_path):
     (tmp_path / "mnist.npz").write_bytes(b"no archive")
     damaged = config.resolve(config.read("local", ["federation.dataset=mnist"]))
     with pytest.raises(RunError, match=r"mnist\.npz cannot be read"):
-        launch(damaged, tmp_path / "a" / "b", Machine(data_dir=tmp_path))
+        launch(damaged, tmp_path / "a" / "b", data_dir=tmp_path)
     assert not (tmp_path / "a" / "b").exists()
 
 
@@ -50,10 +55,10 @@ def test_a_saved_run_says_that_its_module_must_be_given(tmp_path):
     experiment = config.resolve(config.read("local", SMALL))
     federation = experiment.federation(None, 0)
     module = experiment.module(federation, 0)
-    run_folder.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
+    results.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
     with pytest.raises(UsageError, match=r"pass a module of it: load_model\(folder, client, module\)"):
-        run_folder.load_model(tmp_path / "mine", "3")
-    assert run_folder.load_model(tmp_path / "mine", "3", module).training is False
+        results.load_model(tmp_path / "mine", "3")
+    assert results.load_model(tmp_path / "mine", "3", module).training is False
 
 
 def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, monkeypatch):
@@ -67,20 +72,20 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
 
     monkeypatch.setattr(type(experiment), "federation", refuse)
     with pytest.raises(UsageError, match="no"):
-        launch(experiment, tmp_path / "a", Machine(executor="vmap"))
+        launch(experiment, tmp_path / "a", Execution("vmap"))
     assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
 
 
 def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
-    launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Machine())
+    launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Execution())
     with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):
-        run_folder.load_model(tmp_path / "a", 0)
-    assert run_folder.load_model(tmp_path / "a" / "seed-3", 0).training is False
+        results.load_model(tmp_path / "a", 0)
+    assert results.load_model(tmp_path / "a" / "seed-3", 0).training is False
 
 
 @pytest.fixture
 def folder(tmp_path):
-    launch(config.resolve(config.read("local", SMALL)), tmp_path / "a", Machine(executor="loop"))
+    launch(config.resolve(config.read("local", SMALL)), tmp_path / "a", Execution("loop"))
     return tmp_path / "a"
 
 
@@ -88,24 +93,22 @@ def folder(tmp_path):
     ("said", "why"),
     [
         ([], "it is no table but"),
-        ({}, "it has no 'names'"),
-        ({"names": 3}, "not iterable"),
-        ({"names": ["0"]}, "it has no 'shape'"),
-        ({"names": ["0"], "shape": ["x"], "outputs": 2}, "summary"),
+        ({}, "it has no 'method'"),
+        ({"method": 3}, "its 'method' is 3"),
         ("[" * 9999, "cannot be read"),
     ],
 )
 def test_a_summary_that_no_run_wrote_is_told(folder, said, why):
     (folder / "summary.json").write_text(said if isinstance(said, str) else json.dumps(said))
     with pytest.raises(UsageError, match=rf"summary\.json .*{why}"):
-        run_folder.load_model(folder, 0)
+        results.load_model(folder, 0)
 
 
 def test_a_finished_run_with_a_summary_that_no_run_wrote_is_told(folder, capsys):
     (folder / "summary.json").write_text('{"method": "local"}')
     assert main(["resume", str(folder)]) == 2
     said = capsys.readouterr().err
-    assert said.strip() == f"kinfed: {folder}/summary.json is not a run's summary: it has no 'seed'"
+    assert said.strip() == f"kinfed: {folder}/summary.json is not a run's summary: it has no 'rounds'"
 
 
 @pytest.mark.parametrize(
@@ -119,14 +122,14 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
     arrays = load_file(folder / "models.safetensors")
     save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors")
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
-        run_folder.load_model(folder, 0)
+        results.load_model(folder, 0)
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("module", ["net", torch.nn.Linear])
 def test_a_module_that_is_none_is_told(folder, module):
     with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
-        run_folder.load_model(folder, 0, module)
+        results.load_model(folder, 0, module)
 
 
 def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
@@ -135,13 +138,13 @@ def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
         mock.patch("kinfed.experiments.launch.write_run", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
-        launch(experiment, tmp_path / "a", Machine(executor="loop", checkpoint_seconds=0))
+        launch(experiment, tmp_path / "a", Execution("loop", checkpoint_seconds=0))
     path = tmp_path / "a" / "checkpoint.safetensors"
     with safe_open(path, "pt") as file:
         said = file.metadata()
     save_file({name: t[:1].clone() if t.ndim else t for name, t in load_file(path).items()}, path, said)
     with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not what .*; delete it to start over") as found:
-        resume(tmp_path / "a", Machine(executor="loop"))
+        resume(tmp_path / "a", Execution("loop"))
     assert "\n" not in str(found.value)
 
 
@@ -152,6 +155,52 @@ def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypa
     table = {"name": "csv", "path": str(tmp_path / "Städte.csv"), "client": "who", "target": "y"}
     federation = {"dataset": table, "partition": "natural"}
     asked = {"rounds": 1, "method": "fedaghn", "model": "linear", "federation": federation}
-    launch(config.resolve(asked), tmp_path / "a", Machine(executor="loop"))
-    assert run_folder.load_model(tmp_path / "a", "Köln ☃").training is False
+    launch(config.resolve(asked), tmp_path / "a", Execution("loop"))
+    assert results.load_model(tmp_path / "a", "Köln ☃").training is False
     assert "Łódź" in (tmp_path / "a" / "history.csv").read_text(encoding="utf-8")
+
+
+OLD = {  # what a run wrote before sharing and diagnostics
+    "method": "fedaghn", "rounds": 2, "seed": 0, "clients": 2, "parameters": 650, "metric": "accuracy",
+    "higher_is_better": True, "selected_by": "accuracy",
+    "scores": {"own": {"mean": 0.5, "std": 0.0, "worst5": 0.5, "best5": 0.5, "round": 2, "validation": 0.6}},
+    "chosen": "own", "clients_scores": {"own": [0.5, 0.5]}, "relation": None, "warnings": [], "workers": 1,
+    "chunk": 64, "onednn": False, "precision": "float32", "executor": "fused", "device": "cpu", "seconds": 0.5,
+    "bytes_up": 8, "bytes_down": 8, "leaking": False, "caution": "", "dataset": "digits", "federation": {},
+    "names": ["0", "1"], "shape": [1, 8, 8], "outputs": 10, "classes": ["0", "1"], "scale": {}, "reason": "a rule",
+    "out": "runs/a",
+}  # fmt: skip
+
+
+def test_a_folder_of_before_is_read_and_what_cannot_be_continued_is_refused_in_one_line(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path)
+    table = config.resolve(config.read("fedaghn", [])).table
+    config.write(table | {"method": table["method"] | {"sign": "descent"}}, folder.config)
+    with pytest.raises(UsageError, match=r"not a config that this version of kinfed can run \(unknown key 'method.si"):
+        resume(tmp_path)
+    folder.summary.write_text(json.dumps(OLD))
+    summary = resume(tmp_path)
+    assert summary.to_dict() == OLD
+    assert summary["scores"]["own"]["mean"] == summary.scores["own"]["mean"] == 0.5
+    assert "sharing" not in summary
+    with pytest.raises(KeyError, match="sharing"):
+        summary["sharing"]
+    with pytest.raises(UsageError, match="not a config that this version of kinfed can run"):
+        load_model(tmp_path, 0)
+    # A checkpoint whose history has another form.
+    new, old = tmp_path / "new", tmp_path / "old"
+    experiment = config.resolve(config.read("fedavg", ["rounds=2", "federation.clients=2", "model=linear"]))
+
+    def stop(history, rounds):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        launch(experiment, new, Execution("loop", checkpoint_seconds=0, progress=stop))
+    shutil.copytree(new, old)
+    path = RunFolder(old).checkpoint
+    with safe_open(path, "pt") as file:
+        arrays, words = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    words["history"] = json.dumps(json.loads(words["history"])[:-1])
+    checkpoint.write(arrays, path, words)
+    with pytest.raises(RunError, match=r"is not a checkpoint of this run and this version of kinfed .* delete it"):
+        resume(old)

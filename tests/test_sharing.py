@@ -26,10 +26,11 @@ from kinfed.core.trees import ModelOf, PerClient
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
-from kinfed.experiments.run_folder import load_model, save
+from kinfed.experiments.results import load_model, save
 from kinfed.methods import METHODS, FedAvg, FedAvgFT, FedProx, FedRep
 from kinfed.methods.bases import Averaging
 from kinfed.simulation.attacked_fleet import AttackedFleet
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (5, 8, 12, 7)
@@ -79,7 +80,9 @@ class Seen(Simulation):
 
 def start(method, executor="loop", model=None, training=TRAINING):
     data = federation()
-    fleet = Seen(data, Model(module() if model is None else model), method, training, seed=5, executor=executor)
+    fleet = Seen(
+        data, Model(module() if model is None else model), method, training, seed=5, execution=Execution(executor)
+    )
     fleet.uploads, train = [], fleet.train
 
     def seen(round, cohort, sent):
@@ -374,7 +377,7 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'"),
+        ({"personal": ("hed.*",)}, r"no tensor of the model matches 'hed\.\*'; did you mean 'head\.\*'\?"),
         ({"frozen": ("1.weigth",)}, r"no tensor of the model matches '1\.weigth'; .*1\.weight"),
         (
             {"personal": ("head",), "frozen": ("5.bias",)},
@@ -386,7 +389,7 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
 )
 def test_bad_names_are_one_line(settings, said):
     with pytest.raises(UsageError, match=said) as caught:
-        fit(FedAvg(**settings), federation(), module(), rounds=1, executor="loop")
+        fit(FedAvg(**settings), federation(), module(), rounds=1, execution=Execution("loop"))
     assert "\n" not in str(caught.value)
 
 
@@ -398,7 +401,9 @@ def test_without_anything_personal_there_is_no_wrapper():
 
 
 def test_a_run_saves_whole_models_and_says_what_travelled(tmp_path):
-    found = fit(FedAvg(personal=("head",), frozen=("0.weight",)), federation(), module(), rounds=2, executor="loop")
+    found = fit(
+        FedAvg(personal=("head",), frozen=("0.weight",)), federation(), module(), rounds=2, execution=Execution("loop")
+    )
     summary = save(found, tmp_path / "run")
     assert summary["sharing"]["shared"] == {"tensors": 7, "numbers": 4 + 16 + 20}
     assert summary["sharing"]["personal"] == {"tensors": 2, "numbers": 15}

@@ -7,6 +7,7 @@ from kinfed import SGD, Federation, RunError, Training, fit
 from kinfed.core.method import Params
 from kinfed.core.model import Model
 from kinfed.methods import FedAvg, FedRep, Local, Scaffold
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 from kinfed.simulation.state_store import States
 
@@ -65,7 +66,7 @@ def test_rows_are_taken_put_and_put_back(large, monkeypatch):
 def test_nobody_is_asked_where_a_method_keeps_nothing(monkeypatch):
     joined = []
     monkeypatch.setattr(FedAvg, "init_client", lambda self, client: joined.append(1) or ())
-    fleet = Simulation(federation(), Model(module()), FedAvg(), TRAINING, executor="loop")
+    fleet = Simulation(federation(), Model(module()), FedAvg(), TRAINING, execution=Execution("loop"))
     assert fleet.state == ()
     assert len(joined) == 1
 
@@ -73,9 +74,9 @@ def test_nobody_is_asked_where_a_method_keeps_nothing(monkeypatch):
 @pytest.mark.parametrize("method", [Local(), FedRep(), Scaffold()])
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 def test_a_run_with_states_in_files_ends_with_the_same_bits(method, executor, monkeypatch, tmp_path):
-    def run(**how):
-        how = {"executor": executor, "chunk": 2} | how
-        return fit(method, federation(), module(), rounds=5, training=TRAINING, participation=0.2, **how)
+    def run(folder=None):
+        how = {"participation": 0.2, "execution": Execution(executor, chunk=2), "folder": folder}
+        return fit(method, federation(), module(), rounds=5, training=TRAINING, **how)
 
     whole = run()
     monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
@@ -118,7 +119,7 @@ class Twice(Local):
 @pytest.mark.parametrize("clients", [1, 3])
 @pytest.mark.parametrize("executor", ["loop", "vmap", "fused"])
 def test_states_are_nobody_elses_memory(clients, executor):
-    fleet = Simulation(federation(clients), Model(module()), Twice(), TRAINING, executor=executor)
+    fleet = Simulation(federation(clients), Model(module()), Twice(), TRAINING, execution=Execution(executor))
     begin = fleet.model.theta.clone()
     trained, anchor = fleet.state
     fleet.train(0, torch.arange(clients), fleet.method.send(fleet.roster(), (), torch.arange(clients)))
@@ -129,7 +130,7 @@ def test_states_are_nobody_elses_memory(clients, executor):
 
 def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_path):
     monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
-    fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path)
+    fleet = Simulation(federation(), Model(module()), Local(), TRAINING, execution=Execution("loop"), folder=tmp_path)
     fleet.train(0, torch.tensor([2, 7]), ())
     ids, kept = fleet.states.keep()
     assert ids.tolist() == [2, 7]
@@ -140,7 +141,9 @@ def test_a_file_holds_only_the_states_of_those_who_took_part(monkeypatch, tmp_pa
 
 def test_a_file_that_cannot_be_made_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr("kinfed.simulation.state_store.LARGE", 0)
-    fleet = Simulation(federation(), Model(module()), Local(), TRAINING, executor="loop", folder=tmp_path / "none")
+    fleet = Simulation(
+        federation(), Model(module()), Local(), TRAINING, execution=Execution("loop"), folder=tmp_path / "none"
+    )
     with pytest.raises(
         RunError, match=r"cannot make a file of 0\.0 GB for clients' states or models in .*none: No such file"
     ):

@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -7,9 +5,8 @@ import torch
 from kinfed.analyses.curves import curves
 from kinfed.errors import UsageError
 from kinfed.experiments import config, study
-from kinfed.experiments.launch import Machine
-from kinfed.experiments.run_folder import read_summary
 from kinfed.experiments.study import Study
+from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=3", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
 
@@ -20,7 +17,7 @@ def ask(tmp_path):
 
     def make(method, *overrides):
         said = []
-        return Study(config.read(method, [*SMALL, *overrides]), Machine(), tmp_path, said.append), said
+        return Study(config.read(method, [*SMALL, *overrides]), Execution(), tmp_path, said.append), said
 
     return make
 
@@ -28,30 +25,31 @@ def ask(tmp_path):
 def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     asked, said = ask("fedaghn", "seeds=2", "seed=9")
     folder = asked.run("a")
-    assert folder == tmp_path / "runs" / "a"
+    assert folder.path == tmp_path / "runs" / "a"
     assert said == ["a"]
-    assert study.repeats(folder) == [folder / "seed-9", folder / "seed-10"]  # in the order of seeds, not of letters
-    summary, each = read_summary(folder), [read_summary(one) for one in study.repeats(folder)]
-    found, model = study.score(folder), summary["chosen"]
+    in_order = [folder.path / "seed-9", folder.path / "seed-10"]  # of seeds, not of letters
+    assert [one.path for one in folder.repeats()] == in_order
+    summary, each = folder.read_summary(), [one.read_summary() for one in folder.repeats()]
+    found, model = study.score(folder), summary.chosen
     assert (found.model, found.metric, found.higher_is_better) == (model, "accuracy", True)
-    assert found.test == pytest.approx([one["scores"][model]["mean"] for one in each])
-    assert found.validation == pytest.approx(np.mean([one["scores"][model]["validation"] for one in each]))
+    assert found.test == pytest.approx([one.scores[model]["mean"] for one in each])
+    assert found.validation == pytest.approx(np.mean([one.scores[model]["validation"] for one in each]))
     assert found.row() == {
         "model": model,
         "validation accuracy (%)": pytest.approx(100 * found.validation),
-        "test accuracy (%)": pytest.approx(100 * summary["scores"][model]["mean"]),
-        "over clients": pytest.approx(100 * summary["scores"][model]["std"]),
-        "over seeds": pytest.approx(100 * summary["scores"][model]["std_seeds"]),
+        "test accuracy (%)": pytest.approx(100 * summary.scores[model]["mean"]),
+        "over clients": pytest.approx(100 * summary.scores[model]["std"]),
+        "over seeds": pytest.approx(100 * summary.scores[model]["std_seeds"]),
     }
     rounds, tests = study.scores_by_round(folder, model)
     assert rounds.tolist() == [1, 2, 3]
     assert tests.shape == (2, 3, 4)
     for one, scores in zip(each, tests, strict=True):
-        at = one["scores"][model]["round"]
-        assert scores[at - 1] == pytest.approx(one["clients_scores"][model], abs=1e-6)
-    each[0]["scores"][each[0]["chosen"]]["round"] = 2
-    (folder / "seed-9" / "summary.json").write_text(json.dumps(each[0]))
-    first = study.relations(folder / "seed-9")
+        at = one.scores[model]["round"]
+        assert scores[at - 1] == pytest.approx(one.clients_scores[model], abs=1e-6)
+    each[0].scores[each[0].chosen]["round"] = 2
+    folder.of_seed(9).write_summary(each[0])
+    first = folder.of_seed(9).read_relations()
     assert first.rounds[first.selected] == 2
     assert first.weights.shape == (3, 1, 4, 4)
     assert (first.layers, first.origin) == (["head"], "learned")
@@ -61,11 +59,11 @@ def test_attackers_do_not_count(ask, tmp_path):
     asked, _ = ask("fedavg", "attack.name=label_flip", "attack.share=0.5", "seeds=2")
     folder = asked.run("a")
     found = study.score(folder)
-    each = [read_summary(one)["attack"] for one in study.repeats(folder)]
+    each = [one.read_summary().attack for one in folder.repeats()]
     assert found.test == pytest.approx([one["scores"][found.model]["mean"] for one in each])
     assert found.over_clients == pytest.approx(np.mean([one["scores"][found.model]["std"] for one in each]))
     _, tests = study.scores_by_round(folder, found.model)
-    names = read_summary(folder / "seed-0")["names"]
+    names = folder.of_seed(0).read_summary().names
     assert [[names[i] for i in np.flatnonzero(np.isnan(one[0]))] for one in tests] == [a["attackers"] for a in each]
     row = curves(asked, ["fedavg"]).rows[0]
     assert row["last"] == pytest.approx(100 * np.nanmean(tests[:, -1]))
@@ -73,7 +71,7 @@ def test_attackers_do_not_count(ask, tmp_path):
 
 def test_a_run_with_one_seed_is_its_own_repeat_and_has_no_spread_over_seeds(ask):
     folder = ask("local")[0].run("a")
-    assert study.repeats(folder) == [folder]
+    assert [one.path for one in folder.repeats()] == [folder.path]
     assert study.score(folder).row()["over seeds"] is None
 
 
@@ -90,9 +88,7 @@ def test_federations_are_those_of_the_seeds(ask):
 
 def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monkeypatch):
     begun = []
-    monkeypatch.setattr(
-        "kinfed.experiments.process_pool.once", lambda experiment, folder, machine: begun.append(folder)
-    )
+    monkeypatch.setattr("kinfed.experiments.process_pool.once", lambda experiment, folder, *_: begun.append(folder))
     asked, said = ask("local")
     with pytest.raises(UsageError, match="unknown key 'roundz'"):
         asked.runs({"a": [], "b": ["roundz=3"]})
@@ -110,13 +106,13 @@ def test_the_study_itself_is_not_changed_by_overrides(ask):
     assert asked.experiment().table["method"]["alpha"] == 0.5
     assert asked.method == "fedamp"
     with pytest.raises(UsageError, match="method needs a name"):
-        Study({**asked.table, "method": {}}, asked.machine, asked.out).method  # noqa: B018
+        Study({**asked.table, "method": {}}, asked.execution, asked.out).method  # noqa: B018
 
 
 def test_a_run_without_relations_is_refused(ask):
     folder = ask("pfedhn")[0].run("a")
     with pytest.raises(UsageError, match="pfedhn mixes no models, so it has no weights between clients to look at"):
-        study.relations(folder)
+        folder.read_relations()
 
 
 @pytest.mark.parametrize("value", [3, 0.1, True, "a b", 'say "x"', "naïve/é", ["a", "b"], 1e-5])

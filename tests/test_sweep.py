@@ -1,20 +1,21 @@
 """Which runs a sweep is made of, and which setting wins."""
 
-import json
+from dataclasses import replace
 
 import pytest
 
 from kinfed.errors import UsageError
 from kinfed.experiments import config
-from kinfed.experiments.launch import Machine
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.experiments.study import Study
 from kinfed.experiments.sweep import parse, sweep
+from kinfed.simulation.execution import Execution
 
 
 @pytest.fixture
 def ask(tmp_path):
     return lambda *texts, methods=(), table=(): sweep(
-        Study(config.read("fedprox", list(table)), Machine(), tmp_path), methods, texts
+        Study(config.read("fedprox", list(table)), Execution(), tmp_path), methods, texts
     )
 
 
@@ -135,20 +136,19 @@ def test_wrong_requests_are_refused_before_anything_runs(ask, texts, methods, sa
     assert not list(tmp_path.iterdir())
 
 
-def pretend(wanted, scores):
-    """Summaries as finished runs leave them: by run, (validation, test) of the models `own` and `shared`."""
-    for name, (own, shared) in scores.items():
-        folder = wanted.study.folder(name)
-        folder.mkdir(parents=True)
-        found = {
-            model: {"validation": v, "mean": t, "std": 0.05, "round": 1}
-            for model, v, t in (("own", *own), ("shared", *shared))
-        }
-        rest = {"metric": "accuracy", "higher_is_better": True, "leaking": False, "caution": ""}
-        (folder / "summary.json").write_text(json.dumps({"scores": found, **rest}))
+@pytest.fixture
+def pretend(finished):
+    """Writes summaries as finished runs leave them: by run, (validation, test) of the models `own` and `shared`."""
+
+    def write(wanted, scores):
+        for name, (own, shared) in scores.items():
+            found = {m: {"validation": v, "mean": t, "std": 0.05} for m, v, t in (("own", *own), ("shared", *shared))}
+            finished(wanted.study.folder(name), found)
+
+    return write
 
 
-def test_the_winner_is_chosen_on_validation_data_as_a_mean_over_seeds(ask):
+def test_the_winner_is_chosen_on_validation_data_as_a_mean_over_seeds(ask, pretend):
     wanted = ask("method.mu=0.1,1,10", "seed=0,1")
     low = (0.0, 0.0)
     pretend(
@@ -174,13 +174,14 @@ def test_the_winner_is_chosen_on_validation_data_as_a_mean_over_seeds(ask):
     assert "* fedprox: mu=1" in found.notes
 
 
-def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask):
+def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask, pretend):
     wanted = ask("method.mu=0.1,1,10")
     scores = zip(wanted.runs(), (2.0, 1.0, 1.0), strict=True)
     pretend(wanted, {name: ((value, 3.0), (9.0, 9.0)) for name, value in scores})
     for path in wanted.study.out.rglob("summary.json"):
-        held = json.loads(path.read_text()) | {"metric": "mae", "higher_is_better": False}
-        path.write_text(json.dumps(held | {"leaking": True, "caution": "they knew"}))
+        folder = RunFolder(path.parent)
+        changed = {"metric": "mae", "higher_is_better": False, "leaking": True, "caution": "they knew"}
+        folder.write_summary(replace(folder.read_summary(), **changed))
     found = wanted.finding(())
     assert [(row["mu"], row["winner"], row["validation mae"]) for row in found.rows] == [
         ("1", "*", 1.0),
@@ -190,17 +191,14 @@ def test_of_an_error_the_lowest_wins_and_of_equals_the_first(ask):
     assert found.notes[-1] == "LEAKING: they knew; these scores are not a fair estimate"
 
 
-def test_settings_are_compared_by_one_score(ask, tmp_path):
+def test_settings_are_compared_by_one_score(ask, tmp_path, finished):
     """By the one that selects; the smaller loss wins."""
     with pytest.raises(UsageError, match="a sweep chooses by one validation score; give select_by one value"):
         ask("select_by=accuracy,loss").check()
     found = ask("select_by=loss", "training.batch=8,16", "seed=0")
     for batch, loss in ((8, 0.5), (16, 0.4)):
         folder = tmp_path / "runs" / "fedprox" / f"training.batch={batch}" / "seed-0"
-        folder.mkdir(parents=True)
-        scores = {"shared": {"mean": 0.9, "std": 0.0, "validation": loss, "round": 1}}
-        summary = {"scores": scores, "metric": "accuracy", "higher_is_better": True, "selected_by": "loss"}
-        (folder / "summary.json").write_text(json.dumps(summary | {"leaking": False, "caution": ""}))
+        finished(folder, {"shared": {"validation": loss}}, selected_by="loss")
     rows = found.finding([]).rows
     assert [(row["batch"], row["winner"], row["validation loss"]) for row in rows] == [
         ("16", "*", 0.4),

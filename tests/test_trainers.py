@@ -11,9 +11,10 @@ from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, 
 from kinfed.core.method import Method, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments.run_folder import load_model, save
+from kinfed.experiments.results import load_model, save
 from kinfed.methods import Local
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 9, 17, 8)
@@ -47,7 +48,9 @@ class Programmed(Local):
 
 
 def uploads(program, executor="loop", net=None, training=TRAINING):
-    fleet = Simulation(federation(), Model(net or module(True)), Programmed(program), training, executor=executor)
+    fleet = Simulation(
+        federation(), Model(net or module(True)), Programmed(program), training, execution=Execution(executor)
+    )
     fleet.client_statistics()
     return fleet.train(0, torch.arange(len(SIZES)), ())[1], fleet
 
@@ -166,7 +169,7 @@ def test_what_has_no_fused_form_is_trained_by_the_next_and_the_run_says_so(refus
 
 def test_the_summary_says_who_trained_and_why(tmp_path):
     method = Programmed(lambda c: Params(c.descend(c.model.theta, clip=2.0, optimiser=SGD(0.1, momentum=0.5))))
-    found = fit(method, federation(), module(), rounds=1, executor="fused")
+    found = fit(method, federation(), module(), rounds=1, execution=Execution("fused"))
     summary = save(found, tmp_path / "run")
     assert summary["executor"] == "fused"
     assert summary["reason"] == "as asked; vmap trains what has no fused form: an optimiser other than plain SGD"
@@ -287,8 +290,8 @@ class Curious(Local):
 @pytest.mark.parametrize("where", ["personalise", "predict", "init_client"])
 def test_no_half_of_a_method_reads_test_examples(where):
     with pytest.raises(UsageError, match="Test examples are for evaluation only"):
-        fit(Curious(where), federation(), module(), rounds=1, executor="loop")
-    found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, executor="loop")
+        fit(Curious(where), federation(), module(), rounds=1, execution=Execution("loop"))
+    found = fit(Curious("nowhere", feedback="test"), federation(), module(), rounds=1, execution=Execution("loop"))
     assert found.summary()["leaking"]
 
 
@@ -319,8 +322,8 @@ class Loud(Local):
 def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
     net = module(True)
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    found = fit(Loud(), federation(), net, rounds=2, training=TRAINING, seed=3, executor="loop")
-    again = fit(Loud(), federation(), net, rounds=2, training=TRAINING, seed=3, executor="vmap")
+    found = fit(Loud(), federation(), net, rounds=2, training=TRAINING, seed=3, execution=Execution("loop"))
+    again = fit(Loud(), federation(), net, rounds=2, training=TRAINING, seed=3, execution=Execution("vmap"))
     torch.testing.assert_close(found.history.models, again.history.models)  # the seed fixes the layer's first numbers
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
     assert found.model.head_name == "0.4"

@@ -19,6 +19,8 @@ from kinfed.models import MODELS
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from exact import error
 
+from kinfed.simulation.execution import Execution
+
 warnings.simplefilter("ignore")
 arrays, w = read(sys.argv[1])
 n, m, shape, series = w["train"], w["test"], tuple(w["shape"]), w["model"] == "gru"
@@ -59,5 +61,5 @@ kinfed.fit(
     rounds=1000,
     training=training,
     participation=w["join"],
-    progress=turn,
+    execution=Execution(progress=turn),
 )

@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .attacks import ATTACKS as ATTACKS
     from .attacks.attack import Attack as Attack
     from .attacks.backdoor import Backdoor as Backdoor
     from .attacks.label_flip import LabelFlip as LabelFlip
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from .core.client import Training as Training
     from .core.client import towards as towards
     from .core.engine import Participation as Participation
+    from .core.engine import Rounds as Rounds
     from .core.graph import Graph as Graph
     from .core.history import History as History
     from .core.method import Method as Method
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
     from .core.model import Model as Model
     from .core.optimiser import SGD as SGD
     from .core.optimiser import Adam as Adam
+    from .core.optimiser import Optimiser as Optimiser
+    from .core.optimiser import OptState as OptState
     from .core.settings import Count as Count
     from .core.settings import CountOrZero as CountOrZero
     from .core.settings import In as In
@@ -30,15 +34,21 @@ if TYPE_CHECKING:
     from .core.settings import Positive as Positive
     from .core.settings import Settings as Settings
     from .core.settings import Share as Share
+    from .core.summary import Summary as Summary
     from .core.tables import put as put
+    from .core.tables import take as take
+    from .core.tasks import TASKS as TASKS
     from .core.tasks import Classification as Classification
     from .core.tasks import Forecasting as Forecasting
     from .core.tasks import Regression as Regression
+    from .core.tasks import Task as Task
+    from .core.trees import Like as Like
     from .core.trees import ModelOf as ModelOf
     from .core.trees import Pairwise as Pairwise
     from .core.trees import PerClient as PerClient
     from .core.trees import Shared as Shared
     from .data.dataset import Dataset as Dataset
+    from .data.dataset import Partition as Partition
     from .data.dataset import Parts as Parts
     from .data.federation import Federation as Federation
     from .data.split import Split as Split
@@ -49,9 +59,10 @@ if TYPE_CHECKING:
     from .errors import RunError as RunError
     from .errors import UsageError as UsageError
     from .experiments.fit import fit as fit
+    from .experiments.results import load_model as load_model
+    from .experiments.results import save as save
     from .experiments.run import Run as Run
-    from .experiments.run_folder import load_model as load_model
-    from .experiments.run_folder import save as save
+    from .graphs import GRAPHS as GRAPHS
     from .methods import METHODS as METHODS
     from .methods.bases import Averaging as Averaging
     from .methods.bases import GraphMethod as GraphMethod
@@ -72,6 +83,8 @@ if TYPE_CHECKING:
     from .methods.sfl import SFL as SFL
     from .models import MODELS as MODELS
     from .ops.mixing import mix as mix
+    from .ops.mixing import weighted_mean as weighted_mean
+    from .partitions import PARTITIONS as PARTITIONS
     from .partitions.dirichlet import Dirichlet as Dirichlet
     from .partitions.iid import IID as IID
     from .partitions.label_groups import LabelGroups as LabelGroups
@@ -81,35 +94,39 @@ if TYPE_CHECKING:
     from .partitions.rotations import Rotations as Rotations
     from .partitions.shards import Shards as Shards
     from .partitions.topologies import Topologies as Topologies
+    from .simulation.execution import Execution as Execution
 
 __version__ = "0.1.0"
 
 _PLACES = {  # each public name, by its module
+    "attacks": ("ATTACKS",),
     "attacks.attack": ("Attack",),
     "attacks.backdoor": ("Backdoor",),
     "attacks.label_flip": ("LabelFlip",),
     "attacks.noise": ("Noise",),
     "attacks.poison": ("Poison",),
     "core.client": ("Client", "Quadratic", "Training", "towards"),
-    "core.engine": ("Participation",),
+    "core.engine": ("Participation", "Rounds"),
     "core.graph": ("Graph",),
     "core.history": ("History",),
     "core.method": ("Method", "Params", "Roster", "SharedParams"),
     "core.model": ("Model",),
-    "core.optimiser": ("SGD", "Adam"),
+    "core.optimiser": ("Adam", "Optimiser", "OptState", "SGD"),
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
-    "core.tables": ("put",),
-    "core.tasks": ("Classification", "Forecasting", "Regression"),
-    "core.trees": ("ModelOf", "Pairwise", "PerClient", "Shared"),
-    "data.dataset": ("Dataset", "Parts"),
+    "core.summary": ("Summary",),
+    "core.tables": ("put", "take"),
+    "core.tasks": ("Classification", "Forecasting", "Regression", "Task", "TASKS"),
+    "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
+    "data.dataset": ("Dataset", "Partition", "Parts"),
     "data.federation": ("Federation",),
     "data.split": ("Split",),
     "data.tables": ("from_csv", "from_parquet"),
     "datasets": ("DATASETS",),
     "errors": ("DataError", "RunError", "UsageError"),
     "experiments.fit": ("fit",),
+    "experiments.results": ("load_model", "save"),
     "experiments.run": ("Run",),
-    "experiments.run_folder": ("load_model", "save"),
+    "graphs": ("GRAPHS",),
     "methods": ("METHODS",),
     "methods.bases": ("Averaging", "GraphMethod"),
     "methods.cfl": ("CFL",),
@@ -128,7 +145,8 @@ _PLACES = {  # each public name, by its module
     "methods.scaffold": ("Scaffold",),
     "methods.sfl": ("SFL",),
     "models": ("MODELS",),
-    "ops.mixing": ("mix",),
+    "ops.mixing": ("mix", "weighted_mean"),
+    "partitions": ("PARTITIONS",),
     "partitions.dirichlet": ("Dirichlet",),
     "partitions.iid": ("IID",),
     "partitions.label_groups": ("LabelGroups",),
@@ -138,6 +156,7 @@ _PLACES = {  # each public name, by its module
     "partitions.rotations": ("Rotations",),
     "partitions.shards": ("Shards",),
     "partitions.topologies": ("Topologies",),
+    "simulation.execution": ("Execution",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}
 

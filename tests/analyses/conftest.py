@@ -1,5 +1,4 @@
 import csv
-import json
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -7,10 +6,15 @@ import numpy as np
 import pytest
 
 from kinfed.experiments import config
-from kinfed.experiments.launch import Machine
 from kinfed.experiments.study import Study
+from kinfed.simulation.execution import Execution
 
-SMALL = ("rounds=3", "federation.clients=8", "federation.partition.groups=2", "model.hidden=[8]")
+SMALL = (  # whole parts, so that a test may name others
+    "rounds=3",
+    "federation.clients=8",
+    "federation.partition={name = 'rotations', groups = 2}",
+    "model={name = 'mlp', hidden = [8]}",
+)
 
 
 @pytest.fixture
@@ -21,46 +25,33 @@ def study(tmp_path, monkeypatch):
     monkeypatch.setattr("kinfed.plots.heatmaps.relation_heatmap", Mock())
 
     def make(method, *overrides):
-        return Study(config.read(method, [*SMALL, *overrides]), Machine(), tmp_path)
+        return Study(config.read(method, [*SMALL, *overrides]), Execution(), tmp_path)
 
     return make
 
 
 @pytest.fixture
-def invented(tmp_path):
+def invented(tmp_path, finished):
     """A stand-in for a study whose runs are done: by name test scores [S, T, N] and validation scores, a mean each."""
 
     def make(tests, validation=None, metric="accuracy", higher_is_better=True):
-        def finished(name):
+        def run(name):
             values = np.asarray(tests[name], dtype=float)
             folder = tmp_path / "runs" / name
             valid = {"validation": validation[name]} if validation else {}
+            known = {"metric": metric, "higher_is_better": higher_is_better}
             for seed, scores in enumerate(values):
                 one = folder / f"seed-{seed}"
-                one.mkdir(parents=True)
-                _summary(one, scores[-1].mean(), metric, higher_is_better, **valid)
+                finished(one, {"own": {"mean": scores[-1].mean(), "std": 0.5, **valid}}, seed=seed, **known)
                 with (one / "history.csv").open("w", newline="") as file:
                     table = csv.writer(file)
                     table.writerow(["round", "client", "model", "split", "metric", "value"])
                     for round, row in enumerate(scores, 1):
                         for model, split, shift in (("own", "validation", 9), ("own", "test", 0), ("other", "test", 7)):
                             table.writerows([5 * round, i, model, split, metric, v + shift] for i, v in enumerate(row))
-            seeds = list(range(len(values)))
-            _summary(folder, values[:, -1].mean(), metric, higher_is_better, seeds=seeds, **valid)
-            return folder
+            own = {"mean": values[:, -1].mean(), "std": 0.5, **valid}
+            return finished(folder, {"own": own}, seeds=list(range(len(values))), **known)
 
-        return SimpleNamespace(runs=lambda asked: {name: finished(name) for name in asked}, out=tmp_path, method="m")
+        return SimpleNamespace(runs=lambda asked: {name: run(name) for name in asked}, out=tmp_path, method="m")
 
     return make
-
-
-def _summary(folder, mean, metric, higher_is_better, seeds=None, **more):
-    summary = {
-        "method": "m",
-        "metric": metric,
-        "higher_is_better": higher_is_better,
-        "chosen": "own",
-        "leaking": False,
-        "scores": {"own": {"mean": mean, "std": 0.5, **more}},
-    }
-    (folder / "summary.json").write_text(json.dumps(summary | ({"seeds": seeds} if seeds else {})))

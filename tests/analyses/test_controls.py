@@ -2,7 +2,7 @@ import pytest
 
 from kinfed.analyses.controls import controls
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.run_folder import RunFolder
 
 
 def test_every_graph_that_clients_can_have_is_tried(study, tmp_path, figures):
@@ -11,9 +11,9 @@ def test_every_graph_that_clients_can_have_is_tried(study, tmp_path, figures):
     graphs = [row["graph"] for row in found.rows]
     assert graphs == ["oracle", "label_overlap", "shuffled", "random", "identity", "complete"]  # no graph is given
     for row in found.rows:
-        summary = read_summary(tmp_path / "runs" / row["graph"])
-        assert summary["federation"]["graph"]["name"] == row["graph"]
-        score = summary["scores"][summary["chosen"]]
+        summary = RunFolder(tmp_path / "runs" / row["graph"]).read_summary()
+        assert summary.federation["graph"]["name"] == row["graph"]
+        score = summary.scores[summary.chosen]
         assert row["test accuracy (%)"] == pytest.approx(100 * score["mean"])
     by_graph = {row["graph"]: row["test accuracy (%)"] for row in found.rows}
     assert by_graph["oracle"] > by_graph["shuffled"] + 5

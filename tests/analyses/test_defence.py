@@ -5,7 +5,8 @@ import torch
 
 from kinfed.analyses.defence import defence
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import load_model, read_summary
+from kinfed.experiments.results import load_model
+from kinfed.experiments.run_folder import RunFolder
 
 BACKDOOR = ("attack.name=backdoor", "attack.share=0.25")
 
@@ -28,8 +29,8 @@ def test_kept_models_score_as_in_their_runs_and_tuned_ones_differ_in_the_classif
     first = experiment.module(clean, 0)
     for row in found.rows:
         folder = tmp_path / "runs" / row["method"]
-        summary = read_summary(folder)
-        scores = summary["attack"]["scores"][summary["chosen"]]
+        summary = RunFolder(folder).read_summary()
+        scores = summary.honest_scores[summary.chosen]
         assert row["accuracy (%)"] == pytest.approx(100 * scores["mean"], rel=1e-5)
         assert row["success of the backdoor (%)"] == pytest.approx(100 * scores["success"], rel=1e-5)
         tuned = {"test": [], "triggered": []}
@@ -56,7 +57,7 @@ def test_kept_models_score_as_in_their_runs_and_tuned_ones_differ_in_the_classif
 
 def test_without_an_attack_it_is_the_backdoor_and_another_is_refused(study, tmp_path):
     defence(study("local", "rounds=1"), ["local"], epochs=1)
-    assert read_summary(tmp_path / "runs" / "local")["attack"]["name"] == "backdoor"
+    assert RunFolder(tmp_path / "runs" / "local").read_summary().attack["name"] == "backdoor"
     with pytest.raises(UsageError, match="Simple-Tuning is for backdoors, but the experiment has another attack"):
         defence(study("local", "attack.name=noise"), ["local"])
     with pytest.raises(UsageError, match=r"analysis\.epochs must be at least 1; got 0"):

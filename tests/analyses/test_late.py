@@ -1,4 +1,4 @@
-import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,8 +7,9 @@ import pytest
 
 from kinfed import UsageError
 from kinfed.analyses.late import held_back, hold_back, late
-from kinfed.core.engine import Participation, latecomers
+from kinfed.core.engine import Participation, Rounds, latecomers
 from kinfed.core.seeding import tags
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.plots.joining import LINES, early_and_late
 
 NAMES = [str(i) for i in range(5)]
@@ -26,13 +27,12 @@ def dated(invented):
             folders = study.runs(asked)
             for folder in folders.values():
                 for seed in (0, 1):
-                    path = folder / f"seed-{seed}" / "summary.json"
-                    known = {"seed": seed, "names": NAMES, "clients": 5}
-                    path.write_text(json.dumps(json.loads(path.read_text()) | known))
+                    one = folder.of_seed(seed)
+                    one.write_summary(replace(one.read_summary(), names=NAMES, clients=5))
             return folders
 
-        table = {"rounds": 20, "participation": {"share": 1.0, "by_group": 0, "late": 0.0, "joins": 0}}
-        return SimpleNamespace(runs=runs, out=study.out, experiment=lambda: SimpleNamespace(table=table))
+        experiment = SimpleNamespace(rounds=Rounds(20), participation=Participation())
+        return SimpleNamespace(runs=runs, out=study.out, experiment=lambda: experiment)
 
     return make
 
@@ -115,7 +115,7 @@ def test_a_real_run_tells_what_its_history_holds(study, tmp_path):
     assert [row["method"] for row in found.rows] == ["fedaghn"]
     for row in found.rows:
         folder = tmp_path / "runs" / row["method"]
-        absent = held_back(folder, 0.25)
+        absent = held_back(RunFolder(folder), 0.25)
         assert absent.sum(1).tolist() == [2, 2]
         wanted = {"early": [], "late": []}
         for seed in (0, 1):

@@ -4,8 +4,7 @@ import torch
 
 from kinfed.analyses.layers import layers
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import read_summary
-from kinfed.experiments.study import relations
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.metrics.graphs import group_weights
 
 GROUPS = torch.arange(8) // 4
@@ -13,12 +12,12 @@ GROUPS = torch.arange(8) // 4
 
 def test_layers_stand_from_shallow_to_deep_and_their_mean_is_the_runs_summary(study, tmp_path):
     found = layers(study("fedaghn", "model.hidden=[8,8]", "rounds=6"), rounds=3)
-    kept = relations(tmp_path / "runs" / "fedaghn")
+    kept = RunFolder(tmp_path / "runs" / "fedaghn").read_relations()
     chosen = kept.rounds[kept.selected]
     assert [row["layer"] for row in found.rows[::4]] == ["fc1", "fc2", "head"]
     assert [row["round"] for row in found.rows[:4]] == ["1", "3", "6", f"selected: {chosen}"]
     selected = found.rows[3::4]
-    summary = read_summary(tmp_path / "runs" / "fedaghn")["relation"]
+    summary = RunFolder(tmp_path / "runs" / "fedaghn").read_summary().relation
     assert np.mean([row["self"] for row in selected]) == pytest.approx(summary["itself"])
     assert np.mean([row["similar"] for row in selected]) == pytest.approx(summary["within"])
     assert np.mean([row["others"] for row in selected]) == pytest.approx(summary["between"])
@@ -31,7 +30,7 @@ def test_layers_stand_from_shallow_to_deep_and_their_mean_is_the_runs_summary(st
 def test_pictures_show_both_halves_at_first_middle_and_last_round_and_a_line_a_layer(study, tmp_path, figures):
     layers(study("fedaghn", "model.hidden=[8,8]", "rounds=5", "seeds=2"))
     heatmaps, lines = figures[-2:]
-    kept = [relations(tmp_path / "runs" / "fedaghn" / f"seed-{seed}").weights for seed in (0, 1)]
+    kept = [RunFolder(tmp_path / "runs" / "fedaghn" / f"seed-{seed}").read_relations().weights for seed in (0, 1)]
     panels = [axes for axes in heatmaps.axes if axes.get_images()]
     assert [axes.get_title() for axes in panels[:3]] == ["round 1", "round 3", "round 5"]
     assert [panels[0].get_ylabel(), panels[3].get_ylabel()] == ["shallow\nfc1", "deep\nhead"]
@@ -44,7 +43,7 @@ def test_pictures_show_both_halves_at_first_middle_and_last_round_and_a_line_a_l
 
 def test_the_selected_round_of_each_seed_is_its_own(study, tmp_path):
     found = layers(study("fedaghn", "seeds=2", "rounds=6", "training.optimiser.lr=1.0"))
-    kept = [relations(tmp_path / "runs" / "fedaghn" / f"seed-{seed}") for seed in (0, 1)]
+    kept = [RunFolder(tmp_path / "runs" / "fedaghn" / f"seed-{seed}").read_relations() for seed in (0, 1)]
     assert kept[0].selected != kept[1].selected
     label = "selected: " + ", ".join(str(one.rounds[one.selected]) for one in kept)
     row = next(row for row in found.rows if row["round"] == label)

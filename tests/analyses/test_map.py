@@ -3,7 +3,7 @@ import pytest
 
 from kinfed.analyses.map import map
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import read_summary
+from kinfed.experiments.run_folder import RunFolder
 
 
 def test_validation_chooses_and_test_is_shown(invented, figures):
@@ -38,8 +38,8 @@ def test_a_grid_has_the_first_setting_across_and_the_second_up(study, tmp_path, 
         (4, 0.1),
         (4, 0.2),
     ]
-    score = read_summary(tmp_path / "runs" / "method.clusters=4,training.optimiser.lr=0.1")
-    assert found.rows[4]["test accuracy (%)"] == pytest.approx(100 * score["scores"][score["chosen"]]["mean"])
+    score = RunFolder(tmp_path / "runs" / "method.clusters=4,training.optimiser.lr=0.1").read_summary()
+    assert found.rows[4]["test accuracy (%)"] == pytest.approx(100 * score.scores[score.chosen]["mean"])
     axes = figures[-1].axes[0]
     drawn = axes.get_images()[0].get_array()  # [Y, X]
     assert drawn.shape == (2, 3)

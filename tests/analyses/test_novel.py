@@ -6,7 +6,8 @@ import pytest
 from kinfed import UsageError
 from kinfed.analyses.late import held_back
 from kinfed.analyses.novel import novel
-from kinfed.experiments.run_folder import load_model, read_summary
+from kinfed.experiments.results import load_model
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.plots.holdout import score_by_source
 
 SPIRAL = (
@@ -41,13 +42,13 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
         "panacea-gn": "generated",
         "panacea-mlp": "generated",
         "fedavg": "shared",
-        "neighbours' mean": read_summary(tmp_path / "runs" / "panacea-0.3")["chosen"],
+        "neighbours' mean": RunFolder(tmp_path / "runs" / "panacea-0.3").read_summary().chosen,
         "own data alone": "own",
         "panacea, from the start": "generated",
     }
     (federation,) = made.federations()
     runs = tmp_path / "runs"
-    absent = held_back(runs / "panacea-0.3", 0.3)[0]
+    absent = held_back(RunFolder(runs / "panacea-0.3"), 0.3)[0]
     assert absent.sum() == 3
     new, trained = np.flatnonzero(absent).tolist(), np.flatnonzero(~absent).tolist()
     shared = load_model(runs / "fedavg-0.3", trained[0])
@@ -58,7 +59,7 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
         near = links if any(links) else [1.0] * len(trained)
         assert (near is links) == (graph == "given")
         wanted["neighbours' mean"].append(accuracy(averaged(networks, near), federation, i))
-    generated = read_summary(runs / "panacea-0.3")["clients_scores"]["generated"]
+    generated = RunFolder(runs / "panacea-0.3").read_summary().clients_scores["generated"]
     wanted["panacea"] = [generated[i] for i in new]
     wanted["own data alone"] = [accuracy(load_model(runs / "local", i), federation, i) for i in new]
     for source, scores in wanted.items():

@@ -1,4 +1,3 @@
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,6 +6,7 @@ import torch
 
 from kinfed import UsageError
 from kinfed.analyses.topologies import topologies
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.metrics.graphs import clusters
 from kinfed.plots.rand import rand_by_round
 
@@ -19,7 +19,7 @@ def mixture(label):
 
 
 @pytest.fixture
-def clustered(tmp_path):
+def clustered(tmp_path, finished):
     """A stand-in for a study whose runs gave these clusters: for each seed a list of labels, every fifth round."""
 
     def make(seeds):
@@ -35,10 +35,9 @@ def clustered(tmp_path):
                     weights = np.stack([mixture(label) for label in labels]).astype(np.float32)
                     at = 5 * np.arange(1, len(labels) + 1)
                     np.savez(one / "relations.npz", round=at, relation=weights, origin="learned", layers=np.array([]))
-                    summary = {"method": "m", "relation": {}, "chosen": "own", "scores": {"own": {"round": 5}}}
-                    (one / "summary.json").write_text(json.dumps(summary))
-                (folder / "summary.json").write_text(json.dumps({"seeds": list(range(len(seeds)))}))
-            return {name: tmp_path / name for name in wanted}
+                    finished(one, {"own": {"round": 5}}, relation={})
+                finished(folder, seeds=list(range(len(seeds))))
+            return {name: RunFolder(tmp_path / name) for name in wanted}
 
         return SimpleNamespace(runs=runs, out=tmp_path, method="fedcedar", asked=asked)
 

@@ -7,8 +7,7 @@ import torch
 from kinfed.analyses.weights import blocks, look, similar, weights
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
-from kinfed.experiments.run_folder import read_summary
-from kinfed.experiments.study import relations, repeats
+from kinfed.experiments.run_folder import RunFolder
 
 PAIRS = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
 
@@ -24,9 +23,9 @@ def test_the_table_is_that_of_the_runs_own_summaries_and_uniform_weights_are_see
         ("iid", "fedaghn"),
     ]
     uniform, learned, alike, _ = found.rows
-    folder = tmp_path / "runs" / "rotations-fedaghn"
-    assert [relations(one).selected for one in repeats(folder)] != [5, 5]
-    summary = read_summary(folder)["relation"]
+    folder = RunFolder(tmp_path / "runs" / "rotations-fedaghn")
+    assert [one.read_relations().selected for one in folder.repeats()] != [5, 5]
+    summary = folder.read_summary().relation
     assert learned["self"] == pytest.approx(summary["itself"])
     assert learned["similar"] == pytest.approx(summary["within"])
     assert learned["others"] == pytest.approx(summary["between"])

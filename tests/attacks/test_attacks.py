@@ -17,6 +17,7 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification, Regression
 from kinfed.methods import SFL, FedAMP, FedAvg, FedRep, Local
 from kinfed.simulation.attacked_fleet import AttackedFleet
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 COUNT, SIZE, FOUR = 6, 30, Classification(4)
@@ -43,7 +44,9 @@ def module(norm=False):
 def fleets(method, attack, norm=False, data=None, seed=3):
     """A fleet of honest clients, the one around it, and what a server needs to know."""
     data = data or federation()
-    fleet = Simulation(data, Model(module(norm)), method, Training(1, 8, SGD(0.1)), seed=seed, executor="loop")
+    fleet = Simulation(
+        data, Model(module(norm)), method, Training(1, 8, SGD(0.1)), seed=seed, execution=Execution("loop")
+    )
     roster = fleet.roster(data.graph)
     attackers = attack.attackers(data.names, seed)
     return fleet, AttackedFleet(fleet, attack, attackers, roster.layout, seed), roster, attackers
@@ -192,7 +195,7 @@ def test_success_is_how_often_a_triggered_image_is_taken_for_the_target():
             training=Training(1, 32, SGD(1e-9)),
             attack=Backdoor(target=target),
         )
-        assert run.summary()["attack"]["scores"]["own"]["success"] == success
+        assert run.summary().attack["scores"]["own"]["success"] == success
 
 
 def runs(method, attack=None, **settings):
@@ -204,7 +207,7 @@ def test_nobody_attacking_is_the_clean_run_bit_for_bit(attack):
     clean, other = runs(FedAvg()), runs(FedAvg(), attack(share=0.0))
     assert torch.equal(clean.history.models["theta"], other.history.models["theta"])
     assert clean.history.summary() == other.history.summary()
-    assert other.summary()["attack"]["attackers"] == []
+    assert other.summary().attackers == []
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values())
@@ -230,11 +233,11 @@ def test_attackers_have_no_say_in_what_is_selected_and_no_part_in_honest_scores(
     assert history.select("own") == 2
     assert history.summary()["own"]["validation"] == pytest.approx(0.3)
     found = run.summary()
-    test = torch.tensor(found["clients_scores"]["own"])
-    assert found["scores"]["own"]["mean"] == pytest.approx(float(test.mean()))
-    assert found["attack"]["scores"]["own"]["mean"] == pytest.approx(float(test[honest].mean()))
-    assert found["attack"]["attackers"] == [n for n, h in zip("abcdef", honest.tolist(), strict=True) if not h]
-    assert (found["attack"]["name"], found["attack"]["share"]) == ("LabelFlip", 0.5)
+    test = torch.tensor(found.clients_scores["own"])
+    assert found.scores["own"]["mean"] == pytest.approx(float(test.mean()))
+    assert found.attack["scores"]["own"]["mean"] == pytest.approx(float(test[honest].mean()))
+    assert found.attack["attackers"] == [n for n, h in zip("abcdef", honest.tolist(), strict=True) if not h]
+    assert (found.attack["name"], found.attack["share"]) == ("LabelFlip", 0.5)
 
 
 def test_a_resumed_run_is_attacked_by_the_same_clients(tmp_path):
@@ -245,7 +248,7 @@ def test_a_resumed_run_is_attacked_by_the_same_clients(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        runs(FedAvg(), Noise(share=0.4), folder=tmp_path, checkpoint_seconds=0.0, progress=stop)
+        runs(FedAvg(), Noise(share=0.4), folder=tmp_path, execution=Execution(checkpoint_seconds=0.0, progress=stop))
     again = runs(FedAvg(), Noise(share=0.4), folder=tmp_path)
     assert torch.equal(whole.history.models["theta"], again.history.models["theta"])
 

@@ -10,11 +10,11 @@ def second_run_interrupted(monkeypatch):
     """Ctrl-C comes when a command begins its second run, the first time that it does; the folders that were begun."""
     once, begun = process_pool.once, []
 
-    def interrupted(experiment, folder, machine):
+    def interrupted(experiment, folder, execution, data_dir):
         begun.append(folder)
         if len(begun) == 2:
             raise KeyboardInterrupt
-        return once(experiment, folder, machine)
+        return once(experiment, folder, execution, data_dir)
 
     monkeypatch.setattr(process_pool, "once", interrupted)
     return begun

@@ -213,14 +213,14 @@ def test_compare_and_list(tmp_path, capsys):
             "participation.share must be in (0, 1]; got 0.0 (of the clients in a round)",
         ),
         (["run", "fedavg", "nonsense"], "write dotted.key=value"),
-        (["run", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
+        (["run", "fedavg", "--workers", "0"], "Execution.workers must be at least 1; got 0"),
         (
             ["run", "fedavg", "--checkpoint", "-1"],
-            "checkpoint is a time in seconds, so it must be zero or more; got -1",
+            "Execution.checkpoint_seconds must be zero or more; got -1",
         ),
-        (["sweep", "fedavg", "--checkpoint", "nan"], "so it must be zero or more; got nan"),
-        (["estimate", "fedavg", "--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
-        (["estimate", "fedavg", "--checkpoint", "-1"], "so it must be zero or more; got -1"),
+        (["sweep", "fedavg", "--checkpoint", "nan"], "Execution.checkpoint_seconds must be zero or more; got nan"),
+        (["estimate", "fedavg", "--workers", "0"], "Execution.workers must be at least 1; got 0"),
+        (["estimate", "fedavg", "--checkpoint", "-1"], "Execution.checkpoint_seconds must be zero or more; got -1"),
         (["run", "fedavg", "--device", "cuda:7"], "device 'cuda:7' is not here"),
         (["run", "fedavg", "--device", "gpu"], "device must be auto, cpu, cuda or cuda:NUMBER; got 'gpu'"),
         (["resume", "."], "is not a run's folder: it has no config.toml"),
@@ -363,3 +363,33 @@ def test_a_folders_name_is_told_as_it_is(command, name, capsys, tmp_path, monkey
     code, _, err = kinfed_run(capsys, command, "local", *SMALL, "model=linear", "--out", name)
     assert code == 0
     assert err.rstrip().endswith(f" in {name}")
+
+
+HEAVY = {"torch", "numpy", "scipy", "matplotlib", "sklearn"}
+NEEDLESS = {"scipy.stats", "sklearn", "torch._dynamo", "torch._inductor", "polars", "flwr", "torch_geometric"}
+
+
+@pytest.mark.parametrize(
+    ("words", "without"),
+    [
+        ("--help", HEAVY | {"rich"}),
+        ("--version", HEAVY | {"rich"}),
+        ("list methods", HEAVY),
+        ("run local rounds=1 --quiet --out run", NEEDLESS),
+    ],
+)
+def test_a_command_imports_only_what_it_needs(words, without, tmp_path):
+    program = (
+        "import atexit, os, sys; from kinfed.cli import main; "
+        f"sys.argv[1:] = {words!r}.split(); "
+        "atexit.register(lambda: print(*sys.modules, os.environ.get('GOMP_SPINCOUNT'), sep='\\n')); main()"
+    )
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    *loaded, spins = done.stdout.splitlines()
+    assert "kinfed.cli.program" in loaded
+    assert not without.intersection(loaded)
+    assert spins == "1000"  # threads of PyTorch's that wait leave their cores to others

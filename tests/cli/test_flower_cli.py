@@ -117,22 +117,10 @@ def test_the_written_plan_is_the_same_plan(tmp_path):
     assert (again.deployment.clients, again.deployment.quorum) == (4, 0.75)
 
 
-def test_a_finished_run_is_resumed_by_telling_its_end(capsys, tmp_path, monkeypatch):
+def test_a_finished_run_is_resumed_by_telling_its_end(capsys, tmp_path, monkeypatch, finished):
     monkeypatch.setenv("KINFED_FLOWER_HOME", str(tmp_path / "home"))
-    about = {"method": "fedavg", "dataset": "sites", "clients": 2, "rounds": 3, "parameters": 7, "seed": 0}
-    scores = {"shared": {"mean": 0.5, "std": 0.0, "worst5": 0.5, "best5": 0.5, "round": 3}}
-    told = {
-        "bytes_up": 8,
-        "bytes_down": 8,
-        "metric": "accuracy",
-        "scores": scores,
-        "chosen": "shared",
-        "leaking": False,
-        "relation": None,
-    }
-    summary = about | told | {"executor": "flower", "seconds": 1.0, "out": str(tmp_path)}
     (tmp_path / "config.toml").write_text(PLAN)
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    summary = finished(tmp_path, {"shared": {}}, dataset="sites", executor="flower").read_summary().to_dict()
     assert main(["flower", "run", "--resume", str(tmp_path), "--json"]) == 0
     said = capsys.readouterr()
     assert json.loads(said.out) == summary

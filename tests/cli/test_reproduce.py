@@ -274,8 +274,14 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
         (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
         (["--method", "local", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
-        (["--workers", "0"], "workers counts threads, so it must be at least 1; got 0"),
-        (["--checkpoint", "nan"], "checkpoint is a time in seconds, so it must be zero or more; got nan"),
+        (
+            ["--workers", "0"],
+            "Execution.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",
+        ),
+        (
+            ["--checkpoint", "nan"],
+            "Execution.checkpoint_seconds must be zero or more; got nan (the least time between checkpoints)",
+        ),
     ):
         _, err = reproduce(capsys, *arguments, "--out", "nothing", code=2)
         assert err == f"kinfed: {said}\n"

@@ -10,7 +10,7 @@ import pytest
 from kinfed.cli import main
 from kinfed.cli.console import literal
 from kinfed.cli.tables import tell
-from kinfed.experiments import run_folder
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.experiments.study import Finding
 
 SMALL = ["rounds=2", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -37,14 +37,10 @@ def test_a_sweep_ends_with_one_table_and_does_nothing_twice(tmp_path, capsys, mo
     assert max(map(len, err.splitlines()[:-1])) <= 80
     for row in rows:
         each = [
-            run_folder.read_summary(
-                out / "runs" / row["method"] / f"training.optimiser.lr={row['lr']}" / f"seed-{seed}"
-            )
+            RunFolder(out / "runs" / row["method"] / f"training.optimiser.lr={row['lr']}").of_seed(seed).read_summary()
             for seed in (0, 1)
         ]
-        tests, validations = (
-            [100 * one["scores"][row["model"]][key] for one in each] for key in ("mean", "validation")
-        )
+        tests, validations = ([100 * one.scores[row["model"]][key] for one in each] for key in ("mean", "validation"))
         assert row["test accuracy (%)"] == pytest.approx(sum(tests) / 2)
         assert row["validation accuracy (%)"] == pytest.approx(sum(validations) / 2)
         assert row["over seeds"] == pytest.approx(abs(tests[0] - tests[1]) / 2**0.5)
@@ -135,3 +131,16 @@ def test_wrong_requests_end_in_one_line_and_leave_nothing(arguments, said, capsy
     assert len(err.strip().splitlines()) == 1
     assert said in err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_over_your_own_table_leaves_the_settings_of_digits(tmp_path, capsys):
+    path = tmp_path / "rows.csv"
+    path.write_text("who,x,z,label\n" + "".join(f"{i % 3},{i % 7},{i % 5},{i % 2}\n" for i in range(120)))
+    data = {"name": "csv", "path": path, "client": "who", "target": "label"}
+    own = [f"federation.dataset.{key}={value}" for key, value in data.items()]
+    out = tmp_path / "a"
+    code, _, err = sweep(capsys, "local", *own, "rounds=1", "training.epochs=1,2", "--out", str(out), "--quiet")
+    assert (code, err) == (0, "")
+    run = RunFolder(out / "runs" / "local" / "training.epochs=1").of_seed(0)
+    assert run.read_summary().clients == 3
+    assert 'name = "natural"' in run.config.read_text()  # digits are dealt by rotations, to 20 clients

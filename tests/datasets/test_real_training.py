@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kinfed import SGD, Split, Training, fit
+from kinfed.core.engine import Rounds
 from kinfed.core.seeding import generator
 from kinfed.data.federation import divide
 from kinfed.datasets import DATASETS
@@ -49,7 +50,7 @@ def test_real_examples_train_with_three_methods(name):
 
     def loss(method, lr):
         how = Training(2, 16, SGD(lr))
-        history = fit(method, federation, module, rounds=2, training=how, evaluate_every=2).history
+        history = fit(method, federation, module, rounds=Rounds(2, evaluate_every=2), training=how).history
         return float(history.scores[-1][history.headline, "test", "loss"].mean())
 
     untrained, rate = loss(FedAvg(), 1e-9), 0.003 * min(1, 3072 / federation.x[0].numel())  # less for larger images

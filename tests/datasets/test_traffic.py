@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kinfed import SGD, Split, Training, UsageError, fit
+from kinfed.core.engine import Rounds
 from kinfed.data.federation import divide
 from kinfed.datasets import DATASETS
 from kinfed.datasets.files import TRAFFIC
@@ -135,7 +136,7 @@ def test_the_real_series_train_with_three_methods(name):
 
     def train(method, lr):
         how = Training(2, 16, SGD(lr, momentum=0.9))
-        history = fit(method, federation, module, rounds=2, training=how, evaluate_every=2).history
+        history = fit(method, federation, module, rounds=Rounds(2, evaluate_every=2), training=how).history
         model = history.headline
         for (_, _, metric), values in history.scores[-1].items():
             assert "mape" in metric or torch.isfinite(values).all()

@@ -31,6 +31,7 @@ from kinfed.flower import client, plan
 from kinfed.flower.grid import GridTransport, unpack
 from kinfed.flower.server import serve
 from kinfed.plots import charts, heatmaps
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
@@ -245,7 +246,9 @@ class Trial:
 
         learning, table = self.planned.learning, self.planned.table
         model = self.planned.model(tuple(federation.x.shape[1:]), 3)
-        fleet = Partial(federation, model, learning.method, learning.training, seed=table["seed"], executor="loop")
+        fleet = Partial(
+            federation, model, learning.method, learning.training, seed=table["seed"], execution=Execution("loop")
+        )
         history = History(tuple(names), federation.task, table["evaluate_every"])
         weights = torch.zeros(6, 6)
         for i, j in LINKS:

@@ -1,5 +1,6 @@
 """Runs that are followed, resumed and stopped, by a stand-in for Flower's command."""
 
+import json
 import os
 import signal
 from types import SimpleNamespace
@@ -14,9 +15,9 @@ from kinfed.interrupts import Terminated, heard
 
 
 @pytest.fixture
-def flower(tmp_path, monkeypatch):
+def flower(tmp_path, monkeypatch, finished):
     """A stand-in for Flower's command; returns the status of its runs, and which commands were given."""
-    commands, runs = [], {}
+    commands, runs, done = [], {}, finished(tmp_path / "done").read_summary()
 
     def flwr(home, *arguments):
         commands.append(arguments[0])
@@ -29,7 +30,7 @@ def flower(tmp_path, monkeypatch):
 
     def ending(home, id, report):
         runs[id] = "finished:completed"
-        return ["round 1 of 1", 'done: {"rounds": 1}']
+        return ["round 1 of 1", f"done: {json.dumps(done.to_dict())}"]
 
     monkeypatch.setattr(follow, "flwr", flwr)
     monkeypatch.setattr(follow, "follow", ending)
@@ -40,16 +41,16 @@ def flower(tmp_path, monkeypatch):
 def test_a_run_in_progress_is_followed_and_not_started_twice(tmp_path, flower):
     out, lines = tmp_path / "out", []
     out.mkdir()
-    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append).rounds == 1
     assert (out / ".run").read_text() == "1"
     flower.runs["1"] = "running"  # as if the program that watched it had been killed
     flower.commands.clear()
-    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append).rounds == 1
     assert lines == ["the run is in progress; following it"]
     assert "run" not in flower.commands
-    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}  # it is over: another
+    assert follow.run(tmp_path, out, lines.append).rounds == 1  # it is over: another
     (out / ".run").write_text("of another SuperLink")
-    assert follow.run(tmp_path, out, lines.append) == {"rounds": 1}
+    assert follow.run(tmp_path, out, lines.append).rounds == 1
     assert flower.commands.count("run") == 2
 
 

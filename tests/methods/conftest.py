@@ -18,6 +18,7 @@ from kinfed.core.seeding import tags
 from kinfed.core.sharing import State
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 
@@ -25,7 +26,7 @@ class Trial:
     """A method on a federation, run by the real engine."""
 
     def __init__(self, method, federation, module, training, executor="loop", seed=0, every=1):
-        self.fleet = Simulation(federation, Model(module), method, training, seed=seed, executor=executor)
+        self.fleet = Simulation(federation, Model(module), method, training, seed=seed, execution=Execution(executor))
         self.method, self.module = self.fleet.method, module
         self.roster = self.fleet.roster()
         self.history = History(federation.names, federation.task, every)

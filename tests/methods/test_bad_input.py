@@ -13,6 +13,7 @@ from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Head
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.simulation.execution import Execution
 
 LOPSIDED = [[0, 1, 0], [0, 0, 1], [0, 1, 0]]
 PATH = [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
@@ -41,7 +42,9 @@ def federation(weights=None, train=9):
 def run(method, weights=PATH, train=9, module=None, **settings):
     data = federation(weights, train)
     training = Training(1, 4, SGD(0.1))
-    return fit(method, data, module or nn.Linear(2, 2), rounds=2, training=training, executor="loop", **settings)
+    return fit(
+        method, data, module or nn.Linear(2, 2), rounds=2, training=training, execution=Execution("loop"), **settings
+    )
 
 
 @pytest.mark.parametrize(

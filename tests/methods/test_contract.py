@@ -21,12 +21,13 @@ from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
-from kinfed.experiments.run_folder import load_model, save
+from kinfed.experiments.results import load_model, save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 9, 8, 17, 4, 12)  # the batch is 8: short batches, one full batch, a client smaller than a batch
@@ -84,7 +85,7 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, wo
     method = make(name)
     data = federation(order)
     training = Training(epochs=2, batch=8, optimiser=SGD(lr=0.2))
-    fleet = fleet(data, Model(module(kind)), method, training, seed=11, executor=executor, workers=workers, chunk=4)
+    fleet = fleet(data, Model(module(kind)), method, training, seed=11, execution=Execution(executor, workers, chunk=4))
     return fleet.method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task)
 
 
@@ -92,8 +93,15 @@ def start(name, executor="loop", order=ORDER, kind="plain", fleet=Simulation, wo
 def test_methods_with_rates_of_their_own_are_those_that_leave_the_optimiser_aside(name):
     scores = []
     for lr in (0.01, 1.0):
-        found = fit(make(name), federation(), module(), rounds=2, training=Training(optimiser=SGD(lr)), executor="loop")
-        scores.append(found.summary()["clients_scores"])
+        found = fit(
+            make(name),
+            federation(),
+            module(),
+            rounds=2,
+            training=Training(optimiser=SGD(lr)),
+            execution=Execution("loop"),
+        )
+        scores.append(found.summary().clients_scores)
     assert (scores[0] == scores[1]) == bool(METHODS[name].rates)
 
 
@@ -312,7 +320,7 @@ def test_one_client_alone_and_one_that_never_took_part(name):
     rows = {split: parts[3:4] for split, parts in data.rows.items()}
     alone = Federation(data.x, data.y, rows, data.task, graph=Graph(torch.zeros(1, 1), "given"))
     training = Training(epochs=1, batch=2, optimiser=SGD(lr=0.1))
-    fleet = Simulation(alone, Model(module()), method, training, executor="loop")
+    fleet = Simulation(alone, Model(module()), method, training, execution=Execution("loop"))
     history = History(("0",), alone.task)
     run(fleet.method, fleet.roster(alone.graph), fleet, history, rounds=3)
     assert torch.isfinite(history.models["theta"]).all()
@@ -323,7 +331,9 @@ def test_one_client_alone_and_one_that_never_took_part(name):
 def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
     """From the run and from its folder, for the model and round that validation prefers."""
     training = Training(epochs=1, batch=8, optimiser=SGD(lr=0.2))
-    found = fit(make(name), federation(), module("norm"), rounds=2, training=training, seed=11, executor="loop")
+    found = fit(
+        make(name), federation(), module("norm"), rounds=2, training=training, seed=11, execution=Execution("loop")
+    )
     save(found, tmp_path / "run")
     data, history = found.federation, found.history
     scored = history.scores[history.rounds.index(history.select(history.chosen))][history.chosen, "test", "loss"]

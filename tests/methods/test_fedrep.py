@@ -9,6 +9,7 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
 from kinfed.methods import FedRep
+from kinfed.simulation.execution import Execution
 
 float64 = torch.float64
 
@@ -105,4 +106,4 @@ def test_refuses(wrong, said):
 def test_a_model_that_is_all_head_has_nothing_to_share():
     data = Federation.from_arrays(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40) // 20)
     with pytest.raises(UsageError, match="nothing is left to share"):
-        fit(FedRep(), data, nn.Linear(3, 2), rounds=1, executor="loop")
+        fit(FedRep(), data, nn.Linear(3, 2), rounds=1, execution=Execution("loop"))

@@ -29,6 +29,7 @@ from kinfed.methods.parts.graph_learning import Similarity
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.papers.fedaghn import ablations
 from kinfed.papers.panacea.printed import Printed
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 N, RATE, EPOCHS = 3, 0.05, 2
@@ -52,7 +53,9 @@ class Ours:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
-        fleet = Simulation(data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, executor="vmap")
+        fleet = Simulation(
+            data, Model(module), method, Training(EPOCHS, 99, SGD(RATE)), seed=seed, execution=Execution("vmap")
+        )
         method, self.roster = fleet.method, fleet.roster(data.graph)
         self.begin = method.start(self.roster)
         self.server = run(

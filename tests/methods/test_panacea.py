@@ -25,6 +25,7 @@ from kinfed.methods.parts.heads import ChunkedHeads, FullHeads, Heads
 from kinfed.methods.parts.hypernetwork import Dense, Server, perceptron
 from kinfed.methods.pfedhn import Network as Perceptron
 from kinfed.papers.panacea.printed import Printed
+from kinfed.simulation.execution import Execution
 
 float64 = torch.float64
 PATH = torch.tensor([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])
@@ -697,5 +698,5 @@ def test_refuses(kind, wrong):
 
 def test_a_client_alone_has_no_pairs(known):
     alone = Federation.from_arrays(torch.randn(20, 2), torch.arange(20) % 2, torch.zeros(20), graph=torch.ones(1, 1))
-    found = fit(Panacea(**SMALL), alone, nn.Linear(2, 2), rounds=1, executor="loop")
+    found = fit(Panacea(**SMALL), alone, nn.Linear(2, 2), rounds=1, execution=Execution("loop"))
     assert found.theta(0).isfinite().all()

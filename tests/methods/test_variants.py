@@ -38,6 +38,7 @@ from kinfed.ops import similarity, sketch
 from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
@@ -174,7 +175,7 @@ def start(name, variant, executor="loop"):
         torch.manual_seed(3)
         module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).double()
     data, training = federation(), Training(epochs=1, batch=4, optimiser=SGD(lr=0.2))
-    fleet = Simulation(data, Model(module), method, training, seed=SEED, executor=executor, chunk=3)
+    fleet = Simulation(data, Model(module), method, training, seed=SEED, execution=Execution(executor, chunk=3))
     return fleet.method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task, every=2)
 
 

@@ -12,6 +12,7 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 SERIES = ("rnn", "gru")
@@ -113,7 +114,7 @@ def test_loop_and_vmap_train_alike(name):
     method, everyone, found, scores = FedAvg(), torch.arange(3), {}, {}
     for executor in ("loop", "vmap"):
         training = Training(epochs=1, batch=4, optimiser=SGD(lr=0.01))
-        fleet = Simulation(federation, Model(module), method, training, executor=executor)
+        fleet = Simulation(federation, Model(module), method, training, execution=Execution(executor))
         roster = fleet.roster()
         sent = method.send(roster, method.start(roster), everyone)
         found[executor] = fleet.train(0, everyone, sent)[1].theta

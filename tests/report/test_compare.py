@@ -34,6 +34,7 @@ def write(folder, method, values, **changes):
             "mixed": {"mean": 0.0, "std": 0.0, "worst5": 0.0, "best5": 0.0, "round": 1},
         },
         "clients_scores": {"own": values, "mixed": [0.0] * len(values)},
+        "chosen": "own",
         "relation": None,
         "executor": "loop",
         "seconds": 12.0,
@@ -117,7 +118,7 @@ def test_attacked_runs_are_tagged_and_scored_over_honest_clients(tmp_path):
         "name": "label_flip",
         "share": 0.3,
         "attackers": ["b"],
-        "scores": {"own": {"mean": 0.75, "std": 0.05, "worst5": 0.7, "best5": 0.8}},
+        "scores": {name: {"mean": 0.75, "std": 0.05, "worst5": 0.7, "best5": 0.8} for name in ("own", "mixed")},
     }
     clean = write(tmp_path / "clean", "fedavg", [0.8, 0.9, 0.9])
     attacked = write(tmp_path / "attacked", "fedavg", [0.8, 0.1, 0.7], attack=attack, names=["a", "b", "c"])
@@ -235,6 +236,7 @@ def test_the_fullest_table_fits_eighty_columns(tmp_path):
                 seconds=86400.0,
                 scores={long[1]: {"mean": 0.5, "std": 0.2, "worst5": 0.1, "best5": 1.0, "round": 2}},
                 clients_scores={long[1]: scores},
+                chosen=long[1],
             )
     comparison = compare([tmp_path / "local", tmp_path / "fedaghn", tmp_path / long[0]])
     narrow, wide = drawn(comparison), drawn(comparison, width=300)
@@ -297,9 +299,8 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
     ("text", "message"),
     [
         ("[]", "not a run's summary"),
-        ("{}", "has no 'scores'"),
-        ('{"scores": {}, "higher_is_better": true}', "has no scores"),
-        ('{"scores": {"own": {}}, "higher_is_better": true, "relation": null}', "has no 'method'"),
+        ("{}", "has no 'method'"),
+        ('{"method": "local", "rounds": "3"}', "its 'rounds' is '3'"),
     ],
 )
 def test_a_summary_of_something_else_is_refused(tmp_path, text, message):

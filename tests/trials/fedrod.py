@@ -32,7 +32,9 @@ class FedRoD(Averaging):
 
     def extend(self, module, head):
         if not head:
-            raise UsageError("fedrod: the model needs a head after other layers; name it: fit(..., head='NAME')")
+            raise UsageError(
+                "fedrod: the model needs a head after other layers; name it: kinfed.Model(module, head='NAME')"
+            )
         parent, _, name = head.rpartition(".")
         setattr(module.get_submodule(parent), name, TwoHeads(module.get_submodule(head)))
         return module

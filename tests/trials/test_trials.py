@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy, one_hot
 import kinfed
 from kinfed import METHODS, SGD, Averaging, Federation, Params, Training, fit
 from kinfed.core.tasks import Classification
+from kinfed.simulation.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parent))
 from ditto import Ditto
@@ -57,8 +58,10 @@ def module(norm=True):
 
 
 def run(method, executor="loop", norm=True, **how):
-    training = Training(2, 4, SGD(0.2))
-    return fit(method, federation(), module(norm), rounds=3, training=training, seed=7, executor=executor, **how)
+    execution = kinfed.Execution(executor, **how)
+    return fit(
+        method, federation(), module(norm), rounds=3, training=Training(2, 4, SGD(0.2)), seed=7, execution=execution
+    )
 
 
 def same(one, other, exact=False):
@@ -101,7 +104,9 @@ def test_balanced_softmax_and_the_personal_head_by_hand():
     rows = {"train": [torch.arange(4)], "validation": [torch.arange(4, 8)], "test": [torch.arange(8, 12)]}
     data = Federation(x, y, rows, Classification(2))
     net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)).double()
-    found = fit(FedRoD(), data, net, rounds=1, training=Training(1, 4, SGD(0.1)), executor="loop").load_model(0)
+    found = fit(
+        FedRoD(), data, net, rounds=1, training=Training(1, 4, SGD(0.1)), execution=Execution("loop")
+    ).load_model(0)
 
     base, head = nn.Linear(1, 2).double(), nn.Linear(2, 2).double()
     base.load_state_dict(net[0].state_dict())

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,12 +12,13 @@ from ..core.method import Params
 from ..core.model import Model
 from ..errors import UsageError
 from ..experiments.config import Experiment
-from ..experiments.launch import Machine
-from ..experiments.run_folder import load_model, read_summary
-from ..experiments.study import Finding, Row, Study, repeats, setting
+from ..experiments.results import load_model
+from ..experiments.run_folder import RunFolder
+from ..experiments.study import Finding, Row, Study, setting
 from ..methods.local import Local
 from ..plots.drawing import Array, scaled
 from ..plots.holdout import score_by_source
+from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 
 
@@ -53,8 +53,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     plain: dict[str, Array] = {}
     marked: dict[str, Array] = {}
     for name, overrides in asked.items():
-        experiment = study.experiment(overrides)
-        each = [_tuned(experiment, one, study.machine, epochs) for one in repeats(folders[name])]
+        each = [_tuned(study, study.experiment(overrides), one, epochs) for one in folders[name].repeats()]
         found = np.array(each)  # [S, 2, 2]
         for i, source in enumerate((name, f"{name}, tuned")):
             plain[source], marked[source] = found[:, i].T
@@ -62,7 +61,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
         rows.append(
             {
                 "method": name,
-                "model": str(read_summary(folders[name])["chosen"]),
+                "model": folders[name].read_summary().chosen,
                 "accuracy (%)": float(accuracy[0]),
                 "tuned": float(accuracy[1]),
                 "success of the backdoor (%)": float(success[0]),
@@ -75,19 +74,18 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     return Finding(f"a backdoor before and after {epochs} epochs of Simple-Tuning, honest clients", rows, [picture])
 
 
-def _tuned(experiment: Experiment, folder: Path, machine: Machine, epochs: int) -> list[list[float]]:
+def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int) -> list[list[float]]:
     """Accuracy and success, means over honest clients, of the models of a run with one seed: kept, and tuned."""
-    seed, attack = read_summary(folder)["seed"], experiment.attack
+    seed, attack = folder.read_summary().seed, experiment.attack
     assert attack is not None
-    federation = experiment.federation(machine.data_dir, seed)
+    federation = experiment.federation(study.data_dir, seed)
     attackers = attack.attackers(federation.names, seed)
     federation = attack.corrupt(federation, attackers, seed)
     model = Model(experiment.module(federation, seed), dtype=federation.x.dtype)
     method = SimpleTuning(epochs)
-    fleet = Simulation(
-        federation, model, method, experiment.training, seed=seed, executor=machine.executor, workers=machine.workers
-    )
-    theta = torch.stack([Model(load_model(folder, i)).theta for i in range(len(federation))])  # [N, d]
+    how = Execution(study.execution.executor, study.execution.workers, device="cpu")
+    fleet = Simulation(federation, model, method, experiment.training, seed=seed, execution=how)
+    theta = torch.stack([Model(load_model(folder.path, i)).theta for i in range(len(federation))])  # [N, d]
     fleet.state = Params(theta)
     scores = fleet.evaluate(0, torch.arange(len(federation)), ()).scores
     metric = federation.task.metric

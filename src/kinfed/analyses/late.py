@@ -1,15 +1,15 @@
 """Late: clients that join a running federation, and how soon they are as well off as the others."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from ..core.engine import latecomers
 from ..core.seeding import tags
 from ..errors import UsageError
-from ..experiments.run_folder import read_summary
-from ..experiments.study import Finding, Row, Study, repeats, score, scores_by_round, setting
+from ..experiments.run_folder import RunFolder
+from ..experiments.study import Finding, Row, Study, score, scores_by_round, setting
 from ..plots.drawing import Array, scaled, with_unit
 from ..plots.joining import LINES, early_and_late
 
@@ -27,7 +27,7 @@ def late(
     that of the others; or than their own in a second run of each method, in which they are there from the start, as
     their data may be harder.
     """
-    rounds = study.experiment().table["rounds"]
+    rounds = study.experiment().rounds.count
     joins = rounds // 2 if joins is None else joins
     if not 0 < joins < rounds:
         raise UsageError(f"analysis.joins must lie between 0 and the {rounds} rounds; got {joins}")
@@ -58,17 +58,17 @@ def late(
 
 def hold_back(study: Study, share: float, joins: int) -> str:
     """The override by which a share of clients joins when so many rounds are over."""
-    table = study.experiment().table["participation"]
-    settings = ", ".join(setting(key, value) for key, value in (table | {"late": share, "joins": joins}).items())
+    participation = replace(study.experiment().participation, late=share, joins=joins)
+    settings = ", ".join(setting(key, value) for key, value in asdict(participation).items())
     return f"participation={{{settings}}}"
 
 
-def held_back(folder: Path, share: float) -> Array:
+def held_back(folder: RunFolder, share: float) -> Array:
     """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
     found = []
-    for one in map(read_summary, repeats(folder)):
-        absent = np.zeros(one["clients"], dtype=bool)
-        absent[latecomers(one["seed"], tags(one["names"]), share).numpy()] = True
+    for one in (each.read_summary() for each in folder.repeats()):
+        absent = np.zeros(one.clients, dtype=bool)
+        absent[latecomers(one.seed, tags(one.client_names), share).numpy()] = True
         found.append(absent)
     return np.stack(found)
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..experiments import config
-from ..experiments.study import Finding, Row, Study, relations, repeats
+from ..experiments.study import Finding, Row, Study
 from ..methods import METHODS
 from ..metrics.graphs import group_weights
 from ..plots.charts import weights_by_round
@@ -26,7 +26,7 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
     _refuse_one_graph(study)
     what, pairs = similar(study.federations(), overlap)
-    found = [relations(folder) for folder in repeats(study.run(study.method))]
+    found = [folder.read_relations() for folder in study.run(study.method).repeats()]
     at, names, count = found[0].rounds, found[0].layers, len(found[0].layers)
     if count < 2:
         raise UsageError("layers compares layers, and this model has one; choose a deeper model")
@@ -70,10 +70,9 @@ def _refuse_one_graph(study: Study) -> None:
 
     Methods that can have several say so by their setting `granularity`.
     """
-    table = study.experiment().table["method"]
-    if table.get("granularity", "model") == "model":
+    if getattr(study.experiment().method, "granularity", "model") == "model":
         able = [name for name, method in METHODS.items() if "granularity" in config.settings(method)]
         raise UsageError(
-            f"layers needs a graph for each layer, and {table['name']} has one for all of them; choose "
+            f"layers needs a graph for each layer, and {study.method} has one for all of them; choose "
             f"{' or '.join(able)} with method.granularity = module or tensor"
         )

@@ -1,7 +1,6 @@
 """Novel: models for clients that never train, from what the others have learned."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -9,8 +8,9 @@ import torch
 from ..core.model import Model
 from ..data.federation import Federation
 from ..errors import UsageError
-from ..experiments.run_folder import load_model, read_summary
-from ..experiments.study import Finding, Row, Study, repeats, setting
+from ..experiments.results import load_model
+from ..experiments.run_folder import RunFolder
+from ..experiments.study import Finding, Row, Study, setting
 from ..plots.drawing import Array, scaled, with_unit
 from ..plots.holdout import score_by_source
 from .late import held_back, hold_back
@@ -36,7 +36,7 @@ def novel(
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise UsageError(f"analysis.shares are shares of clients, in (0, 1); got {list(shares)}")
-    method, rounds = study.method, study.experiment().table["rounds"]
+    method, rounds = study.method, study.experiment().rounds.count
     last = [setting("evaluate_every", rounds)]
     senders = {method: last}
     if method == "panacea":
@@ -71,23 +71,23 @@ def novel(
     return Finding(f"test {with_unit(metric)} of clients that never train", rows, [picture])
 
 
-def _sent(folder: Path) -> tuple[str, Array]:
+def _sent(folder: RunFolder) -> tuple[str, Array]:
     """The first model that a run names beside a client's own after training, and its test scores [S, N]."""
-    found = [read_summary(one) for one in repeats(folder)]
-    names = list(found[0]["scores"])
+    found = [one.read_summary() for one in folder.repeats()]
+    names = list(found[0].scores)
     model = next((name for name in names if name != "own"), names[0])
-    return model, np.array([one["clients_scores"][model] for one in found])
+    return model, np.array([one.of_clients[model] for one in found])
 
 
-def _neighbours(folder: Path, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
+def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
     """As `_sent`: the mean of the trained neighbours' models, of all where there are none; NaN for trained clients.
 
     absent: [S, N] bool tells who was held back.
     """
     scores = np.full(absent.shape, np.nan)
-    for seed, (one, federation) in enumerate(zip(repeats(folder), federations, strict=True)):
+    for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
         trained = np.flatnonzero(~absent[seed])
-        models = [Model(load_model(one, i)) for i in trained.tolist()]
+        models = [Model(load_model(one.path, i)) for i in trained.tolist()]
         theta = torch.stack([model.theta for model in models])  # [n, d]
         assert federation.graph is not None
         links = federation.graph.weights[..., trained].view(-1, len(federation), len(trained)).mean(0)  # [N, n]
@@ -99,7 +99,7 @@ def _neighbours(folder: Path, federations: Sequence[Federation], absent: Array) 
             with torch.no_grad():
                 found = federation.task.score(models[0].export(mean)(x), y, torch.ones(len(x), dtype=mean.dtype))
             scores[seed, i] = float(found[federation.task.metric])
-    return str(read_summary(folder)["chosen"]), scores
+    return folder.read_summary().chosen, scores
 
 
 def _mean(scores: Array, chosen: Array) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from ..experiments.study import Finding, Row, Study, clusters, relations, repeats, setting
+from ..experiments.study import Finding, Row, Study, setting
 from ..metrics.graphs import rand_by_round
 from ..partitions.topologies import NODES
 from ..plots import rand
@@ -42,8 +42,8 @@ def topologies(
     rows: list[Row] = []
     notes: list[str] = []
     for count, folder in zip(nodes, folders.values(), strict=True):
-        rounds, truth = relations(repeats(folder)[0]).rounds, torch.arange(count * per_node) // per_node
-        index = np.stack([rand_by_round(clusters(one), truth).numpy() for one in repeats(folder)])  # [S, T, 2]
+        rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
+        index = np.stack([rand_by_round(one.read_clusters(), truth).numpy() for one in folder.repeats()])  # [S, T, 2]
         found[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)
         mean = index[..., 0].mean(0)

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 
 import torch
@@ -12,7 +11,8 @@ from torch import Tensor
 from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..errors import UsageError
-from ..experiments.study import Finding, Row, Study, relations, repeats, setting
+from ..experiments.run_folder import RunFolder
+from ..experiments.study import Finding, Row, Study, setting
 from ..metrics.graphs import distance_from_uniform, edge_auroc, group_weights, label_overlap, row_entropy
 from ..plots.drawing import Array
 from ..plots.heatmaps import relation_grid
@@ -42,7 +42,7 @@ def weights(
     panels: dict[tuple[str, str], Array] = {}
     for partition, (_, pairs) in kin.items():
         for method in methods:
-            found = [selected(one) for one in repeats(folders[f"{partition}-{method}"])]
+            found = [selected(one) for one in folders[f"{partition}-{method}"].repeats()]
             panels[method, partition] = found[0].numpy()
             rows.append({"partition": partition, "method": method, **over_seeds(map(look, found, pairs))})
     picture = study.out / "weights.png"
@@ -98,8 +98,8 @@ def over_seeds(found: Iterable[dict[str, float]]) -> Row:
     return {key: None if math.isnan(value) else value for key, value in means.items()}
 
 
-def selected(folder: Path) -> Tensor:
+def selected(folder: RunFolder) -> Tensor:
     """[N, N] the relation of a run with one seed at the round that validation selects, a mean over layers."""
-    found = relations(folder)
+    found = folder.read_relations()
     relation = torch.from_numpy(found.weights[found.selected])
     return relation.mean(0) if relation.ndim == 3 else relation

@@ -12,6 +12,7 @@ from torch.func import vmap
 from ..core.fleet import Evaluation
 from ..core.history import History
 from ..core.seeding import generator
+from ..core.summary import Summary
 from ..core.tasks import Forecasting
 from ..data.federation import Federation
 from ..data.split import SPLITS
@@ -52,29 +53,18 @@ class Centralised:
     seed: int
     seconds: float
 
-    def summary(self) -> dict[str, Any]:
-        """The results, as plain numbers under the names of a federated run's summary."""
-        names, task = self.federation.names, self.federation.task
-        return {
-            "rounds": self.history.done,
-            "seed": self.seed,
-            "clients": len(names),
-            "names": list(names),
-            "parameters": sum(p.numel() for p in self.network.parameters()),
-            "metric": task.metric,
-            "higher_is_better": task.higher_is_better,
-            "selected_by": task.metric,
-            "scores": self.history.summary(),
-            "chosen": JOINT,
-            **self.history.clients_scores(),
-            "relation": None,
-            "warnings": [],
-            "seconds": round(self.seconds, 3),
-            "bytes_up": 0,
-            "bytes_down": 0,
-            "leaking": bool(self.federation.caution),
-            "caution": self.federation.caution,
-        }
+    def summary(self) -> Summary:
+        """The results, as the summary of a federated run."""
+        return Summary.of(
+            self.history,
+            method="centralised",
+            seed=self.seed,
+            parameters=sum(p.numel() for p in self.network.parameters()),
+            executor="centralised",
+            seconds=round(self.seconds, 3),
+            leaking=bool(self.federation.caution),
+            caution=self.federation.caution,
+        )
 
 
 def train(

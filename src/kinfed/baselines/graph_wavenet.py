@@ -29,7 +29,7 @@ class GraphWaveNet(Settings):
     error: ClassVar[Literal["absolute", "squared"]] = "absolute"
 
     def network(self, weights: Tensor, past: int, horizon: int, features: int) -> nn.Module:
-        """See `kinfed.centralised.Reference`."""
+        """See `kinfed.baselines.centralised.Reference`."""
         return _Network(weights, horizon, features, self.dropout)
 
     def optimiser(self, network: nn.Module) -> tuple[torch.optim.Optimizer, Any]:

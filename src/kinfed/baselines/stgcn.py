@@ -30,7 +30,7 @@ class STGCN(Settings):
     error: ClassVar[Literal["absolute", "squared"]] = "squared"
 
     def network(self, weights: Tensor, past: int, horizon: int, features: int) -> nn.Module:
-        """See `kinfed.centralised.Reference`; raises UsageError for windows that are too short."""
+        """See `kinfed.baselines.centralised.Reference`; raises UsageError for windows that are too short."""
         least = 4 * (KERNEL - 1) + 1
         if past < least:
             raise UsageError(f"stgcn: its convolutions need at least {least} past steps; got {past}")

@@ -11,6 +11,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     0, 1 if a run failed, 2 if the request was wrong, 130 if interrupted (Ctrl-C), 143 if terminated (SIGTERM).
     """
+    if arguments is None and "OMP_WAIT_POLICY" not in os.environ:
+        # Read when PyTorch is imported. By default a thread that waits for others keeps its core busy for milliseconds;
+        # beside other programs that made a run of small steps ten times as long.
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     with heard(_leave):
         from .program import execute
 

@@ -11,7 +11,7 @@ from ..analyses import ANALYSES
 from ..errors import UsageError, nearest
 from ..experiments import config
 from ..experiments.study import Study
-from .running import Bar, machine, options
+from .running import Bar, data_dir, execution, options
 from .tables import tell, write
 
 
@@ -39,7 +39,7 @@ def _analyse(asked: argparse.Namespace, console: Console) -> None:
     settings = table.pop("analysis", {})
     out = asked.out or Path("analyses") / asked.analysis / time.strftime("%Y-%m-%d-%H%M%S")
     with Bar(console, asked.quiet) as bar:
-        study = Study(table, machine(asked, bar), out, bar.begin)
+        study = Study(table, execution(asked, bar), out, bar.begin, data_dir(asked))
         look, _ = config.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
         config.warn_of_idle(asked.source, asked.overrides, [study.method])
         try:

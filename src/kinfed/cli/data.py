@@ -142,7 +142,7 @@ def _inspect(asked: argparse.Namespace, console: Console) -> None:
         experiment = config.resolve(learning | config.read(asked.subject, asked.overrides))
         dataset = experiment.dataset(folder)
         settings = experiment.table["federation"]["dataset"]
-        found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.table["seed"]))
+        found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.seed))
     else:
         if asked.subject not in DATASETS:
             raise UsageError(f"there is no data set '{asked.subject}'; {nearest(asked.subject, DATASETS)}")

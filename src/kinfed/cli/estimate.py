@@ -2,7 +2,6 @@
 
 import argparse
 import json
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,11 +12,10 @@ from ..errors import RunError, UsageError, explain
 from ..experiments import config
 from ..experiments.config import Experiment
 from ..experiments.estimate import Cost, estimate
-from ..experiments.launch import Machine
 from ..papers import published_table
 from .console import literal
 from .reproduce import jobs, read, request
-from .running import options
+from .running import data_dir, options, unwatched
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -40,31 +38,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _estimate(asked: argparse.Namespace, console: Console) -> None:
     if asked.budget <= 0:
         raise UsageError(f"--budget is a time in seconds, so it must be positive; got {asked.budget:g}")
-    side_by_side = 1  # a run's seeds come one after the other
-    cells: list[tuple[str, Experiment, int]] = []  # name, experiment, runs
-    if asked.subject in published_table.tables():
-        if asked.overrides:
-            raise UsageError(
-                f"{asked.subject} is a published table, whose settings are fixed; leave {asked.overrides[0]} out"
-            )
-        asked.table = asked.subject
-        made = read(asked)
-        cells = [
-            (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
-            for cell in made.cells()
-            if cell.experiment is not None
-        ]
-        side_by_side = max(1, min(jobs(asked), sum(count for *_, count in cells)))
-    else:
-        if asked.method or asked.column or asked.seeds is not None or asked.scale != 1 or asked.jobs is not None:
-            raise UsageError(
-                "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
-            )
-        found = config.resolve(config.read(asked.subject, asked.overrides))
-        cells = [(found.table["method"]["name"], found, found.table["seeds"])]
-    workers = 1 if asked.workers is None and len(cells) > 1 and side_by_side > 1 else asked.workers
-    data_dir = Path(asked.data_dir) if asked.data_dir else None
-    where = Machine(data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
+    runs, side_by_side = _runs(asked)
+    where = unwatched(asked, workers=1 if len(runs) > 1 and side_by_side > 1 else None)
     costs: dict[str, tuple[Cost, int]] = {}
     broken: dict[str, str] = {}
     silent = asked.quiet or not console.is_terminal
@@ -72,12 +47,12 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
     with Progress(said, console=console, transient=True, disable=silent) as bar:
         task = bar.add_task("")
         loaded, federation = None, None
-        for name, experiment, count in cells:
+        for name, experiment, count in runs:
             bar.update(task, description=name)
             try:
                 if experiment.table["federation"] != loaded or federation is None:  # the next row has the same
                     federation = None  # so that two are never held
-                    federation = experiment.federation(where.data_dir, experiment.table["seed"])
+                    federation = experiment.federation(data_dir(asked), experiment.seed)
                     loaded = experiment.table["federation"]
                 costs[name] = estimate(experiment, federation, where, asked.budget), count
             except (UsageError, RunError) as problem:
@@ -86,10 +61,37 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
         console.print(f"kinfed: {name}: {why}", soft_wrap=True)
     if not costs:
         raise UsageError(f"{asked.subject}: there is nothing here that can be run")
+    _tell(costs, side_by_side, asked.json)
+
+
+def _runs(asked: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
+    """The name of each experiment, the experiment, and how many runs it has; and how many runs go side by side."""
+    if asked.subject not in published_table.tables():
+        if asked.method or asked.column or asked.seeds is not None or asked.scale != 1 or asked.jobs is not None:
+            raise UsageError(
+                "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
+            )
+        found = config.resolve(config.read(asked.subject, asked.overrides))
+        return [(found.method_name, found, found.seeds)], 1  # a run's seeds come one after the other
+    if asked.overrides:
+        raise UsageError(
+            f"{asked.subject} is a published table, whose settings are fixed; leave {asked.overrides[0]} out"
+        )
+    made = read(asked, asked.subject)
+    runs = [
+        (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
+        for cell in made.cells()
+        if cell.experiment is not None
+    ]
+    return runs, max(1, min(jobs(asked), sum(count for *_, count in runs)))
+
+
+def _tell(costs: dict[str, tuple[Cost, int]], side_by_side: int, as_json: bool) -> None:
+    """What each experiment costs, and all of them, on standard output."""
     total = sum(cost.seconds * count for cost, count in costs.values()) / side_by_side
     each_run = [cost.memory for cost, count in costs.values() for _ in range(count)]
     memory = sum(sorted(each_run, reverse=True)[:side_by_side])
-    if asked.json:
+    if as_json:
         each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
         print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": side_by_side}))
         return

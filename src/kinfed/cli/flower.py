@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import os
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from ..errors import UsageError
 from ..experiments import config, own_parts
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder
 from .running import show
 
@@ -157,20 +157,20 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         out = args.resume.resolve()
         if not (out / "config.toml").exists():
             raise UsageError(f"{out} is not the folder of a run: it has no config.toml")
-        if (out / "summary.json").exists():
+        if (folder := RunFolder(out)).is_finished:
             console.print(f"the run in {out} has finished", soft_wrap=True)
-            show(json.loads((out / "summary.json").read_text()), args, console)
+            show(folder.read_summary(), args, console)
             return
         raw = config.read(str(out / "config.toml"), [])
     else:
         raw = config.read(args.plan, args.overrides)
     planned = plan.resolve(raw)
     if args.resume is None:
-        config.warn_of_idle(args.plan, args.overrides, [planned.table["method"]["name"]])
+        config.warn_of_idle(args.plan, args.overrides, [planned.learning.method_name])
     superlink.require(Path(args.home))
     if args.resume is None:
         stamp = time.strftime("%Y-%m-%d-%H%M%S")
-        method = own_parts.called(planned.table["method"]["name"])
+        method = own_parts.called(planned.learning.method_name)
         out = (args.out or Path("runs") / method / "sites" / stamp).resolve()
         if (out / "config.toml").exists():
             raise UsageError(f"{out} already holds a run; resume it: kinfed flower run --resume {out}")
@@ -182,11 +182,11 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)
-    each = summary["bytes_per_client_and_round"]
-    report(
-        f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv); the models are at the "
-        "sites"
-    )
+    if each := summary.bytes_per_client_and_round:
+        report(
+            f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv); the models are at "
+            "the sites"
+        )
 
 
 def _revoke(args: argparse.Namespace, console: Console) -> None:

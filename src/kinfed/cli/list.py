@@ -75,7 +75,7 @@ def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
     from ..core.settings import described, kinds_of, sentences
     from ..experiments import config, own_parts
 
-    part = config.take(shelf, name, "kinfed list")
+    part = config.take(shelf, name, "kinfed list", given)
     kinds, uses = kinds_of(part), sentences(part)
     settings = [
         {

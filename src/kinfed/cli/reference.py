@@ -1,9 +1,9 @@
 """kinfed reference."""
 
 import argparse
-import json
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,11 @@ from rich.console import Console
 
 from ..baselines import REFERENCES
 from ..baselines.centralised import train
-from ..datasets import called
 from ..errors import UsageError
 from ..experiments import config
-from ..experiments.devices import pick_device
-from ..experiments.run_folder import write_history
-from ..files import make_folder, replacing
+from ..experiments.results import write_history
+from ..experiments.run_folder import RunFolder
+from ..simulation.devices import pick_device
 from .running import Bar, place, show
 
 
@@ -41,35 +40,33 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     table = config.read(asked.source, asked.overrides)
     reference, settings = config.call(REFERENCES[asked.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
-    if experiment.table["seeds"] > 1:
+    if experiment.seeds > 1:
         raise UsageError("a reference is trained once: write seeds=1, and which seed it has as in seed=2")
-    seed, dealt = experiment.table["seed"], experiment.table["federation"]
-    out = asked.out or Path("runs") / asked.reference / called(dealt["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
-    if (out / "summary.json").exists():
-        raise UsageError(f"{out} holds a run already; choose another --out")
+    dataset, stamp = experiment.dataset_name, time.strftime("%Y-%m-%d-%H%M%S")
+    folder = RunFolder(asked.out or Path("runs") / asked.reference / dataset / stamp)
+    if folder.is_finished:
+        raise UsageError(f"{folder} holds a run already; choose another --out")
     device = pick_device(asked.device)
-    federation = experiment.federation(asked.data_dir, seed)
-    new = not out.exists()
-    make_folder(out)
+    federation = experiment.federation(asked.data_dir, experiment.seed)
+    new = not folder.path.exists()
+    folder.make()
     try:
         with Bar(console, asked.quiet) as bar:
-            found = train(reference, federation, seed=seed, device=device, progress=bar.update)
+            found = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)
     except BaseException:  # there is nothing to go on with
         if new:
             with suppress(OSError):
-                out.rmdir()
+                folder.path.rmdir()
         raise
-    config.write({**experiment.table, "reference": settings}, out / "config.toml")
-    write_history(found.history, None, "given", [], out)
-    summary = {
-        **found.summary(),
-        "method": asked.reference,
-        "dataset": called(dealt["dataset"]),
-        "federation": dealt,
-        "reference": settings,
-        "executor": "centralised",
-        "out": str(out),
-    }
-    with replacing(out / "summary.json") as part:
-        part.write_text(json.dumps(summary, indent=1) + "\n")
+    config.write({**experiment.table, "reference": settings}, folder.config)
+    write_history(found.history, None, "given", [], folder)
+    summary = replace(
+        found.summary(),
+        method=asked.reference,
+        dataset=dataset,
+        federation=experiment.table["federation"],
+        reference=settings,
+        out=str(folder),
+    )
+    folder.write_summary(summary)
     show(summary, asked, console)

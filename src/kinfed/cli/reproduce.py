@@ -15,15 +15,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from ..data.split import LEAST
 from ..errors import RunError, explain
-from ..experiments.launch import Machine
 from ..experiments.process_pool import carry_out
 from ..experiments.reproduction import Line, Reproduction
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing, sweep_up
 from ..papers import published_table
 from ..papers.published_table import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
 from ..simulation.precision import PRECISIONS
-from .running import options, told_beside
+from .running import data_dir, options, told_beside, unwatched
 
 
 def request() -> argparse.ArgumentParser:
@@ -61,13 +61,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reproduce.set_defaults(command=_reproduce)
 
 
-def read(asked: argparse.Namespace) -> Reproduction:
-    """What the options mean."""
+def read(asked: argparse.Namespace, table: str, out: Path | None = None) -> Reproduction:
+    """What the options mean for a table."""
     scaled = f"-scaled-{asked.scale:g}" if asked.scale < 1 else ""
     return Reproduction(
-        published_table.load(asked.table),
-        getattr(asked, "out", None) or Path("reproductions") / f"{asked.table}{scaled}",
-        Path(asked.data_dir) if asked.data_dir else None,
+        published_table.load(table),
+        out or Path("reproductions") / f"{table}{scaled}",
+        data_dir(asked),
         [name for name in asked.method.split(",") if name],
         [name for name in asked.column.split(",") if name],
         asked.seeds,
@@ -88,12 +88,11 @@ def cores() -> int:
 
 
 def _reproduce(asked: argparse.Namespace, console: Console) -> None:
-    made, side_by_side = read(asked), jobs(asked)
+    made, side_by_side = read(asked, asked.table, asked.out), jobs(asked)
     made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
     runs = made.runs()
-    left = {name: run for name, run in runs.items() if not (run[1] / "summary.json").exists()}
-    workers = 1 if asked.workers is None and side_by_side > 1 else asked.workers
-    where = Machine(made.data_dir, asked.device, asked.executor, workers, asked.precision, asked.checkpoint)
+    left = {name: run for name, run in runs.items() if not RunFolder(run[1]).is_finished}
+    where = unwatched(asked, workers=1 if side_by_side > 1 else None)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
@@ -107,7 +106,7 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
             bar.update(task, description="; ".join(going))
 
         try:
-            with closing(carry_out(runs, where, side_by_side, begin)) as outcomes:
+            with closing(carry_out(runs, where, side_by_side, begin, made.data_dir)) as outcomes:
                 for outcome in outcomes:
                     going = [name for name in going if name != outcome.name]
                     bar.update(task, advance=outcome.name in left, description="; ".join(going))

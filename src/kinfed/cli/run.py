@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
-from ..experiments import config, run_folder
+from ..experiments import config
 from ..experiments.launch import launch, resume
 from ..simulation import distributed
-from .running import Bar, machine, options, show
+from .running import Bar, data_dir, execution, options, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -41,16 +41,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _run(asked: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(config.read(asked.source, asked.overrides))
-    config.warn_of_idle(asked.source, asked.overrides, [experiment.table["method"]["name"]])
+    config.warn_of_idle(asked.source, asked.overrides, [experiment.method_name])
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = launch(experiment, asked.out, machine(asked, bar))
+        summary = launch(experiment, asked.out, execution(asked, bar), data_dir(asked))
     if summary:  # the process that leads has one
         show(summary, asked, console)
 
 
 def _resume(asked: argparse.Namespace, console: Console) -> None:
     with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = resume(asked.folder, machine(asked, bar))
+        summary = resume(asked.folder, execution(asked, bar), data_dir(asked))
     if summary:
-        with run_folder.reading(asked.folder):  # it may have been there before
-            show(summary, asked, console)
+        show(summary, asked, console)

@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ..core.history import History
+from ..core.summary import Summary
 from ..errors import several
-from ..experiments.launch import Machine
 from ..plots.drawing import is_share
+from ..simulation.execution import Execution
 from ..simulation.precision import PRECISIONS
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
@@ -71,11 +74,25 @@ def options() -> argparse.ArgumentParser:
     return running
 
 
-def machine(asked: argparse.Namespace, bar: "Bar") -> Machine:
-    """The options as a Machine that reports to the bar."""
-    data_dir = Path(asked.data_dir) if asked.data_dir else None
-    how = (asked.executor, asked.workers, asked.precision)
-    return Machine(data_dir, asked.device, *how, asked.checkpoint, bar.update)
+def execution(asked: argparse.Namespace, bar: "Bar") -> Execution:
+    """The options as an Execution that reports to the bar."""
+    return replace(unwatched(asked), progress=bar.update)
+
+
+def unwatched(asked: argparse.Namespace, workers: int | None = None) -> Execution:
+    """The options as an Execution, with this number of workers where they leave it open."""
+    return Execution(
+        executor=asked.executor,
+        workers=workers if asked.workers is None else asked.workers,
+        precision=asked.precision,
+        device=asked.device,
+        checkpoint_seconds=asked.checkpoint,
+    )
+
+
+def data_dir(asked: argparse.Namespace) -> Path | None:
+    """The folder of data sets, if one is named."""
+    return Path(asked.data_dir) if asked.data_dir else None
 
 
 def told_beside(width: int, console: Console) -> TextColumn:
@@ -89,7 +106,7 @@ class Bar:
 
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (BarColumn(30), told_beside(17, console), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=quiet)
+        self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
 
@@ -119,95 +136,104 @@ class Bar:
         self._bar.update(self._task, completed=history.done, total=rounds, description=said)
 
 
-def show(summary: dict[str, Any], asked: argparse.Namespace, console: Console) -> None:
+def show(summary: Summary, asked: argparse.Namespace, console: Console) -> None:
     """The closing table on standard error, or JSON on standard output."""
     if asked.json:
-        print(json.dumps(summary))
+        print(json.dumps(summary.to_dict()))
     if asked.quiet:
         return
-    repeated = "seeds" in summary
-    seeds = f"seeds {summary['seeds'][0]} to {summary['seeds'][-1]}" if repeated else f"seed {summary['seed']}"
+    seeds = f"seeds {summary.seeds[0]} to {summary.seeds[-1]}" if summary.seeds else f"seed {summary.seed}"
     console.print(
-        f"{summary['method']} on {summary['dataset']}: {several(summary['clients'], 'client')}, "
-        f"{several(summary['rounds'], 'round')}, "
-        f"{summary['parameters']:,} parameters, {seeds}"
+        f"{summary.method} on {summary.dataset}: {several(summary.clients, 'client')}, "
+        f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {seeds}"
     )
+    console.print(_scores(summary))
+    for line in _notes(summary):
+        console.print(line)
+    console.print(f"everything is in {summary.out}", soft_wrap=True)
+
+
+def _scores(summary: Summary) -> Table:
+    """A row a model: its test scores over clients."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model")
-    test = f"test {summary['metric']}{', %' * is_share(summary['metric'])}"
-    extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary["scores"].values())}
+    test = f"test {summary.metric}{', %' * is_share(summary.metric)}"
+    extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
     if extra:  # shorter headings, for there are more
         test = test.replace(" ", "\n", 1)
-    few = summary["clients"] < TWENTY
+    few = summary.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
     headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread)]
     for column in headings:
         shown.add_column(column, justify="right", vertical="bottom")
-    selected = any("validation" in score for score in summary["scores"].values())
-    shown.add_column("over seeds" if repeated else "best round" if selected else "last round", justify="right")
-    for name, s in summary["scores"].items():
+    last = "over seeds" if summary.seeds else "best round" if _is_selected(summary) else "last round"
+    shown.add_column(last, justify="right")
+    for name, s in summary.scores.items():
         mean, std, worst, best, seeds_std = (
-            told(s.get(key, 0), summary["metric"]) for key in ("mean", "std", "worst5", "best5", "std_seeds")
+            told(s.get(key, 0), summary.metric) for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
-        mark = " *" if name == summary["chosen"] and len(summary["scores"]) > 1 else ""
+        mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
         more = [told(s[metric], metric) if metric in s else "" for metric in extra]
-        last = f"± {seeds_std}" if repeated else str(s["round"])
+        last = f"± {seeds_std}" if summary.seeds else f"{s['round']:g}"
         shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
-    console.print(shown)
-    if len(summary["scores"]) > 1:
-        by = f"chosen by validation {summary['selected_by'].replace('_', ' ').replace('auc', 'AUC')}"
-        why = by if selected else "the first named, as there are no validation data"
-        console.print(f"* {why}: the models that are saved")
-        legend = [f"{name}: {MODELS[name]}" for name in summary["scores"] if name in MODELS]
-        console.print("; ".join(legend))
-    score = summary["scores"][summary["chosen"]]
-    known = min((score[count] for count in COUNTS if count in score), default=summary["clients"])
-    if known < summary["clients"]:
-        whom = f"{plain(known)} of {summary['clients']} clients: the others are tested on one class"
-        console.print(f"balanced accuracy and AUC are means of {whom}")
-    others = {k: v for k, v in summary["scores"][summary["chosen"]].items() if k not in TOLD}
-    if others:
+    return shown
+
+
+def _is_selected(summary: Summary) -> bool:
+    return any("validation" in score for score in summary.scores.values())
+
+
+def _notes(summary: Summary) -> Iterator[str]:
+    """What must be known beside the scores, a line each."""
+    if len(summary.scores) > 1:
+        by = f"chosen by validation {summary.selects.replace('_', ' ').replace('auc', 'AUC')}"
+        why = by if _is_selected(summary) else "the first named, as there are no validation data"
+        yield f"* {why}: the models that are saved"
+        yield "; ".join(f"{name}: {MODELS[name]}" for name in summary.scores if name in MODELS)
+    score = summary.scores[summary.chosen]
+    known = min((score[count] for count in COUNTS if count in score), default=summary.clients)
+    if known < summary.clients:
+        whom = f"{plain(known)} of {summary.clients} clients: the others are tested on one class"
+        yield f"balanced accuracy and AUC are means of {whom}"
+    if others := {k: v for k, v in score.items() if k not in TOLD}:
         said = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
-        console.print(f"{summary['chosen']}: {', '.join(said)}")
-    for warning in summary.get("warnings", ()):
-        console.print(f"! {warning}")
-    if summary.get("always") and summary.get("selected_by") == summary["metric"]:
-        console.print("  training.class_weights=balanced and select_by=balanced_accuracy may help")
-    if summary["leaking"]:
-        console.print(f"LEAKING: {summary['caution']}; these scores are not a fair estimate")
-    if "attack" in summary:
-        _show_attack(summary, console)
-    relation = summary["relation"]
+        yield f"{summary.chosen}: {', '.join(said)}"
+    yield from (f"! {warning}" for warning in summary.warnings)
+    if summary.always and summary.selects == summary.metric:
+        yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
+    if summary.leaking:
+        yield f"LEAKING: {summary.caution}; these scores are not a fair estimate"
+    if summary.attack is not None:
+        yield from _attacked(summary, summary.attack)
+    relation = summary.relation
     if relation and {"auroc", "within", "between"} <= relation.keys() and relation["within"] != relation["between"]:
-        console.print(
+        yield (
             f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
             f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
         )
-    precision = f" in {p}" if (p := summary.get("precision", "float32")) != "float32" else ""
-    reason = f" ({summary['reason']})" if "reason" in summary else ""
-    console.print(
-        f"{summary['seconds']:.1f} s with executor {summary['executor']}{precision}{reason}, "
-        f"{_bytes(summary['bytes_up'])} up, {_bytes(summary['bytes_down'])} down"
+    precision = f" in {summary.precision}" if summary.precision not in (None, "float32") else ""
+    reason = f" ({summary.reason})" if summary.reason is not None else ""
+    yield (
+        f"{summary.seconds:.1f} s with executor {summary.executor}{precision}{reason}, "
+        f"{_bytes(summary.bytes_up)} up, {_bytes(summary.bytes_down)} down"
     )
-    if "sharing" in summary:  # none without clients
-        console.print(_shared(summary["sharing"]))
-    console.print(f"everything is in {summary['out']}", soft_wrap=True)
+    if summary.sharing is not None:  # none without clients
+        yield _shared(summary.sharing)
 
 
-def _show_attack(summary: dict[str, Any], console: Console) -> None:
+def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
     """Who attacked, and how the others fared."""
-    attack, metric = summary["attack"], summary["metric"]
+    metric, who = summary.metric, attack.get("attackers")
     unit = " %" * is_share(metric)
-    who = attack.get("attackers")
     said = "other clients with every seed"
     if who is not None:
         said = f"client{'s' * (len(who) > 1)} {', '.join(who)}" if who else "nobody"
-    console.print(f"attack '{attack['name']}' by a share of {attack['share']:g}: {said}")
-    for name, score in attack["scores"].items():
+    yield f"attack '{attack['name']}' by a share of {attack['share']:g}: {said}"
+    for name, score in summary.honest_scores.items():
         line = f"  honest clients, {name}: {told(score['mean'], metric)}{unit} ± {told(score['std'], metric)}"
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
-        console.print(line)
+        yield line
 
 
 def told(score: float, metric: str) -> str:

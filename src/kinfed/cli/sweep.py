@@ -14,8 +14,8 @@ from rich.console import Console
 from ..errors import RunError, explain
 from ..experiments import config
 from ..experiments.study import Study
-from ..experiments.sweep import Sweep, sweep
-from .running import Bar, machine, options
+from ..experiments.sweep import Sweep, parse, sweep
+from .running import Bar, data_dir, execution, options
 from .tables import tell, write
 
 
@@ -41,44 +41,47 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     sweeping.set_defaults(command=_sweep)
 
 
-def _sweep(asked: argparse.Namespace, console: Console) -> None:
-    out = asked.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
-    methods = asked.method.split(",") if asked.method else []
-    with Bar(console, asked.quiet) as bar:
-        study = Study(config.read(asked.source, []), machine(asked, bar), out)
-        wanted = sweep(study, methods, asked.overrides)
+def _sweep(args: argparse.Namespace, console: Console) -> None:
+    out = args.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
+    methods = args.method.split(",") if args.method else []
+    with Bar(console, args.quiet) as bar:
+        # What is fixed of the data counts from the start: nothing of the embedded digits is left beside your own table.
+        fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
+        table = config.read(args.source, [one for one in fixed if one.startswith("federation.")])
+        study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
+        wanted = sweep(study, methods, args.overrides)
         for line in wanted.check():
-            if not asked.quiet:
+            if not args.quiet:
                 console.print(line)
-        config.warn_of_idle(asked.source, asked.overrides, wanted.methods)
+        config.warn_of_idle(args.source, args.overrides, wanted.methods)
         try:
-            failed = _carry_out(wanted, asked, bar, console)
+            failed = _carry_out(wanted, args, bar, console)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
     count = len(wanted.runs())
     if len(failed) < count:
         found = wanted.finding(failed)
         write(found, out)
-        tell(found, out, asked, console)
+        tell(found, out, args, console)
     if failed:
         raise RunError(f"{len(failed)} of {count} runs failed; the same command with --out {out} tries these again")
 
 
-def _carry_out(wanted: Sweep, asked: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
+def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
     """Run what is not finished; each new kind of failure is told when it happens. The names of runs that failed."""
     runs, begun = wanted.runs(), itertools.count(1)
     failed: set[str] = set()
     said: set[str] = set()
 
     def begin(name: str) -> None:
-        if asked.jobs == 1:
+        if args.jobs == 1:
             bar.begin(f"{name.partition('/')[0]}, run {next(begun)} of {len(runs)}")
 
-    if asked.jobs > 1:
+    if args.jobs > 1:
         bar.count(0, len(runs))
-    with closing(replace(wanted.study, said=begin).attempts(runs, asked.jobs)) as outcomes:
+    with closing(replace(wanted.study, said=begin).attempts(runs, args.jobs)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
-            if asked.jobs > 1:
+            if args.jobs > 1:
                 bar.count(done, len(runs))
             if outcome.problem is None:
                 continue
@@ -87,6 +90,6 @@ def _carry_out(wanted: Sweep, asked: argparse.Namespace, bar: Bar, console: Cons
             if text not in said:
                 said.add(text)
                 console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True)
-            if asked.debug:
+            if args.debug:
                 traceback.print_exception(outcome.problem)
     return failed

@@ -17,7 +17,6 @@ from .history import History
 from .pieces import Part, pieces
 from .trees import Tree
 
-HOW = "how.json"
 TYPES = {  # the format's names
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -78,22 +77,6 @@ def load(path: Path, server: Tree, state: Tree, history: History) -> Progress:
         raise _not_ours(path, problem) from None
 
 
-def remember(settings: Mapping[str, Any], folder: Path) -> None:
-    """Write what a run in this folder goes on with where there is no checkpoint yet: a fleet's settings, or some."""
-    with replacing(folder / HOW) as part:
-        part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
-
-
-def recall(folder: Path) -> dict[str, Any]:
-    """What `remember` wrote there last; nothing if that never was."""
-    try:
-        return dict(json.loads((folder / HOW).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError) as problem:
-        raise RunError(f"{folder / HOW} cannot be read ({problem}); delete it to go on with the defaults") from None
-
-
 def how(path: Path) -> dict[str, Any]:
     """The settings of the fleet that wrote a checkpoint."""
     try:
@@ -104,7 +87,9 @@ def how(path: Path) -> dict[str, Any]:
 
 
 def _not_ours(path: Path, problem: Exception) -> RunError:
-    return RunError(f"{path} is not a checkpoint of this run ({problem!s:.300}); delete it to start over")
+    return RunError(
+        f"{path} is not a checkpoint of this run and this version of kinfed ({problem!s:.300}); delete it to start over"
+    )
 
 
 def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:

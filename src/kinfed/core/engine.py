@@ -44,15 +44,35 @@ class Participation(Settings):
             )
 
 
-def check_counts(rounds: Any, evaluate_every: Any, seed: Any) -> None:
-    """Raise UsageError unless these are whole numbers that a run can have."""
-    for name, count, least, below in (
-        ("rounds", rounds, 1, 31),
-        ("evaluate_every", evaluate_every, 1, 31),
-        ("seed", seed, 0, 62),
-    ):
-        if not isinstance(count, Integral) or not least <= int(count) < 2**below:
-            raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
+@dataclass(frozen=True)
+class Rounds:
+    """How many rounds there are, after which of them models are scored, and by which score one is selected.
+
+    Every `evaluate_every`-th round is scored, and the last. `select_by` is the validation score that selects the round
+    and the kind of model in place of the task's metric, such as "auc" or "loss"; its mean is over the clients that have
+    it. Raises UsageError for counts that no run can have.
+    """
+
+    count: int = 20
+    evaluate_every: int = 1
+    select_by: str = ""
+
+    def __post_init__(self) -> None:
+        check_count("rounds", self.count, 1, 31)
+        check_count("evaluate_every", self.evaluate_every, 1, 31)
+        if not isinstance(self.select_by, str):
+            raise UsageError(f"select_by: there is no score {self.select_by!r:.80}")
+
+
+def check_count(name: str, count: Any, least: int, below: int) -> None:
+    """Raise UsageError unless this is a whole number in [least, 2**below)."""
+    if not isinstance(count, Integral) or not least <= int(count) < 2**below:
+        raise UsageError(f"{name} must be a whole number, at least {least} and below 2**{below}; got {count!r}")
+
+
+def check_seed(seed: Any) -> None:
+    """Raise UsageError unless this is a whole number that a run can have as its seed."""
+    check_count("seed", seed, 0, 62)
 
 
 def latecomers(seed: int, tags: Tensor, share: float) -> Tensor:

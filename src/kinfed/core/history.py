@@ -402,12 +402,7 @@ def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]
     return [f"the models of {who} always give one answer: {told}"]
 
 
-def selects_highest(summary: dict[str, Any]) -> bool:
-    """Whether the validation scores in a run's summary are better if higher."""
-    return bool(summary["higher_is_better"]) and summary.get("selected_by") != "loss"
-
-
-def over_seeds(found: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+def over_seeds(found: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
     """Means over seeds of several summaries, and as `std_seeds` the deviation over seeds of the mean over clients."""
     scores = {}
     for name, first in found[0].items():

@@ -171,11 +171,13 @@ class Layout:
             if pattern in HEAD and not self.head:
                 raise UsageError(
                     f"'{pattern}' means the head, and the model has no nn.Linear that could be its head; name the "
-                    "layer that is one: fit(..., head='NAME')"
+                    "layer that is one: kinfed.Model(module, head='NAME')"
                 )
             hits = self.head if pattern in HEAD else fnmatch.filter(self.names, pattern)
             if not hits:
-                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, self.names)}")
+                layers = {f"{name.rpartition('.')[0]}.*" for name in self.names if "." in name}
+                known = layers.union(self.names, HEAD if self.head else ())
+                raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, known)}")
             chosen.update(hits)
         return frozenset(chosen)
 

@@ -24,7 +24,10 @@ class Moved(NamedTuple):
 Read = Callable[[Tensor], Tensor]  # applied to a pass's outputs while the tensors are bound
 
 
-NO_HEAD = "the model has no nn.Linear to serve as head, so it has no features; name the layer to use: head='NAME'"
+NO_HEAD = (
+    "the model has no nn.Linear to serve as head, so it has no features; name the layer to use: "
+    "kinfed.Model(module, head='NAME')"
+)
 
 
 class Features:
@@ -53,17 +56,20 @@ class Features:
         if len(self._calls) != 1:
             raise UsageError(
                 f"the model applies its head '{self._head}' {len(self._calls)} times in a pass, so its features are no "
-                "single tensor; use a model that ends with its head, or name another layer: head='NAME'"
+                "single tensor; use a model that ends with its head, or name another layer: "
+                "kinfed.Model(module, head='NAME')"
             )
         given, outputs = self._calls[0]
         if len(given) != 1 or not isinstance(given[0], Tensor):
             raise UsageError(
-                f"the model's head '{self._head}' gets more than one tensor; name another layer: head='NAME'"
+                f"the model's head '{self._head}' gets more than one tensor; name another layer: "
+                "kinfed.Model(module, head='NAME')"
             )
         if outputs is not self._outputs:
             raise UsageError(
                 f"the model's head '{self._head}' is not the last layer that its forward pass applies, so its outputs "
-                "are not head(features); return the head's outputs, or name the last layer: head='NAME'"
+                "are not the head's; return the head's outputs, or name the last layer: "
+                "kinfed.Model(module, head='NAME')"
             )
         return given[0].to(self._dtype)
 
@@ -78,6 +84,7 @@ class Model:
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
+        self.named_head = head
         self.original = copy.deepcopy(module).cpu()  # whatever device it was on
         self.module = adapt(self.original)
         self.head_name = head_of(self.module) if head is None else head  # None: it has none

@@ -98,6 +98,3 @@ def clip_norm(grads: list[Tensor], limit: float) -> list[Tensor]:
     norm = torch.stack([g.square().sum() for g in grads]).sum().sqrt()
     shrink = (limit / norm.clamp(min=1e-12)).clamp(max=1)
     return [g * shrink for g in grads]
-
-
-OPTIMISERS = {"sgd": SGD, "adam": Adam}

@@ -45,6 +45,12 @@ class Shelf(Mapping[str, Any]):
         return getattr(import_module(module), attribute)  # type: ignore[no-any-return]
 
     @property
+    def base_name(self) -> str:
+        """How people import that class; kinfed's own from the top."""
+        module, _, attribute = self._base.partition(":")
+        return f"{'kinfed' if module.startswith('kinfed.') else module}.{attribute}"
+
+    @property
     def attributes(self) -> dict[str, str]:
         """Where the parts' own names in Python are: the attribute, and its module."""
         places = [place.partition(":") for place in self._places.values() if isinstance(place, str)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..errors import UsageError, nearest
 from .settings import Count, In, Positive, Settings
+from .shelf import Shelf
 
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 BY_CLASS = ("balanced_accuracy", "auc")
@@ -197,11 +198,11 @@ def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
 
 
-TASKS: dict[str, type[Classification] | type[Regression] | type[Forecasting]] = {
-    "classification": Classification,
-    "regression": Regression,
-    "forecasting": Forecasting,
-}
+TASKS = Shelf(
+    "kinfed.core",
+    {"classification": "tasks:Classification", "regression": "tasks:Regression", "forecasting": "tasks:Forecasting"},
+    base="kinfed.core.tasks:Task",
+)
 
 
 def check_selection(metric: str, *others: Task) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class Parts(NamedTuple):
     lots: Tensor | None = None  # [n] in [0, 1), if clients share examples: puts each into the same split for all
 
 
+@runtime_checkable
 class Partition(Protocol):
     """Deals a data set to clients; its settings are its constructor's arguments."""
 

@@ -186,7 +186,7 @@ def divide(
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
     if not isinstance(split, Split):
-        raise UsageError(f"split must be a Split, such as Split(test=0.2, validation=0.1); got {split!r}")
+        raise UsageError(f"split must be like kinfed.Split(test=0.2, validation=0.1); got {split!r}")
     if not isinstance(seed, Integral):
         raise UsageError(f"seed must be a whole number; got {seed!r:.80}")
     names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))

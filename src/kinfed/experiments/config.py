@@ -16,7 +16,7 @@ from torch import nn
 from ..attacks import ATTACKS
 from ..attacks.attack import Attack
 from ..core.client import Training
-from ..core.engine import Participation, check_counts
+from ..core.engine import Participation, Rounds, check_seed
 from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
@@ -26,7 +26,7 @@ from ..core.tasks import TASKS, Classification, Task, check_selection
 from ..data.dataset import Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
-from ..datasets import DATASETS, OWNED, is_table
+from ..datasets import DATASETS, OWNED, called, is_table
 from ..errors import UsageError, nearest
 from ..files import replacing
 from ..graphs import GRAPHS
@@ -47,9 +47,14 @@ class Learning(NamedTuple):
     """What is learned and how; `table` is the complete config of these parts."""
 
     table: Table
+    method_name: str  # or a path, see `own_parts`
     method: Method
+    rounds: Rounds
+    seed: int
+    seeds: int
     training: Training
     participation: Participation
+    model_name: str
     model: Callable[..., nn.Module]
 
 
@@ -58,16 +63,30 @@ class Experiment:
     """An experiment whose every part is made and checked; `table` is its complete config."""
 
     table: Table
+    method_name: str
     method: Method
+    rounds: Rounds
+    seed: int  # the first of `seeds`
+    seeds: int
     training: Training
     participation: Participation
+    dataset_name: str  # as people know it, see `called`
+    dataset: Callable[..., Any]
+    clients: int  # 0: as many as the data set has owners
     partition: Partition
     split: Split
+    graph_name: str
     graph: Callable[[Federation, int], Graph | None]
-    dataset: Callable[..., Any]
+    by_class: dict[str, bool]  # scores of classification that are asked for, or not
+    model_name: str
     model: Callable[..., nn.Module]
     attack: Attack | None = None
     task: Task | None = None  # in place of the data set's own
+
+    @property
+    def every_seed(self) -> range:
+        """The seed of each of its runs."""
+        return range(self.seed, self.seed + self.seeds)
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
         """Load the data set, deal it to the clients and relate these."""
@@ -75,12 +94,10 @@ class Experiment:
         if self.task is not None and dataset.prepare is not None:
             raise UsageError("federation.task: series come with their task, as it knows their scale; leave it out")
         dataset = replace(dataset, task=self.task or dataset.task)
-        clients = self.table["federation"]["clients"]
-        owned, dataset, groups, lots = self.partition(dataset, clients, generator(seed, "partition"))
-        asked = {score: self.table["federation"][score] for score in BY_CLASS if score in self.table["federation"]}
+        owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
-            dataset = replace(dataset, task=replace(dataset.task, **asked))
-        elif without := [score for score, value in asked.items() if value]:
+            dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
+        elif without := [score for score, value in self.by_class.items() if value]:
             raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
         federation = divide(dataset, owned, self.split, seed, groups, lots)
         return replace(federation, graph=self.graph(federation, seed))
@@ -126,6 +143,16 @@ def read(source: str, overrides: list[str]) -> Table:
     return override(table, overrides)
 
 
+def of_run(path: Path) -> Experiment:
+    """The experiment of a run's config.toml, which is complete."""
+    try:
+        return resolve(read(str(path), []))
+    except UsageError as problem:
+        raise UsageError(
+            f"{path} is not a config that this version of kinfed can run ({problem}); change it so, or begin a new run"
+        ) from None
+
+
 def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
     """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
 
@@ -157,24 +184,20 @@ def _is_complete(table: Table) -> bool:
 def override(table: Table, overrides: list[str]) -> Table:
     """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
 
-    Another `name` makes another part: of the former one's settings only those in `overrides` are kept. Another data set
-    whose examples have owners is theirs, whoever the former one was dealt to.
+    Another `name` makes another part: of the former one's settings only those in `overrides` are kept, wherever they
+    stand; of one key the last counts, but a part has one name. Another data set whose examples have owners is theirs,
+    whoever the former one was dealt to.
     """
     asked = {text.partition("=")[0] for text in overrides}
-    before = _dataset_in(table)
-    for i, text in enumerate(overrides):
-        dotted, equals, value = text.partition("=")
-        if not equals or not dotted:
-            raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
-        if not _is_unicode(text):
-            raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
-        try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
-        except (tomllib.TOMLDecodeError, RecursionError):
-            parsed = value
-        if isinstance(parsed, str) and any(later.startswith(f"{dotted}.") for later in overrides[i:]):
-            dotted += ".name"  # of the part whose settings are set beside it
+    before, names = _dataset_in(table), dict[str, tuple[str, str]]()
+    for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
+        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in asked)
+        dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
+        if last == "name" and isinstance(parsed, str):
+            name, where = names.setdefault(".".join(outer), (parsed, text))
+            if name != parsed:
+                raise UsageError(f"'{where}' and '{text}' name two parts where there can be one; leave one out")
         inner = table
         for part in outer:
             held = inner.setdefault(part, {})
@@ -194,6 +217,30 @@ def override(table: Table, overrides: list[str]) -> Table:
         if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
             dealt.pop("clients", None)
     return table
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    """The key and the value of an override."""
+    dotted, equals, value = text.partition("=")
+    if not equals or not dotted:
+        raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
+    if not _is_unicode(text):
+        raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
+    try:
+        return dotted, tomllib.loads(f"value = {value}")["value"]
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return dotted, value
+
+
+def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
+    """The same, but a part's name comes before its settings, wherever they stand. A whole table stays in its place."""
+    parts = [dotted.removesuffix(".name") for dotted, _, _ in overrides]
+
+    def place(i: int) -> tuple[int, int]:
+        within = [j for j, part in enumerate(parts) if f"{part}.".startswith(f"{parts[i]}.")]
+        return (min(within) if isinstance(overrides[i][1], str) else i), parts[i].count(".")
+
+    return [overrides[i] for i in sorted(range(len(overrides)), key=place)]
 
 
 def _is_yours(dataset: Any) -> bool:
@@ -230,13 +277,14 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "seeds": _value(raw, "seeds", int, 1),
         "evaluate_every": _value(raw, "evaluate_every", int, 1),
     }
-    check_counts(top["rounds"], top["evaluate_every"], top["seed"])
+    check_seed(top["seed"])
     if top["seeds"] < 1:
         raise UsageError(f"seeds counts runs, so it must be at least 1; got {top['seeds']}")
     if "select_by" in raw:
         top["select_by"] = _value(raw, "select_by", str, "")
         if not own_parts.is_path(_dataset_in(raw)) and "task" not in _table(raw, "federation", ""):
             check_selection(top["select_by"])  # else a score of one's own, of which a run knows
+    rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""))
     asked = raw.get("participation", 1.0)
     asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")[0]}
     participation, participation_table = call(Participation, asked, "participation")
@@ -253,7 +301,8 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
         "training": training_table,
         "method": method_table,
     }
-    return Learning(table, method, training, participation, model)
+    counts = top["seed"], top["seeds"]
+    return Learning(table, chosen["name"], method, rounds, *counts, training, participation, model_table["name"], model)
 
 
 def _over(settings: Table, chosen: Table) -> Table:
@@ -295,18 +344,27 @@ def resolve(raw: Table) -> Experiment:
             "graph": graph_table,
         },
     }
-    table["federation"] |= {
-        name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation
-    }
+    by_class = {name: _value(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
+    table["federation"] |= by_class
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
-        if not isinstance(task, Task):
-            raise UsageError(f"federation.task: {task!r:.80} is no task: it has not all that kinfed.Regression has")
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= own_parts.code(table, raw.get("code", {}))
-    return Experiment(table, *parts[1:4], partition, split, graph, dataset, parts.model, attack, task)
+    return Experiment(
+        **parts._asdict() | {"table": table},
+        dataset_name=called(dataset_table),
+        dataset=dataset,
+        clients=clients,
+        partition=partition,
+        split=split,
+        graph_name=graph_table["name"],
+        graph=graph,
+        by_class=by_class,
+        attack=attack,
+        task=task,
+    )
 
 
 def write(table: Table, path: Path) -> None:
@@ -321,19 +379,17 @@ def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Para
     return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def make(shelf: Mapping[str, Callable[..., Any]], asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+def make(shelf: Shelf, asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
     """The part that `asked` names, with its settings, and the complete table.
 
     With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
     """
     asked = _named(asked, where, shelf)
     name = asked.pop("name")
-    part = take(shelf, name, where)
-    if not own_parts.is_path(name):
-        made, table = call(part, asked, where, given=given)
-        return made, {"name": name, **table}
-    base = shelf.base if isinstance(shelf, Shelf) else object
-    made, table = call(own_parts.checked(part, name, where, base, given), asked, where, given=given)
+    part = take(shelf, name, where, given)
+    if own_parts.is_path(name):
+        part = own_parts.checked(part, name, where, shelf)
+    made, table = call(part, asked, where, given=given)
     return made, {"name": name, **table}
 
 
@@ -365,10 +421,13 @@ def call(
     return part(**values, **ready), table
 
 
-def take(shelf: Mapping[str, Any], name: str, where: str) -> Any:
+def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
     """The part of a shelf, or of your own, that has this name or path; raises UsageError if there is none."""
     if own_parts.is_path(name):
-        return own_parts.load(name, where)
+        part = own_parts.load(name, where)
+        if isinstance(shelf, Shelf):
+            own_parts.check_kind(part, name, where, shelf, given)
+        return part
     if name not in shelf:
         raise UsageError(f"{where}: there is no '{name}'; {nearest(name, shelf)}")
     return shelf[name]

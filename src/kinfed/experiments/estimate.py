@@ -11,13 +11,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..core.engine import Rounds
 from ..core.history import History
 from ..data.federation import Federation
 from ..data.split import SPLITS
+from ..simulation.devices import pick_device
+from ..simulation.execution import Execution
 from .config import Experiment
-from .devices import pick_device
 from .fit import fit
-from .launch import Machine
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
 
@@ -38,22 +39,22 @@ class Trial(NamedTuple):
     evaluation: float
 
 
-def estimate(experiment: Experiment, federation: Federation, machine: Machine, budget: float = 5.0) -> Cost:
+def estimate(experiment: Experiment, federation: Federation, execution: Execution, budget: float = 5.0) -> Cost:
     """Time the real clients with ever more of their examples, for about `budget` seconds, and extrapolate linearly.
 
     `federation` is the experiment's, of its first seed; the time that it takes to load is not counted.
     A trial is three rounds, the first to warm up and the last evaluated. Time grows with the examples of all clients
     and with a part that does not; local work in steps rather than epochs has only the latter.
     """
-    device = pick_device(machine.device)
+    device = pick_device(execution.device)
     _reset_peak(device)
-    table = experiment.table
     most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
     while not trials or (trials[-1].examples < whole and _spent(trials) < budget):
-        trials.append(_try(experiment, _short(federation, min(few, most)), machine))
+        trials.append(_try(experiment, _short(federation, min(few, most)), execution))
         few *= 4
-    rounds, evaluations = table["rounds"], -(-table["rounds"] // table["evaluate_every"])
+    rounds = experiment.rounds.count
+    evaluations = -(-rounds // experiment.rounds.evaluate_every)
     each = _at(whole, [(trial.examples, trial.round) for trial in trials])
     scored = _at(whole, [(trial.examples, trial.evaluation) for trial in trials])
     share = trials[-1].examples / whole
@@ -64,7 +65,7 @@ def estimate(experiment: Experiment, federation: Federation, machine: Machine, b
     )
 
 
-def _try(experiment: Experiment, federation: Federation, machine: Machine) -> Trial:
+def _try(experiment: Experiment, federation: Federation, execution: Execution) -> Trial:
     ticks = [time.perf_counter()]
 
     def tick(history: History, rounds: int) -> None:
@@ -74,17 +75,12 @@ def _try(experiment: Experiment, federation: Federation, machine: Machine) -> Tr
     fit(
         experiment.method,
         federation,
-        experiment.module(federation, experiment.table["seed"]),
-        rounds=3,
+        experiment.module(federation, experiment.seed),
+        rounds=Rounds(3, evaluate_every=3),
         training=experiment.training,
         participation=experiment.participation.share,
-        seed=experiment.table["seed"],
-        evaluate_every=3,
-        executor=machine.executor,
-        workers=machine.workers,
-        precision=machine.precision,
-        device=machine.device,
-        progress=tick,
+        seed=experiment.seed,
+        execution=replace(execution, progress=tick),
         attack=experiment.attack,
     )
     second, third = ticks[2] - ticks[1], ticks[3] - ticks[2]

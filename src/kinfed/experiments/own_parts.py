@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+from ..core.shelf import Shelf
 from ..errors import UsageError, nearest
 
 Table = dict[str, Any]
@@ -65,17 +66,20 @@ def module_of(name: str) -> ModuleType | None:
     return module if getattr(module, _MARK, False) else None
 
 
-def checked(part: Any, name: str, where: str, base: type, given: int) -> Callable[..., Any]:
-    """A part of one's own that says in one line what it cannot do: be called so, or make an object of class `base`.
+def check_kind(part: Any, name: str, where: str, shelf: Shelf, given: int) -> None:
+    """Raise UsageError for a part of one's own that cannot be what a shelf holds.
 
-    `given` counts the arguments that are not settings. With none of these the part must be such a class itself.
+    `given` counts the arguments that are not settings. With none of these the part must be a class of that kind itself.
     """
-    wanted = f"{base.__module__.partition('.')[0]}.{base.__name__}"
-    is_protocol = getattr(base, "_is_protocol", False)
-    if not given and not is_protocol and not (inspect.isclass(part) and issubclass(part, base)):
-        raise UsageError(f"{where}: '{name}' is no {wanted}: derive the class from it")
+    is_kind = given or _members(shelf.base) or (inspect.isclass(part) and issubclass(part, shelf.base))
+    if not is_kind:
+        raise UsageError(f"{where}: '{name}' is no {shelf.base_name}: derive the class from it")
     if not callable(part):
-        raise UsageError(f"{where}: '{name}' is no class or function that could make a {wanted}")
+        raise UsageError(f"{where}: '{name}' is no class or function that could make a {shelf.base_name}")
+
+
+def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any]:
+    """A part of one's own that says in one line if it cannot be called so, or makes something else than the shelf's."""
 
     @wraps(part, updated=())
     def make(*args: Any, **settings: Any) -> Any:
@@ -86,11 +90,22 @@ def checked(part: Any, name: str, where: str, base: type, given: int) -> Callabl
         except Exception as problem:
             said = f"{type(problem).__name__}: {problem}"
             raise UsageError(f"{where}: '{name}' cannot be made: {said}") from problem
-        if not (callable(made) if is_protocol else isinstance(made, base)):
-            raise UsageError(f"{where}: '{name}' must make a {wanted}; got {made!r:.80}")
+        if not isinstance(made, shelf.base):
+            lacks = [member for member in _members(shelf.base) if not hasattr(made, member)]
+            told = f", and what it makes has no {', '.join(lacks)}" if lacks else f"; got {made!r:.80}"
+            raise UsageError(f"{where}: '{name}' must make a {shelf.base_name}{told}")
         return made
 
     return make
+
+
+def _members(kind: type) -> list[str]:
+    """What an object must have to be of a kind that is a protocol; nothing for a class."""
+    if not getattr(kind, "_is_protocol", False):
+        return []
+    return sorted(
+        name for name in {*vars(kind), *inspect.get_annotations(kind)} if name[0] != "_" or name == "__call__"
+    )
 
 
 def code(table: Table, before: object) -> Table:

@@ -15,9 +15,11 @@ import torch
 
 from ..errors import RunError, UsageError
 from ..interrupts import heard, held
-from . import config, run_folder
+from ..simulation.execution import Execution
+from . import config
 from .config import Experiment, Table
-from .launch import Machine, once
+from .launch import check_same, once
+from .run_folder import RunFolder
 
 
 class Outcome(NamedTuple):
@@ -29,38 +31,46 @@ class Outcome(NamedTuple):
 
 
 def carry_out(
-    asked: Mapping[str, tuple[Experiment, Path]], machine: Machine, jobs: int, said: Callable[[str], None]
+    asked: Mapping[str, tuple[Experiment, Path]],
+    execution: Execution,
+    jobs: int,
+    said: Callable[[str], None],
+    data_dir: Path | None = None,
 ) -> Generator[Outcome]:
     """Run each experiment in its folder, or take it up, or leave it if it is finished; tell of each when it has ended.
 
-    With `jobs` above one that many processes share the cores; the machine's progress is then not told. `said` hears the
+    With `jobs` above one that many processes share the cores; progress is then not told. `said` hears the
     name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts what is running: it can be taken up.
     Raises UsageError, before the first run begins, for a folder that holds another experiment.
     """
     if jobs < 1:
         raise UsageError(f"jobs counts runs side by side, so it must be at least 1; got {jobs}")
     for experiment, folder in asked.values():
-        run_folder.check_same(experiment, folder)
+        check_same(experiment, folder)
     if jobs > 1:
-        yield from _side_by_side(asked, machine, jobs, said)
+        yield from _side_by_side(asked, execution, jobs, said, data_dir)
         return
     for name, (experiment, folder) in asked.items():
         said(name)
         problem = None
         try:
-            once(experiment, folder, machine)
+            once(experiment, folder, execution, data_dir)
         except Exception as caught:
             problem = caught
         yield Outcome(name, folder, problem)
 
 
 def _side_by_side(
-    asked: Mapping[str, tuple[Experiment, Path]], machine: Machine, jobs: int, said: Callable[[str], None]
+    asked: Mapping[str, tuple[Experiment, Path]],
+    execution: Execution,
+    jobs: int,
+    said: Callable[[str], None],
+    data_dir: Path | None,
 ) -> Generator[Outcome]:
     # Forked from a server that has imported everything and runs nothing, so that a process begins at once.
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    context.set_forkserver_preload(["kinfed.experiments.run_folder"])
-    how = {field.name: getattr(machine, field.name) for field in fields(machine) if field.name != "progress"}
+    context.set_forkserver_preload(["kinfed.experiments.launch"])
+    how = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name != "progress"}
     threads = max(1, torch.get_num_threads() // jobs)
     waiting = list(asked.items())[::-1]
     running: dict[connection.Connection, tuple[str, Path, Any]] = {}
@@ -68,12 +78,12 @@ def _side_by_side(
         while waiting or running:
             if waiting and len(running) < jobs:
                 name, (experiment, folder) = waiting.pop()
-                if (folder / "summary.json").exists():
+                if RunFolder(folder).is_finished:
                     yield Outcome(name, folder, None)
                     continue
                 said(name)
                 ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(theirs, experiment.table, folder, how, threads))
+                process = context.Process(target=_work, args=(theirs, experiment.table, folder, how, data_dir, threads))
                 with held():  # or there would be a process that nobody ends
                     with _deaf():
                         process.start()
@@ -102,7 +112,9 @@ def _side_by_side(
             process.join()
 
 
-def _work(pipe: connection.Connection, table: Table, folder: Path, how: dict[str, Any], threads: int) -> None:
+def _work(
+    pipe: connection.Connection, table: Table, folder: Path, how: dict[str, Any], data_dir: Path | None, threads: int
+) -> None:
     """In a process of its own: carry out a run, and send its warnings (text) and its end (None or what went wrong)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `_deaf`, which there is not on Windows
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -110,7 +122,7 @@ def _work(pipe: connection.Connection, table: Table, folder: Path, how: dict[str
     torch.set_num_threads(threads)
     try:
         with heard():
-            once(config.resolve(table), folder, Machine(**how))
+            once(config.resolve(table), folder, Execution(**how), data_dir)
             pipe.send(None)
     except KeyboardInterrupt:
         pass

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..core.engine import latecomers
 from ..core.history import spread
 from ..core.seeding import tags
+from ..core.summary import Summary
 from ..datasets.sources import ORIGINALS
 from ..errors import UsageError, nearest
 from ..methods import METHODS
@@ -21,8 +22,10 @@ from ..metrics.graphs import group_weights, rand_by_round
 from ..papers import published_table
 from ..papers.published_table import Column, Number, Protocol, Row
 from ..partitions.deal import hidden_groups
-from . import config, own_parts, run_folder, study
+from . import config, own_parts
 from .config import Experiment
+from .launch import check_same
+from .run_folder import RunFolder
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
@@ -232,16 +235,16 @@ class Reproduction:
             return ""
         return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
 
-    def _finished(self, cell: Cell) -> dict[int, Path]:
+    def _finished(self, cell: Cell) -> dict[int, RunFolder]:
         """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
         if cell.experiment is None:
             return {}
         found = {}
         for folder in self.folder(cell.row, cell.column).glob("seed-*"):
             seed = folder.name.removeprefix("seed-")
-            if seed.isdecimal() and (folder / "summary.json").exists():  # and not somebody's copy of a run
-                run_folder.check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), folder)
-                found[int(seed)] = folder
+            if seed.isdecimal() and RunFolder(folder).is_finished:  # and not somebody's copy of a run
+                check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), folder)
+                found[int(seed)] = RunFolder(folder)
         return dict(sorted(found.items()))
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
@@ -270,9 +273,9 @@ class Reproduction:
                     values[metric][seed] = measure.times * found[measure.of]
                     if measure.deviation in found:
                         clients[metric].append(measure.times * found[measure.deviation])
-                summary = run_folder.read_summary(folder)
-                flags += ["leaking"] if summary["leaking"] else []
-                flags += [precision] if (precision := summary.get("precision")) in FLAGS else []
+                summary = folder.read_summary()
+                flags += ["leaking"] if summary.leaking else []
+                flags += [summary.precision] if summary.precision in FLAGS else []
             if folders and _knows_labels(cell):
                 flags.append("oracle graph")
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
@@ -299,38 +302,38 @@ class Reproduction:
 
 def _knows_labels(cell: Cell) -> bool:
     assert cell.experiment is not None
-    table = cell.experiment.table
-    return table["federation"]["graph"]["name"] in ORACLES and table["method"]["name"] in ON_GRAPHS
+    return cell.experiment.graph_name in ORACLES and cell.experiment.method_name in ON_GRAPHS
 
 
-def _scores(folder: Path, cell: Cell, score: str) -> dict[str, float]:
+def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     """What a finished run says of a measure's score, under the names of its `of`."""
-    summary = run_folder.read_summary(folder)
-    table = config.read(str(folder / "config.toml"), [])
-    model = cell.row.score or summary["chosen"]
-    if model not in summary["scores"]:
-        raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary['scores'])}")
-    at = summary["scores"][model]["round"]
+    assert cell.experiment is not None
+    summary = folder.read_summary()
+    model = cell.row.score or summary.chosen
+    if model not in summary.scores:
+        raise UsageError(f"{folder} has no model '{model}'; it has {', '.join(summary.scores)}")
+    at = int(summary.scores[model]["round"])
     if score == "weight":
-        return _weights(folder, cell.column, at, _groups(summary, table))
+        return _weights(folder, cell.column, at, _groups(summary, cell.experiment))
     if score == "rand":
-        index = rand_by_round(study.clusters(folder), _groups(summary, table))[:, 0]  # [T]
+        index = rand_by_round(folder.read_clusters(), _groups(summary, cell.experiment))[:, 0]  # [T]
         return {"least": float(index.min())}
-    if "attack" in summary:
-        found = summary["attack"]["scores"][model]
+    if summary.attack is not None:
+        found = summary.honest_scores[model]
         return {"mean": found["success"]} if score == "success" else dict(found)
-    rounds, tests = study.scores_by_round(folder, model, score)  # [T], [1, T, N]
+    rounds, tests = folder.read_scores(model, score)  # [T], [T, N]
     if at not in rounds:
-        raise study.not_whole(folder)
-    scores = torch.from_numpy(tests[0, rounds == at][0])  # [N]
+        raise folder.not_whole()
+    scores = torch.from_numpy(tests[rounds == at][0])  # [N]
     if cell.column.novel:
-        scores = scores[latecomers(summary["seed"], tags(summary["names"]), table["participation"]["late"])]
-    return spread(scores, summary["higher_is_better"])
+        late = cell.experiment.participation.late
+        scores = scores[latecomers(summary.seed, tags(summary.client_names), late)]
+    return spread(scores, summary.higher_is_better)
 
 
-def _weights(folder: Path, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
+def _weights(folder: RunFolder, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
     """Mean weights of the relation in the column's layers at its stage."""
-    found = study.relations(folder)
+    found = folder.read_relations()
     stage, layers = column.at["stage"], column.at["layers"]
     wanted = found.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
     weights = torch.from_numpy(found.weights[abs(found.rounds - wanted).argmin()])  # [N, N] or [L, N, N]
@@ -340,8 +343,8 @@ def _weights(folder: Path, column: Column, selected: int, groups: Tensor) -> dic
     return group_weights(weights, groups)._asdict()
 
 
-def _groups(summary: dict[str, Any], table: config.Table) -> Tensor:
+def _groups(summary: Summary, experiment: Experiment) -> Tensor:
     """[N] the hidden groups, which partitions that have them cut from the clients in order."""
-    partition = table["federation"]["partition"]
+    partition = experiment.table["federation"]["partition"]
     count = partition["nodes"] if "nodes" in partition else partition["groups"]
-    return hidden_groups(partition["name"], count, len(summary["names"]))
+    return hidden_groups(partition["name"], count, summary.clients)

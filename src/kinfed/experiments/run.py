@@ -14,6 +14,7 @@ from ..core.history import History
 from ..core.method import Method
 from ..core.model import Model
 from ..core.sharing import Sharing
+from ..core.summary import Summary
 from ..core.tasks import Classification, Forecasting
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -105,50 +106,57 @@ class Run:
             return {}
         return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
-        history, task = self.history, self.federation.task
-        cautions = [why for why in (self.method.caution, self.federation.caution) if why]
-        found: dict[str, Any] = {
-            "method": type(self.method).__name__,
-            "rounds": history.done,
-            "seed": self.seed,
-            "clients": len(self.federation),
-            "parameters": self.model.layout.parameters,
-            "metric": task.metric,
-            "higher_is_better": task.higher_is_better,
-            "selected_by": history.selects,
-            "scores": {name: score | self._pooled(name) for name, score in history.summary().items()},
-            "chosen": history.chosen,
-            **history.clients_scores(),
-            "relation": None,
-            "warnings": [],
-            **self._by_class(),
-            **self.how,
-            "seconds": round(self.seconds, 3),
-            "bytes_up": history.bytes_up,
-            "bytes_down": history.bytes_down,
-            "sharing": self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
-            "leaking": bool(cautions),
-            "caution": "; ".join(cautions),
-        }
+        history, task, federation = self.history, self.federation.task, self.federation
+        cautions = [why for why in (self.method.caution, federation.caution) if why]
+        scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
         if isinstance(task, Classification) and task.reweighted and history.models:  # none where they stay at sites
-            found["scores"][history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
-        if self.attack is not None:
-            attackers = self.attack.attackers(self.federation.names, self.seed)
-            found["attack"] = {
-                "name": type(self.attack).__name__,
-                **asdict(self.attack),
-                "attackers": [n for n, lies in zip(self.federation.names, attackers.tolist(), strict=True) if lies],
-                "scores": history.under_attack(),
-            }
+            scores[history.chosen]["reweighted"] = float(self.reweighted_accuracy().nanmean())
+        return Summary.of(
+            history,
+            method=type(self.method).__name__,
+            seed=self.seed,
+            parameters=self.model.layout.parameters,
+            scores=scores,
+            relation=self._quality(),
+            **self._by_class(),
+            attack=self._attacked(),
+            **self.how,
+            reason=self.reason,
+            seconds=round(self.seconds, 3),
+            sharing=self.sharing.summary(history.bytes_down, history.bytes_up, history.done),
+            leaking=bool(cautions),
+            caution="; ".join(cautions),
+            names=list(federation.names),
+            shape=list(federation.x.shape[1:]),
+            outputs=federation.outputs,
+            classes=list(federation.classes),
+            scale=dict(federation.scale),
+        )
+
+    def _attacked(self) -> dict[str, Any] | None:
+        """The attack, who carried it out, and the scores of the others."""
+        if self.attack is None:
+            return None
+        attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
+        return {
+            "name": type(self.attack).__name__,
+            **asdict(self.attack),
+            "attackers": [name for name, lies in zip(self.federation.names, attackers, strict=True) if lies],
+            "scores": self.history.under_attack(),
+        }
+
+    def _quality(self) -> dict[str, Any] | None:
+        """Where the relation comes from and how well it finds hidden groups; None if no models are mixed."""
         relation, groups = self.relation, self.federation.groups
-        if relation is not None:
-            found["relation"] = {"origin": self.origin}
-            if groups is not None:
-                quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
-                # What a single group, or groups of one, leave undefined is left out.
-                found["relation"] |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        if relation is None:
+            return None
+        found: dict[str, Any] = {"origin": self.origin}
+        if groups is not None:
+            quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
+            # What a single group, or groups of one, leave undefined is left out.
+            found |= {name: value for name, value in quality.items() if math.isfinite(value)}
         return found
 
 

@@ -1,53 +1,46 @@
 """One experiment with several seeds: a folder for each, and what they have in common."""
 
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ..core.history import over_seeds, preferred, selects_highest
+from ..core.history import over_seeds, preferred
+from ..core.summary import Summary
+
+OF_ONE: Any = dict.fromkeys(
+    (  # what a summary says of one run, or of single clients, others with every seed
+        *("names", "clients_scores", "clients_selected", "by_class", "clients_recall", "always", "shape", "outputs"),
+        *("classes", "scale", "reason", "workers", "chunk", "onednn", "precision", "device"),
+    )
+)
 
 
-def run_seeds(found: list[dict[str, Any]], out: Path) -> dict[str, Any]:
+def run_seeds(found: Sequence[Summary], out: str) -> Summary:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
     first = found[0]
-    scores = over_seeds([f["scores"] for f in found])
-    relation = first["relation"]
+    scores = over_seeds([one.scores for one in found])
+    relation, attack = first.relation, first.attack
+    relations = [one.relation or {} for one in found]
     if relation is not None:
-        numbers = {
-            key: float(np.mean([f["relation"][key] for f in found]))
-            for key in relation
-            if key != "origin" and all(key in f["relation"] for f in found)
-        }
-        relation = {"origin": relation["origin"], **numbers}
-    kept = (
-        "method",
-        "dataset",
-        "federation",
-        "rounds",
-        "clients",
-        "parameters",
-        "metric",
-        "higher_is_better",
-        "selected_by",
-        "executor",
-        "sharing",
-        "leaking",
-        "caution",
+        shared = [key for key in relation if key != "origin" and all(key in one for one in relations)]
+        means = {key: float(np.mean([one[key] for one in relations])) for key in shared}
+        relation = {"origin": relation["origin"], **means}
+    if attack is not None:  # which clients attack is another draw with every seed
+        shown = {key: value for key, value in attack.items() if key != "attackers"}
+        attack = shown | {"scores": over_seeds([one.honest_scores for one in found])}
+    return replace(
+        first,
+        **OF_ONE,
+        attack=attack,
+        warnings=[f"seed {one.seed}: {warning}" for one in found for warning in one.warnings],
+        seeds=[one.seed for one in found],
+        scores=scores,
+        chosen=preferred(scores, first.selects_highest),
+        relation=relation,
+        seconds=sum(one.seconds for one in found),
+        bytes_up=sum(one.bytes_up for one in found),
+        bytes_down=sum(one.bytes_down for one in found),
+        out=out,
     )
-    attacked = {}
-    if "attack" in first:  # which clients attack is another draw with every seed
-        shown = {key: value for key, value in first["attack"].items() if key != "attackers"}
-        attacked["attack"] = shown | {"scores": over_seeds([f["attack"]["scores"] for f in found])}
-    return {
-        **{key: first[key] for key in kept},
-        **attacked,
-        "warnings": [f"seed {one['seed']}: {warning}" for one in found for warning in one["warnings"]],
-        "seed": first["seed"],
-        "seeds": [f["seed"] for f in found],
-        "scores": scores,
-        "chosen": preferred(scores, selects_highest(first)),
-        "relation": relation,
-        **{key: sum(f[key] for f in found) for key in ("seconds", "bytes_up", "bytes_down")},
-        "out": str(out),
-    }

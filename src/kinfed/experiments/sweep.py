@@ -11,6 +11,7 @@ from ..errors import UsageError
 from ..methods import METHODS
 from . import own_parts
 from .config import Experiment, take
+from .run_folder import RunFolder
 from .study import Finding, Row, Study, score
 
 LONGEST = 120  # characters of a folder's name
@@ -73,10 +74,10 @@ class Sweep:
         for name, overrides in self.runs().items():
             method = name.partition("/")[0]
             experiment = self._experiment(method, overrides)
-            if not experiment.table["federation"]["split"]["validation"]:
+            if not experiment.split.validation:
                 raise UsageError("a sweep chooses on validation data; set federation.split.validation above 0")
             count, rounds = cost.get(method, (0, 0))
-            cost[method] = count + 1, rounds + experiment.table["rounds"]
+            cost[method] = count + 1, rounds + experiment.rounds.count
         seeds = len(self.seeds)
         for method, (key, values) in itertools.product(self.methods, self.grid.items()):
             if not key.startswith("methods.") and not _concerns(key, method):  # left aside, but not nonsense
@@ -122,7 +123,7 @@ class Sweep:
                 if bad := sum(name in failed for name in names):
                     lost.append(row | {"failed": f"{bad} of {len(names)}"})
                     continue
-                found = score(*(self.study.folder(name) for name in names))
+                found = score(*(RunFolder(self.study.folder(name)) for name in names))
                 assert found.validation is not None
                 cautions |= dict.fromkeys(found.cautions)
                 mine.append((-found.validation if found.selects_highest else found.validation, row | found.row()))
@@ -181,10 +182,9 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
         raise UsageError("seeds counts runs of one setting; write which seeds, as in seed=0..2")
     if len(grid.get("seed", [])) > 1 and "seeds" in grid:
         raise UsageError("seed=... names every seed, so leave seeds out")
-    table = study.experiment([f"{key}={grid[key][0]}" for key in ("seed", "seeds") if key in grid]).table
-    seeds = [table["seed"] + i for i in range(table["seeds"])]
+    seeds = list(study.experiment([f"{key}={grid[key][0]}" for key in ("seed", "seeds") if key in grid]).every_seed)
     if len(grid.get("seed", [])) > 1:
-        seeds = [study.experiment([f"seed={seed}"]).table["seed"] for seed in grid["seed"]]
+        seeds = [study.experiment([f"seed={seed}"]).seed for seed in grid["seed"]]
     rest = {key: values for key, values in grid.items() if key not in ("seed", "seeds")}
     return Sweep(study, methods, rest, seeds)
 

@@ -35,4 +35,4 @@ def main(grid: Grid, context: Context) -> None:
         why = problem if known else f"unexpected {type(problem).__name__}: {problem}; please report it"
         log(f"{FAILED}{plain(why)}")
         raise  # so that Flower sends the log and marks the run as failed; at an exit it would do neither
-    log(f"{DONE}{json.dumps(summary)}")
+    log(f"{DONE}{json.dumps(summary.to_dict())}")

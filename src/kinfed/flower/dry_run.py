@@ -12,6 +12,7 @@ from ..core.model import Model
 from ..core.tasks import Classification, Task
 from ..core.trees import Tree
 from ..data.federation import Federation
+from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages
 from .plan import Plan
@@ -33,7 +34,11 @@ class DryRun:
         }
         learning, self._validates = planned.learning, bool(planned.split.validation)
         self._simulation = Simulation(
-            Federation(x, y, rows, task), model, learning.method, learning.training, executor="loop", onednn=False
+            Federation(x, y, rows, task),
+            model,
+            learning.method,
+            learning.training,
+            execution=Execution("loop", onednn=False),
         )
         self.client_statistics: Tree = tree_map(lambda t: t[0], self._simulation.client_statistics())
         self._state = tree_map(torch.clone, self._simulation.state)

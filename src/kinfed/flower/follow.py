@@ -1,6 +1,5 @@
 """Starting a run at the SuperLink and following it to its end."""
 
-import json
 import signal
 import subprocess
 import time
@@ -10,7 +9,9 @@ from typing import Any
 
 import tomli_w
 
+from ..core.summary import Summary
 from ..errors import RunError
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing
 from ..interrupts import held
 from . import gate, keys, superlink
@@ -22,7 +23,7 @@ RUN = ".run"  # in a run's folder: the number that Flower gave it
 ATTEMPTS = 3  # times in a row that a run may end without a reason and without a finished round
 
 
-def run(home: Path, out: Path, report: Report) -> dict[str, Any]:
+def run(home: Path, out: Path, report: Report) -> Summary:
     """Start the run of out/config.toml, follow it to its end, and return its summary; raises RunError if it fails.
 
     A run that ends without a reason, because its process was killed, is resumed where it stopped.
@@ -37,17 +38,18 @@ def run(home: Path, out: Path, report: Report) -> dict[str, Any]:
     for line in keys.endings(Path(ca).parent) if ca else []:
         report(line)
     resume, left = f"resume it: kinfed flower run --resume {out}", ATTEMPTS
-    finished = (out / "summary.json").exists()
+    folder = RunFolder(out)
+    finished = folder.is_finished
     signal.signal(signal.SIGHUP, interrupt)  # a closed terminal stops the run as well
     while True:
         lines, status = _run_once(home, out, report, resume)
         last_line = lines[-1] if lines else ""
         if last_line.startswith(DONE) and status["status"] == COMPLETED:
-            return json.loads(last_line.removeprefix(DONE))  # type: ignore[no-any-return]
+            return Summary.from_json(last_line.removeprefix(DONE), "the last line of the run")
         if last_line.startswith(FAILED):
             raise RunError(f"{last_line.removeprefix(FAILED)}; {resume}")
-        if not finished and (out / "summary.json").exists():  # its process ended after it had written its summary
-            return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
+        if not finished and folder.is_finished:  # its process ended after it had written its summary
+            return folder.read_summary()
         left = ATTEMPTS if any(line.startswith("round ") for line in lines) else left - 1
         why = f"{status['status']}, {status.get('status-details')}"
         if status["status"] == STOPPED or not left:

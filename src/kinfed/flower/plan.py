@@ -65,9 +65,9 @@ class Plan:
     def model(self, shape: tuple[int, ...], outputs: int) -> Model:
         """The architecture with the initial values that the seed gives, in float32."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(generator(self.table["seed"], "model").initial_seed())
+            torch.manual_seed(generator(self.learning.seed, "model").initial_seed())
             module: nn.Module = self.learning.model(shape, outputs)
-        return model_for(self.learning.method, module, dtype=torch.float32, seed=self.table["seed"])
+        return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
 
 
 def resolve(raw: Table) -> Plan:
@@ -76,7 +76,7 @@ def resolve(raw: Table) -> Plan:
     Of `federation` only `split` is used, as each site knows where its examples are.
     """
     learning = config.learning(raw, frozenset({"federation", "flower"}))
-    if learning.table["seeds"] != 1:
+    if learning.seeds != 1:
         raise UsageError("a federation runs one seed at a time; leave out seeds")
     if learning.participation.late or learning.participation.by_group:
         raise UsageError(

@@ -9,8 +9,10 @@ from ..core.graph import Origin
 from ..core.history import History
 from ..core.model import Model
 from ..core.sharing import Sharing
+from ..core.summary import Summary
 from ..core.tasks import Classification
-from ..experiments import own_parts, run_folder
+from ..experiments import own_parts, results
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing
 from .fleet import FlowerFleet
 from .messages import Words
@@ -25,50 +27,41 @@ def summarise(
     history: History,
     fleet: FlowerFleet,
     seconds: float,
-    out: Path,
-) -> dict[str, Any]:
-    """Write the results of a finished run to the folder `out`, and return its summary."""
+    out: RunFolder,
+) -> Summary:
+    """Write the results of a finished run to its folder, and return its summary."""
     at = history.rounds.index(history.select(history.chosen))
     relation = history.relations[at] if history.relations else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
-    run_folder.write_history(history, relation, origin, sharing.layers, out, caution=caution)
+    results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     traffic = {name: fleet.broker.traffic[name] for name in fleet.names}
-    _write_bytes(traffic, fleet.used, out / "bytes.csv")
+    _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     totals = _total_bytes(traffic, history.done)
     task = history.task
-    summary = {
-        "method": own_parts.called(planned.table["method"]["name"]),
-        "dataset": "sites",
-        "federation": planned.table["federation"],
-        "rounds": history.done,
-        "seed": planned.table["seed"],
-        "clients": len(fleet.names),
-        "parameters": model.layout.parameters,
-        "metric": task.metric,
-        "higher_is_better": task.higher_is_better,
-        "selected_by": history.selects,
-        "scores": history.summary(),
-        "chosen": history.chosen,
-        **history.clients_scores(),
-        "relation": {"origin": origin} if relation is not None else None,
-        "warnings": [],
+    summary = Summary.of(
+        history,
+        method=own_parts.called(planned.learning.method_name),
+        dataset="sites",
+        federation=planned.table["federation"],
+        seed=planned.learning.seed,
+        parameters=model.layout.parameters,
+        relation={"origin": origin} if relation is not None else None,
         **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),
-        "executor": "flower",
-        "seconds": round(seconds, 3),
+        executor="flower",
+        seconds=round(seconds, 3),
         **totals,
-        "sharing": sharing.summary(totals["bytes_down"], totals["bytes_up"], history.done),
-        "leaking": bool(caution),
-        "caution": caution,
-        "names": fleet.names,
-        "shape": facts["shape"],
-        "outputs": facts["outputs"],
-        "bounded": {name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
-        "classes": task.classes if isinstance(task, Classification) else None,
-        "experiment": facts["experiment"],
-        "out": str(out),
-    }
-    run_folder.write_recall(summary, fleet.names, out)
-    write_json(summary, out / "summary.json")
+        sharing=sharing.summary(totals["bytes_down"], totals["bytes_up"], history.done),
+        leaking=bool(caution),
+        caution=caution,
+        shape=facts["shape"],
+        outputs=facts["outputs"],
+        bounded={name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
+        classes=task.classes if isinstance(task, Classification) else None,
+        experiment=facts["experiment"],
+        out=str(out),
+    )
+    results.draw_recall(summary, out)
+    out.write_summary(summary)
     return summary
 
 

@@ -19,11 +19,12 @@ from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.seeding import tags
 from ..core.sharing import divide
+from ..core.summary import Summary
 from ..core.trees import Tree
 from ..data import graph_files
 from ..errors import RunError, UsageError
 from ..experiments import own_parts
-from ..experiments.fit import CHECKPOINT
+from ..experiments.run_folder import RunFolder
 from ..files import make_folder
 from . import messages, plan
 from .agreement import agree, fitting
@@ -53,7 +54,7 @@ def serve(
     log: Log = print,
     poll: float = 0.2,
     members: Callable[[], Mapping[bytes, str]] | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Run the federation, or resume the one in the folder `out`, and return its summary.
 
     `members` gives at any time the public keys that may take part; without it anyone online may. The folder receives
@@ -64,8 +65,8 @@ def serve(
     broker = Broker(transport, deployment.deadline, deployment.patience, log, poll, members)
     make_folder(out)
     with only_process(out, log):
-        if (out / "summary.json").exists():  # written by a process that has ended meanwhile
-            return json.loads((out / "summary.json").read_text())  # type: ignore[no-any-return]
+        if (folder := RunFolder(out)).is_finished:  # by a process that has ended meanwhile
+            return folder.read_summary()
         return _Run(planned, broker, out, log).run()
 
 
@@ -91,20 +92,20 @@ class _Run:
 
     def __init__(self, planned: Plan, broker: Broker, out: Path, log: Log) -> None:
         self.planned, self.broker, self.out, self.log = planned, broker, out, log
+        self.folder, self.rounds = RunFolder(out), planned.learning.rounds
         self.began = time.perf_counter()
-        self.resumed = (out / CHECKPOINT).exists()
+        self.resumed = self.folder.checkpoint.exists()
         self.facts = json.loads((out / FACTS).read_text()) if self.resumed else agree(planned, broker)
         shape, outputs, task = tuple(self.facts["shape"]), self.facts["outputs"], plan.read_task(self.facts["task"])
         inner, self.model = divide(planned.learning.method, planned.model(shape, outputs))
         dry_run = DryRun(planned, self.model, shape, outputs, task)
         invitation = _invitation(planned, self.facts, self.model)
         self.fleet = FlowerFleet(broker, planned.deployment, dry_run, invitation, lambda: _selection(self.history))
-        every = planned.table["evaluate_every"]
-        self.history = History((), task, every, select_by=planned.table.get("select_by", ""))
+        self.history = History((), task, self.rounds.evaluate_every, select_by=self.rounds.select_by)
         self.method = self._wrapped(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Summary:
         """Run all rounds that are left, and write the results."""
         if self.resumed:
             self._restore()
@@ -122,7 +123,7 @@ class _Run:
                     self.roster,
                     self.fleet,
                     self.history,
-                    rounds=self.planned.table["rounds"],
+                    rounds=self.rounds.count,
                     participation=self.planned.learning.participation,
                     server=self.at.server,
                     begin=self.at.done,
@@ -140,9 +141,9 @@ class _Run:
         self.fleet.finish()
         origin = self.method.origin_of(self.roster)
         summary = summarise(
-            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.out
+            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.folder
         )
-        (self.out / CHECKPOINT).unlink(missing_ok=True)
+        self.folder.checkpoint.unlink(missing_ok=True)
         return summary
 
     def _wrapped(self, inner: Method) -> Method:
@@ -166,7 +167,7 @@ class _Run:
 
     def _restore(self) -> None:
         """Take up a run after its last complete round, once enough of its sites are connected."""
-        fleet, path, empty = self.fleet, self.out / CHECKPOINT, torch.zeros(0)
+        fleet, path, empty = self.fleet, self.folder.checkpoint, torch.zeros(0)
         like = FleetState(empty, empty, empty, empty, fleet.dry_run.client_statistics, empty)
         fleet.restore(checkpoint.load(path, (), like, self.history).state)
         self.history.names = tuple(fleet.names)
@@ -179,7 +180,7 @@ class _Run:
     def _evaluate_again(self) -> None:
         """Request the evaluation that was under way when the server stopped."""
         last = self.at.done - 1
-        if not self.history.is_due(last, self.planned.table["rounds"]) or last in self.history.rounds:
+        if not self.history.is_due(last, self.rounds.count) or last in self.history.rounds:
             return
         roster = replace(self.roster, round=last)
         cohort = self.fleet.state.replied.nonzero().squeeze(1)
@@ -189,10 +190,10 @@ class _Run:
 
     def _after(self, round: int, state: Tree) -> None:
         """Save and log a complete round; raises _NewClients if some are waiting."""
-        seconds, rounds = self.seconds_before + time.perf_counter() - self.began, self.planned.table["rounds"]
+        seconds, rounds = self.seconds_before + time.perf_counter() - self.began, self.rounds.count
         spent = seconds - self.at.seconds
         self.at = Progress(round + 1, state, self.fleet.save(), seconds)
-        checkpoint.save(self.out / CHECKPOINT, self.at, self.history)
+        checkpoint.save(self.folder.checkpoint, self.at, self.history)
         self.log(_progress(self.history, rounds, int(self.fleet.state.replied.sum()), spent))
         if self._waiting_clients() and round + 1 < rounds:
             raise _NewClients
@@ -232,7 +233,7 @@ class _Run:
             self.model.layout,
             self.fleet.sizes(),
             self.planned.learning.training,
-            self.planned.table["seed"],
+            self.planned.learning.seed,
             tags(self.fleet.names),
             plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
             self.fleet.state.client_statistics,

@@ -20,7 +20,8 @@ from ..core.tasks import Classification
 from ..core.trees import Tree
 from ..errors import RunError, UsageError
 from ..experiments import own_parts
-from ..experiments.devices import pick_device
+from ..simulation.devices import pick_device
+from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages, plan, site_data
 from .messages import Message, Words
@@ -200,10 +201,8 @@ class Site:
             model,
             learning.method,
             learning.training,
-            seed=planned.table["seed"],
-            executor="loop",
-            onednn=False,
-            device=self._device,
+            seed=learning.seed,
+            execution=Execution("loop", onednn=False, device=str(self._device)),
         )
 
     def _at(self, words: Words) -> ExperimentFolder:

@@ -59,7 +59,7 @@ def federate(path: Path, name: str, task: Task, plan: Plan, target: str = "y") -
         raise UsageError(
             f"{path}: y must be {'labels' if isinstance(task, Classification) else 'targets'}, as at the other sites"
         )
-    seed, split = plan.table["seed"], plan.split
+    seed, split = plan.learning.seed, plan.split
     if "x" in x:
         owner = np.full(len(x["x"]), name)
         return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)

@@ -8,10 +8,12 @@ GRAPHS = Shelf(
         "given": "known:given",
         "oracle": "known:oracle",
         "label_overlap": "known:label_overlap",
-        "shuffled": "known:shuffled",
-        "random": "known:random",
-        "identity": "known:identity",
-        "complete": "known:complete",
+        "shuffled": "controls:shuffled",
+        "random": "controls:random",
+        "identity": "controls:identity",
+        "complete": "controls:complete",
     },
     base="kinfed.core.graph:Graph",
 )
+
+__getattr__ = GRAPHS.attribute

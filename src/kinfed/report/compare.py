@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
-from ..core.history import over_seeds, preferred, selects_highest
+from ..core.history import over_seeds, preferred
+from ..core.summary import Summary
 from ..core.tasks import BY_CLASS
 from ..errors import UsageError
-from ..experiments.run_folder import read_summary, reading
+from ..experiments.run_folder import RunFolder
 
 Array = NDArray[np.float64]
 Scores = dict[int, Array]  # of a run's clients: [2, N], the metric and the score that selected, by seed
@@ -133,9 +134,9 @@ def _ranking(row: Row) -> float:
 
 def _is_unfinished(folder: Path) -> bool:
     """Whether a run was begun here, and has not ended, with one of its seeds or all."""
-    seeds = [path for path in folder.glob("seed-*") if path.is_dir()]
-    begun = ((folder / "config.toml").exists(), *((one / "config.toml").exists() for one in seeds))
-    return any(begun) and not all((one / "summary.json").exists() for one in seeds or [folder])
+    seeds = [RunFolder(path) for path in folder.glob("seed-*") if path.is_dir()]
+    whole = RunFolder(folder)
+    return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
 
 
 def _differing(rows: Sequence[Row]) -> str:
@@ -250,8 +251,11 @@ def _decimals(rows: Sequence[Row]) -> int:
 def _read(folder: Path) -> tuple[Row, Scores]:
     """A run's row, with nothing counted against Local yet, and its clients' test scores by seed."""
     repeats = sorted(path for path in folder.glob("seed-*") if path.is_dir())
-    summaries = {path: read_summary(path) for path in repeats or [folder]}
-    model = _choose(folder, summaries.values())
+    summaries = {path: RunFolder(path).read_summary() for path in repeats or [folder]}
+    scores = [summary.scores for summary in summaries.values()]
+    if len({tuple(one) for one in scores}) > 1:
+        raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
+    model = preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
     found = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
     rows = [row for row, _ in found.values()]
     first, alike = rows[0], ("method", "model", "setting", "attack")
@@ -288,73 +292,65 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     return row, {seed: scores for seed, (_, scores) in found.items()}
 
 
-def _choose(folder: Path, summaries: Iterable[dict[str, Any]]) -> str:
-    """The named model that validation prefers on the mean over seeds; without validation data the headline."""
-    try:
-        summaries = list(summaries)
-        return preferred(over_seeds([summary["scores"] for summary in summaries]), selects_highest(summaries[0]))
-    except KeyError as missing:
-        raise UsageError(f"{folder}: summary.json is not a run's summary: it has no {missing}") from None
-    except (AttributeError, StopIteration, TypeError, ValueError):
-        raise UsageError(f"{folder}: summary.json is not a run's summary: it has no scores of named models") from None
+def _row(folder: Path, summary: Summary, model: str) -> tuple[Row, Array]:
+    """The row of one run with one seed, and its clients' test scores, see `_of_clients`."""
+    attack, score, relation = summary.attack, summary.honest_scores[model], summary.relation or {}
+    both = _of_clients(folder, summary, model)
+    known = both[1][np.isfinite(both[1])]
+    auroc = relation.get("auroc")
+    row = Row(
+        folder=str(folder),
+        method=summary.method,
+        model=model,
+        dataset=summary.dataset,
+        # What a graph is worth is seen by comparing runs that differ in nothing else.
+        federation=json.dumps({k: v for k, v in summary.federation.items() if k != "graph"}, sort_keys=True),
+        graph=str(summary.federation.get("graph", {}).get("name", "given")),
+        origin=relation.get("origin"),
+        attack=f"{attack['name']} {attack['share']:g}" if attack else "",
+        clients=summary.clients,
+        metric=summary.metric,
+        higher_is_better=summary.higher_is_better,
+        selected_by=summary.selects,
+        selected=float(known.mean()) if len(known) else None,
+        ranked_by=summary.metric,
+        seeds=(summary.seed,),
+        mean=score["mean"],
+        over_clients=score["std"],
+        worst5=score["worst5"],
+        best5=score["best5"],
+        over_seeds=None,
+        helped=None,
+        hurt=None,
+        balanced_accuracy=score.get("balanced_accuracy"),
+        auc=score.get("auc"),
+        several=score.get("balanced_accuracy_clients"),
+        auroc=None if auroc is None or math.isnan(auroc) else auroc,
+        seconds=summary.seconds,
+        leaking=summary.leaking,
+        warnings=tuple(summary.warnings),
+    )
+    return row, both
 
 
-def _row(folder: Path, summary: dict[str, Any], model: str) -> tuple[Row, Array]:
-    """The row of one run with one seed, and its clients' test scores: [N]."""
-    with reading(folder):
-        attack = summary.get("attack", {})
-        score = attack["scores"][model] if attack else summary["scores"][model]
-        relation = summary["relation"] or {}
-        auroc = relation.get("auroc")
-        row = Row(
-            folder=str(folder),
-            method=str(summary["method"]),
-            model=model,
-            dataset=str(summary["dataset"]),
-            # What a graph is worth is seen by comparing runs that differ in nothing else.
-            federation=json.dumps({k: v for k, v in summary["federation"].items() if k != "graph"}, sort_keys=True),
-            graph=str(summary["federation"].get("graph", {}).get("name", "given")),
-            origin=relation.get("origin"),
-            attack=f"{attack['name']} {attack['share']:g}" if attack else "",
-            clients=int(summary["clients"]),
-            metric=str(summary["metric"]),
-            higher_is_better=bool(summary["higher_is_better"]),
-            selected_by=str(summary.get("selected_by", summary["metric"])),
-            selected=None,
-            ranked_by=str(summary["metric"]),
-            seeds=(int(summary["seed"]),),
-            mean=float(score["mean"]),
-            over_clients=float(score["std"]),
-            worst5=float(score["worst5"]),
-            best5=float(score["best5"]),
-            over_seeds=None,
-            helped=None,
-            hurt=None,
-            balanced_accuracy=score.get("balanced_accuracy"),
-            auc=score.get("auc"),
-            several=score.get("balanced_accuracy_clients"),
-            auroc=None if auroc is None or math.isnan(auroc) else float(auroc),
-            seconds=float(summary["seconds"]),
-            leaking=bool(summary["leaking"]),
-            warnings=tuple(map(str, summary.get("warnings", []))),
-        )
-        scores = np.array(summary["clients_scores"][model], np.float64)
-        selecting = scores
-        if row.selected_by != row.metric:
-            told = summary.get("clients_selected", {model: [math.nan] * row.clients})
-            selecting = np.array(told[model], np.float64)
-    if scores.shape != (row.clients,) or not np.isfinite([*scores, row.mean]).all():
+def _of_clients(folder: Path, summary: Summary, model: str) -> Array:
+    """[2, N] the metric and the score that selected, of the clients of one run with one seed; NaN for attackers."""
+    scores = np.array(summary.of_clients.get(model, []), np.float64)
+    selecting = scores
+    if summary.selects != summary.metric:
+        told = summary.clients_selected or {model: [math.nan] * summary.clients}
+        selecting = np.array(told.get(model, []), np.float64)
+    if scores.shape != (summary.clients,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
-            f"{folder}/summary.json must hold a finite test score for each of its {row.clients} clients; "
+            f"{folder}/summary.json must hold a finite test score for each of its {summary.clients} clients; "
             f"got {int(np.isfinite(scores).sum())}"
         )
     if selecting.shape != scores.shape:
         raise UsageError(f"{folder}/summary.json must hold a number or NaN in clients_selected for each client")
     both = np.stack([scores, selecting])
-    if attack:  # attackers are neither helped nor hurt
-        both[:, np.isin(summary["names"], attack["attackers"])] = np.nan
-    known = both[1][np.isfinite(both[1])]
-    return replace(row, selected=float(known.mean()) if len(known) else None), both
+    if summary.attackers:  # who are neither helped nor hurt
+        both[:, np.isin(summary.client_names, summary.attackers)] = np.nan
+    return both
 
 
 def _against(row: Row, scores: Scores, local: Scores) -> Row:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.split import LEAST
-from ..experiments.config import Table as Config
+from ..experiments.config import Experiment
 from ..experiments.reproduction import FLAGS, MEASURES, Line, Reproduction
 from ..papers.published_table import LEAST_ROUNDS
 
@@ -141,21 +141,21 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
         cells = [made.cell(row, made.protocol.columns[column]) for row in made.protocol.rows.values()]
         for cell in [cell for cell in cells if cell.experiment][:1]:
             assert cell.experiment is not None
-            found.setdefault(_described(cell.experiment.table), []).append(column)
+            found.setdefault(_described(cell.experiment), []).append(column)
     return [f"{', '.join(columns)}: {said}." for said, columns in found.items()]
 
 
-def _described(table: Config) -> str:
-    training, split, federation = table["training"], table["federation"]["split"], table["federation"]
+def _described(experiment: Experiment) -> str:
+    training, split, clients = experiment.table["training"], experiment.split, experiment.clients
     optimiser = ", ".join(f"{key} {value:g}" for key, value in training["optimiser"].items() if key != "name" and value)
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
-    share, every = table["participation"]["share"], table["evaluate_every"]
-    who = f"{federation['clients']} clients" if federation["clients"] else "the data's own clients"
+    share, rounds, every = experiment.participation.share, experiment.rounds.count, experiment.rounds.evaluate_every
+    who = f"{clients} clients" if clients else "the data's own clients"
     return (
-        f"{who}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {table['rounds']} rounds of {work}, "
-        f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {table['model']['name']}; "
-        f"validation {split['validation']:g}, test {split['test']:g}; "
+        f"{who}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
+        f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {experiment.model_name}; "
+        f"validation {split.validation:g}, test {split.test:g}; "
         f"evaluated every {f'{every} rounds' if every > 1 else 'round'}"
     )
 

@@ -8,6 +8,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from ..core.seeding import tags
 from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, explain
+from .execution import Execution
 from .simulation import Simulation
 
 
@@ -71,7 +73,9 @@ def agree(value: Any) -> Any:
 class Distributed:
     """A fleet around a Simulation of this process's share of the clients; takes the same arguments."""
 
-    def __init__(self, federation: Federation, *arguments: Any, **settings: Any) -> None:
+    def __init__(
+        self, federation: Federation, *arguments: Any, execution: Execution = Execution(), **settings: Any
+    ) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self.names = federation.names
         if len(federation) < self._world:
@@ -79,12 +83,14 @@ class Distributed:
         self._everyone = torch.arange(len(federation))
         self._mine = self._everyone[self._everyone % self._world == self._rank]
         share = self._share(federation)
-        mine: Simulation = self._together(lambda: Simulation(share, *arguments, **settings))
+        mine: Simulation = self._together(lambda: Simulation(share, *arguments, execution=execution, **settings))
         # Its share of the clients may have led another process to another executor.
         leader = agree(mine.how)
-        alike = settings | {name: leader[name] for name in ("executor", "chunk")}
+        alike = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
         same = all(mine.how[name] == leader[name] for name in ("executor", "chunk"))
-        self._local = self._together(lambda: mine if same else Simulation(share, *arguments, **alike))
+        self._local = self._together(
+            lambda: mine if same else Simulation(share, *arguments, execution=alike, **settings)
+        )
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
         self.states = _States(self)
 

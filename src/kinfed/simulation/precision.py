@@ -13,8 +13,6 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 def check(precision: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise UsageError for a precision that this device, or data of this type, does not have."""
-    if precision not in PRECISIONS:
-        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}; got '{precision}'")
     if precision == "tf32" and device.type != "cuda":
         raise UsageError(f"precision 'tf32' is a GPU's, and this runs on {device.type}; use 'bf16' or 'float32'")
     if precision != "float32" and dtype != torch.float32:

@@ -25,7 +25,9 @@ from ..errors import UsageError
 from ..ops.gemm import fast_gemm
 from .auto import choose, suits_onednn
 from .clients import Clients
+from .devices import pick_device
 from .evaluation import Evaluator
+from .execution import Execution
 from .precision import check as check_precision
 from .precision import tf32
 from .state_store import States
@@ -55,20 +57,14 @@ class Simulation:
         training: Training,
         *,
         seed: int = 0,
-        executor: str = "auto",
-        workers: int | None = None,
-        chunk: int | None = None,
-        onednn: bool | None = None,
-        precision: str = "float32",
-        device: torch.device | str = "cpu",
+        execution: Execution = Execution(),
         share: float = 1.0,
         folder: Path | None = None,
     ) -> None:
-        for name, count, what in (("workers", workers, "threads"), ("chunk", chunk, "clients")):
-            if count is not None and not (isinstance(count, int) and count >= 1):
-                raise UsageError(f"{name} counts {what}, so it must be at least 1; got {count!r}")
         training.check(federation.task)
-        self.device = torch.device(device)
+        self.device = pick_device(execution.device)
+        executor, workers, chunk = execution.executor, execution.workers, execution.chunk
+        precision = execution.precision or "float32"
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
         check_precision(precision, self.device, model.theta.dtype)
@@ -88,7 +84,7 @@ class Simulation:
         if self.device.type != "cpu":
             workers = 1  # others share its one stream
         workers = workers or torch.get_num_threads()
-        onednn = suits_onednn(self.model, training) if onednn is None else onednn
+        onednn = suits_onednn(self.model, training) if execution.onednn is None else execution.onednn
         cohort = max(1, round(share * len(self.clients)))
         self.how: dict[str, Any] = {"workers": workers, "chunk": chunk, "onednn": onednn, "precision": precision}
         with self._computing():

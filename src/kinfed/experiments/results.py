@@ -1,0 +1,175 @@
+"""What a finished run leaves in its folder: tables, pictures, models and the summary; and how models are loaded."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from ..core import trees
+from ..core.graph import Origin
+from ..core.history import History
+from ..core.method import Method, model_for
+from ..core.model import Model
+from ..core.summary import Summary
+from ..core.tasks import Classification
+from ..datasets import called
+from ..errors import UsageError
+from ..plots import charts, heatmaps
+from . import config, own_parts
+from .run import Run, client_index
+from .run_folder import RunFolder
+
+
+def save(run: Run, folder: str | Path) -> Summary:
+    """Write a run made with `kinfed.fit` as a run's folder, and return its summary.
+
+    The folder has no config.toml: your own data and module are not in a config. Its models load with
+    `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
+    """
+    mine = RunFolder(folder)
+    if mine.is_finished:
+        raise UsageError(f"{folder} holds a run already; choose another folder")
+    mine.make()
+    return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, mine)
+
+
+def load_model(
+    folder: str | Path,
+    client: int | str,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> nn.Module:
+    """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
+
+    `client` is a position or a name. Architecture and method are rebuilt from the run's config. Pass `module` if it
+    was your own, as that of a run written by `save` is; and `method` and `head` as they were given to `fit` if the
+    method extends or exports models in a way of its own. Raises UsageError if the folder holds no finished run or no
+    such client.
+    """
+    mine = RunFolder(folder)
+    summary = mine.read_summary()
+    name = str(summary.client_names[client_index(summary.client_names, client)])
+    if module is None:
+        module, known = _rebuilt(mine, summary)
+        method = method or known
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+    try:
+        arrays, maker = mine.read_models(name)
+        if maker and method is None:
+            raise UsageError(
+                f"{folder}: only its method, {maker}, can tell how its models predict; pass it as it was given to fit: "
+                "load_model(folder, client, module, method)"
+            )
+        kind = next((t.dtype for t in arrays.values() if t.is_floating_point()), None)
+        model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+        parts = {e.name: arrays.pop(e.name) for e in model.layout.entries}
+        for e in model.layout.entries:
+            if (got := parts[e.name]).shape != e.shape or got.dtype != kind:
+                raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not floating-point {list(e.shape)}")
+        theta = model.layout.flatten(parts)
+        personal = trees.named({"theta": theta, **arrays})
+        return model.export(theta) if method is None else method.export(model, personal)
+    except (SafetensorError, OSError, RuntimeError, TypeError, LookupError) as problem:
+        why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
+        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})") from None
+
+
+def _rebuilt(folder: RunFolder, summary: Summary) -> tuple[nn.Module, Method]:
+    """The module and the method that the run's config names."""
+    if not folder.is_begun:
+        raise UsageError(
+            f"{folder} has no config.toml that could tell the architecture, as kinfed.save writes none; pass a "
+            "module of it: load_model(folder, client, module)"
+        )
+    experiment = config.of_run(folder.config)
+    if summary.shape is None or summary.outputs is None:
+        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
+    return experiment.model(tuple(summary.shape), summary.outputs), experiment.method
+
+
+def write_run(run: Run, table: config.Table, folder: RunFolder) -> Summary:
+    """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished.
+
+    `table` is the config of what was not your own.
+    """
+    names, federation = list(run.federation.names), run.federation
+    if isinstance(federation.task, Classification):
+        picture, counts = folder.path / "classes.png", federation.class_counts().numpy()
+        charts.classes_by_client(counts, federation.class_names, names, picture)
+    summary, layers = run.summary(), run.sharing.layers
+    write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
+    draw_recall(summary, folder)
+    kind = type(run.method)
+    own = kind.export is not Method.export or kind.extend is not Method.extend
+    folder.write_models(run.history, run.model.layout, kind.__name__ if own else "")
+    dealt = table.get("federation", {})
+    attack = summary.attack
+    if attack is not None and "attack" in table:
+        attack = attack | table["attack"]  # its name in configs
+    summary = replace(
+        summary,
+        method=own_parts.called(table["method"]["name"]),
+        dataset=called(dealt["dataset"]) if dealt else "your own",
+        federation=dealt,
+        attack=attack,
+        out=str(folder),
+    )
+    folder.write_summary(summary)
+    folder.tidy()
+    return summary
+
+
+def write_history(
+    history: History,
+    relation: Tensor | None,
+    origin: Origin,
+    layers: list[str],
+    folder: RunFolder,
+    groups: Tensor | None = None,
+    caution: str = "",
+) -> None:
+    """Tables and pictures of what is known of a run, its models apart; `caution` says why to beware of its scores."""
+    folder.write_history(history, origin, layers, caution)
+    names, metric, out = list(history.names), history.task.metric, folder.path
+    split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
+    curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
+    rounds = np.array(history.rounds) + 1
+    selected = {name: history.select(name) + 1 for name in history.named_models}
+    said, whose = "LEAKING " if caution else "", ""
+    if history.honest is not None:
+        lying = ~history.honest.numpy()
+        curves = {name: np.where(lying, np.nan, curve) for name, curve in curves.items()}
+        names = _marked(names, [name for name, lies in zip(names, lying, strict=True) if lies])
+        said, whose = said + "attacked ", "honest clients' "
+    charts.accuracy_by_round(rounds, curves, f"{said}{whose}{split} {metric}", out / f"{metric}-by-round.png", selected)
+    scores = {name: history.test(name).numpy() for name in history.named_models}
+    charts.accuracy_by_client(scores, names, f"{said}test {metric}", out / f"{metric}-by-client.png")
+    if relation is not None:
+        hidden = None if groups is None else groups.numpy()
+        picture = out / "relation.png"
+        heatmaps.relation_heatmap(relation.numpy(), names, said + origin, picture, groups=hidden, layers=layers)
+
+
+def draw_recall(summary: Summary, folder: RunFolder) -> None:
+    """The picture of a run's recall by class, if its summary has it."""
+    if summary.by_class is None:
+        return
+    said = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
+    heatmaps.recall_heatmap(
+        np.array(summary.clients_recall, np.float64),
+        [row.get("pooled", row["recall"]) for row in summary.by_class],
+        [row["class"] for row in summary.by_class],
+        _marked(summary.client_names, summary.attackers),
+        f"{said}test recall by class",
+        folder.path / "recall.png",
+    )
+
+
+def _marked(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
+    """The clients' names, with a word on those who attacked."""
+    return [f"{name} (attacker)" if name in attackers else name for name in names]

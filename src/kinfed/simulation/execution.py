@@ -1,0 +1,47 @@
+"""Execution: where and how a run is carried out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from ..core.history import History
+from ..core.settings import Count, NonNegative, Settings
+from ..errors import UsageError
+
+Progress = Callable[[History, int], None]
+
+
+@dataclass(frozen=True)
+class Execution(Settings):
+    """Where and how to run: nothing here changes a result, but for rounding.
+
+    What is left open, as "auto" or None, is chosen by a rule; where an interrupted run goes on, it is as it was. Raises
+    UsageError for settings of a wrong kind.
+    """
+
+    executor: Literal["auto", "loop", "vmap", "fused"] = (
+        "auto"  # one client at a time, clients in batches, or these without autograd
+    )
+    workers: Count | None = None  # cores to use: loop trains a client on each; None: all
+    chunk: Count | None = None  # clients in a batch of vmap or fused
+    precision: Literal["float32", "tf32", "bf16"] | None = None  # of products in local training; None: float32
+    device: str = "auto"  # cpu, cuda or cuda:NUMBER
+    onednn: bool | None = None  # whether that library computes products on a CPU; None: by the rule in kinfed.ops.gemm
+    checkpoint_seconds: NonNegative = 10.0  # the least time between checkpoints
+    progress: Progress = lambda history, rounds: None  # called with the history so far and the number of rounds
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not callable(self.progress):
+            raise UsageError(
+                f"progress must be a function of a history and the number of rounds; got {self.progress!r:.80}"
+            )
+
+    @property
+    def requested(self) -> dict[str, Any]:
+        """What is not left open of the settings that decide about rounding."""
+        given = {name: getattr(self, name) for name in ROUNDING}
+        return {name: value for name, value in given.items() if value not in (None, "auto")}
+
+
+ROUNDING = tuple(f.name for f in fields(Execution) if f.name not in ("checkpoint_seconds", "progress"))

@@ -1,0 +1,99 @@
+"""What `kinfed` exports, and that every error and page names only what can be imported."""
+
+import ast
+import builtins
+import functools
+import re
+from importlib import import_module
+from pathlib import Path
+from pkgutil import resolve_name
+
+import pytest
+
+import kinfed
+from kinfed import ATTACKS, DATASETS, GRAPHS, METHODS, MODELS, PARTITIONS, SGD, TASKS, Adam
+
+ROOT = Path(kinfed.__file__).parent
+PAGES = [Path(__file__).parents[1] / name for name in ("README.md", "CONTRIBUTING.md", "docs", "examples")]
+DOTTED = re.compile(r"(?<![\w./-])kinfed(?:\.[A-Za-z]\w*)+(?!\w*[:/-])")  # no address, file or place of a shelf
+CALLED = re.compile(r"(?<![\w.])([A-Za-z]\w*)\((?!s\))")  # "client(s)" calls nothing
+
+
+@functools.cache
+def trees():
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(ROOT.rglob("*.py"))}
+
+
+def words_of(tree):
+    return [
+        (node.lineno, node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and type(node.value) is str
+    ]
+
+
+def raised(tree):
+    """Every text within a raised error."""
+    return [text for node in ast.walk(tree) if isinstance(node, ast.Raise) for text in words_of(node)]
+
+
+def can_be_had(dotted):
+    """Whether `import kinfed` is enough, or an import of a module of it."""
+    try:
+        return resolve_name(dotted) is not None
+    except (ImportError, AttributeError):
+        return False
+
+
+def test_every_public_name_is_there_and_is_declared_for_type_checkers():
+    for name in kinfed.__all__:
+        assert getattr(kinfed, name) is not None
+    (declared,) = [node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If)]
+    told = {(node.module, alias.name) for node in declared.body for alias in node.names}
+    assert told == {(module, name) for module, names in kinfed._PLACES.items() for name in names}
+    assert set(kinfed.__all__) <= set(dir(kinfed))
+    with pytest.raises(ImportError):
+        exec("from kinfed import FedAvgg")
+
+
+@pytest.mark.parametrize("shelf", [METHODS, ATTACKS, PARTITIONS], ids=["methods", "attacks", "partitions"])
+def test_the_classes_of_a_shelf_are_exported(shelf):
+    for name, part in shelf.items():
+        assert getattr(kinfed, part.__name__) is part, name
+
+
+def test_tasks_and_optimisers_are_exported_and_the_classes_that_own_parts_derive_from():
+    for part in (*TASKS.values(), SGD, Adam):
+        assert getattr(kinfed, part.__name__) is part
+    for shelf in (METHODS, ATTACKS, PARTITIONS, GRAPHS, DATASETS, MODELS, TASKS):
+        module, _, name = shelf.base_name.rpartition(".")
+        assert getattr(import_module(module), name) is shelf.base
+
+
+def test_no_error_asks_for_a_name_that_cannot_be_imported():
+    """`kinfed.NAME` anywhere, and in an error also NAME(...): a user is to write it, so the package exports it."""
+    own = set(kinfed.__all__) | set(dir(builtins))
+    for path, tree in trees().items():
+        for line, text in words_of(tree):
+            for dotted in DOTTED.findall(text):
+                assert can_be_had(dotted), f"{path}, line {line}: {dotted}"
+        for line, text in raised(tree):
+            for called in CALLED.findall(text):
+                assert called in own, f"{path}, line {line}: {called}(...)"
+
+
+def test_no_error_calls_a_thing_by_a_class_that_is_not_public():
+    """A user meets class names in errors; those that are no plain words must be importable."""
+    classes = {node.name for tree in trees().values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    private = {name for name in classes - set(kinfed.__all__) if not name.startswith("_")}
+    for path, tree in trees().items():
+        for line, text in raised(tree):
+            named = set(re.findall(r"(?<=[a-z,:;] )[A-Z]\w+(?![\w-])", text)) & private
+            assert not named, f"{path}, line {line}: {', '.join(named)}"
+
+
+def test_no_page_asks_for_a_name_that_cannot_be_imported():
+    for top in PAGES:
+        for path in [top] if top.is_file() else [*top.rglob("*.md"), *top.rglob("*.py")]:
+            for dotted in DOTTED.findall(path.read_text(encoding="utf-8")):
+                assert can_be_had(dotted), f"{path}: {dotted}"
