@@ -27,15 +27,16 @@ from .windows import Windows
 class TableReader(Settings):
     """What the columns of a table are, and how it becomes a data set.
 
-    A row is an example: x: [n, F] are the columns `features`, each scaled to mean 0 and standard deviation 1 over the
-    training rows. The target is a label if its column holds text or few different whole numbers; otherwise a number,
-    trained by squared error in standard deviations from the mean and scored in its own unit. Several target columns are
-    numbers, each scaled in the same way and scored in standard deviations. With a column `time` the rows are split in
-    order of time.
+    A row is an example: x: [n, F] are the columns `features` (default: all others), each scaled to mean 0 and standard
+    deviation 1 over the training rows. The target is a label if its column holds text or few different whole numbers;
+    otherwise a number, trained by squared error in standard deviations from the mean and scored in its own unit.
+    Several target columns are numbers, each scaled in the same way and scored in standard deviations. With a column
+    `time` the rows are split in order of time.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
-    windows. A reading without a row, or without a value, is missing. If the times are dates and steps are shorter than
-    a day, the time of day is an input too.
+    windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
+    ahead in `horizons`, from 1. A reading without a row, or without a value, is missing. If the times are dates and
+    steps are shorter than a day, the time of day is an input too.
 
     Rows with missing values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
+from .sources import ORIGINALS
 
 
 def read(
@@ -32,8 +33,6 @@ def read(
             f"there is no data directory {path.parent}; set KINFED_DATA or --data-dir to an existing folder"
         )
     if not path.is_file():
-        from .sources import ORIGINALS  # here, as only this message needs it
-
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.npz")))
         way = f"get it with 'kinfed data fetch {name}'" if name in ORIGINALS else f"add {name}.npz"
         raise UsageError(
