@@ -89,8 +89,8 @@ class Panacea(Hypernetwork):
 
             def generate(network, pairs=pairs):
                 z = self.encoder.encode(network.encoder, network.embedding, averaging)
-                loss = link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
-                return self.write(roster, network, z[cohort]), loss
+                theta = self.write(roster, network, z[cohort])
+                return theta, link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
 
             (theta, loss), pull_back = vjp(generate, server.network)
             sent = theta if sent is None else sent

@@ -332,7 +332,7 @@ def test_what_is_told_by_class():
 
 
 def test_the_pages_example_warns_of_majority_models(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[1] / "docs" / "imbalance.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "imbalance.md").read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], {})
