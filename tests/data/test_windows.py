@@ -201,7 +201,9 @@ def test_a_linear_model_learns_to_forecast_a_sine():
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
 def test_windows_are_not_dealt_to_other_clients(name):
-    with pytest.raises(UsageError, match=r"windows belong to their sensor; use the partition 'natural'|not classes"):
+    with pytest.raises(
+        UsageError, match=r"cannot split time series across clients; use partition 'natural'|not classes"
+    ):
         PARTITIONS[name]()(counting(), 3, torch.Generator())
 
 

@@ -14,7 +14,7 @@ from ..errors import UsageError
 def check_clients(name: str, dataset: Dataset, clients: int, least: int = 1) -> None:
     """Raise UsageError unless the examples may be dealt anew, and there are at least `least` for each client."""
     if dataset.time is not None:
-        raise UsageError(f"partition '{name}' cannot split time series across clients; use partition 'natural'")
+        raise UsageError(f"{name}: this partition cannot split time series across clients; use partition 'natural'")
     if clients < 1:
         raise UsageError(f"{name}: a federation needs at least 1 client; got {clients}; set federation.clients")
     if len(dataset.x) < clients * least:
@@ -28,7 +28,7 @@ def rows_by_class(name: str, dataset: Dataset, draw: torch.Generator) -> list[Te
     """Rows of each class 0..C-1, shuffled; UsageError unless the data set has labels."""
     if not isinstance(dataset.task, Classification):
         raise UsageError(
-            f"partition '{name}' deals examples by class, but this data set has targets that are not classes; "
+            f"{name}: this partition deals examples by class, but this data set has targets that are not classes; "
             "use 'iid' or 'natural'"
         )
     dataset.task.check(dataset.y)
