@@ -321,7 +321,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             r"fewer than 1 known values of 'level': south \(0\)",
         ),
         (readings(gap=range(4, 40)), "series", "a window covers 3 \\+ 2 steps, but the series have 4"),
-        (readings() + "south,2024-03-01 00:01,1\n", "series", r"take these out of the data \(a step is 60 seconds"),
+        (readings() + "south,2024-03-01 00:01,1\n", "series", r"remove these from the data \(a step is 60 seconds"),
         (
             "who,x,y\n" + "".join(f"a,{i},{i}.5\n" for i in range(9)) + "a,9,1.2.3\n",
             {},
