@@ -448,7 +448,7 @@ def tables(draw):
             draw.broken or config.resolve(json.loads(json.dumps(table))).federation(Path(), 0)
             break
     if draw.random() < 0.3 and {"path", "client", "target"} <= settings.keys():
-        known = inspect.signature(kinfed.data.tables.read).parameters
+        known = inspect.signature(kinfed.data.tables.TableReader).parameters
         federation = from_csv(**{key: value for key, value in settings.items() if key in known})
         net = nn.Sequential(nn.Flatten(), nn.Linear(federation.x[0].numel(), federation.outputs))
         return keep(kinfed.fit(METHODS["fedavg"](), federation, net, rounds=1, execution=Execution("loop")), net)

@@ -379,7 +379,7 @@ def page(done, bad):
                 "A command is stopped by a signal, goes on by `kinfed resume FOLDER` (`run`) or the same command again "
                 "(`sweep`, `reproduce`), is perhaps stopped again, and ends. Then every "
                 "`models.safetensors`, `history.csv`, `relations.npz` and `diagnostics.csv` is compared, byte by byte, "
-                "with those of a run that nobody stopped. `kinfed resume` is told nothing of executor and precision. "
+                "with those of a run that nobody stopped. `kinfed resume` gets no options for executor and precision. "
                 "Half of the commands write a checkpoint whenever they may; the others, as usual, only after ten "
                 "seconds, when such runs are over. After SIGTERM and SIGINT the exit code must be 143 or 130, and what "
                 "is said one line; no process may be left, and no half-written file. "

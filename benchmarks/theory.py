@@ -90,7 +90,7 @@ def draw(path):
 TEXT = r"""# What a graph is worth when clients are lost
 
 Written by `python benchmarks/theory.py`; the formulas are in `kinfed.papers.panacea.theory`, their
-tests in `tests/test_theory.py`.
+tests in `tests/papers/test_theory.py`.
 
 ## The setting
 

@@ -1,4 +1,4 @@
-"""What can go wrong, in two kinds: the request was wrong, or the run could not go on."""
+"""Errors of two kinds: the request was wrong, or the run could not continue."""
 
 import difflib
 import re
@@ -10,14 +10,14 @@ from .interrupts import CODES, Terminated
 
 FEW = 30  # names that an error may list
 OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
-LONG = 80  # letters without a space or slash that an error repeats whole
+LONG = 80  # an error repeats a word of up to this many letters without a space or slash
 
 
 class _OneLine(Exception):
     """An error whose message is one line, whatever it quotes."""
 
-    def __init__(self, said: object = "") -> None:
-        super().__init__(" ".join(line.strip() for line in str(said).splitlines()))
+    def __init__(self, message: object = "") -> None:
+        super().__init__(" ".join(line.strip() for line in str(message).splitlines()))
 
     def __str__(self) -> str:
         return short(super().__str__())
@@ -28,28 +28,28 @@ class UsageError(_OneLine, ValueError):
 
 
 class RunError(_OneLine, RuntimeError):
-    """A well-formed run could not go on; the message says where and why. Exit code 1."""
+    """A well-formed run could not continue; the message says where and why. Exit code 1."""
 
 
 class DataError(RunError):
-    """A run could not begin, as its data cannot be read; the message says why. Exit code 1."""
+    """A run could not begin because its data cannot be read; the message says why. Exit code 1."""
 
 
 def short(text: str) -> str:
-    """Text in which a number of hundreds of digits, or another endless word, is cut in its middle."""
+    """Text in which very long words, such as numbers of hundreds of digits, are cut in the middle."""
     return re.sub(rf"[^\s/]{{{LONG + 1},}}", lambda word: f"{word[0][:40]}...{word[0][-10:]}", text)
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a GPU had too little memory; cuBLAS and cuDNN, which take some themselves, have words of their own."""
-    torch = sys.modules.get("torch")  # which whoever could run out of a GPU's memory has imported
+    """Whether a GPU had too little memory; cuBLAS and cuDNN, which allocate some, have their own messages."""
+    torch = sys.modules.get("torch")  # imported by any program that can run out of a GPU's memory
     return (torch is not None and isinstance(problem, torch.cuda.OutOfMemoryError)) or (
         isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
     )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error names the alternatives: the closest one if there is one, or if they are many; else all of them."""
+    """The alternatives for an error: the closest one if there is one, or if there are many; otherwise all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6 if len(known) <= FEW else 0)
     return f"did you mean '{close[0]}'?" if close else f"known: {', '.join(known) or 'none'}"
@@ -78,10 +78,10 @@ def explain(problem: BaseException) -> tuple[int, str]:
         case RunError() | OSError():
             return 1, short(str(problem))
         case MemoryError():
-            return 1, "out of memory; choose a smaller model, fewer clients or --executor loop"
+            return 1, "out of memory; use a smaller model, fewer clients or --executor loop"
         case RuntimeError() if is_out_of_memory(problem):
             return (
                 1,
-                "the GPU's memory is too small for these examples and models; choose fewer clients or --device cpu",
+                "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu",
             )
     return 1, f"unexpected {type(problem).__name__}: {short(str(problem))} (--debug shows where; please report it)"

@@ -1,4 +1,4 @@
-"""Files that are whole or not there at all."""
+"""Writing files so that they are complete or absent."""
 
 import os
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from .errors import RunError
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path`; it takes its place when the block ends well, and vanishes when it does not.
+    """A temporary path beside `path`; it replaces `path` if the block succeeds, and is removed if it does not.
 
     Raises RunError naming the file when the disk is full or the folder cannot be written.
     """
@@ -29,14 +29,14 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def sweep_up(folder: Path) -> None:
-    """Remove what programs that were killed left half-written in a folder, once nobody writes there."""
+    """Remove half-written files of killed programs from a folder in which no program is writing."""
     for part in folder.glob(".*.part"):
         part.unlink(missing_ok=True)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those around it, unless it is there; raises RunError naming it if it cannot be made."""
+    """Create a folder and its parents, unless it exists; raises RunError naming it if it cannot be created."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise RunError(f"cannot make the folder {path}: {problem.strerror}") from None
+        raise RunError(f"cannot create the folder {path}: {problem.strerror}") from None

@@ -1,6 +1,6 @@
 """Signals that end a program, SIGINT (Ctrl-C) and SIGTERM (Slurm, Docker), as exceptions that wait where they must.
 
-Only a program hears them so, by `heard`: a library leaves signals to whoever uses it, and there `held` does nothing.
+Only a program handles them, by `heard`: a library leaves signals to its user, and there `held` has no effect.
 """
 
 import signal
@@ -10,20 +10,20 @@ from contextlib import contextmanager
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}  # a program's exit code when one of these has ended it
 
-_held = 0  # blocks of `held` that have been entered and not left
-_waiting: type[KeyboardInterrupt] | None = None  # what came in them
+_held = 0  # `held` blocks that are active
+_waiting: type[KeyboardInterrupt] | None = None  # the signal that arrived in them
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """SIGTERM arrived."""
 
 
 @contextmanager
 def heard(answer: Callable[[int, object], None] | None = None) -> Iterator[None]:
     """In this block SIGINT raises KeyboardInterrupt and SIGTERM Terminated, unless there is another `answer`.
 
-    What is ignored, as Ctrl-C is by a program in the background, stays so. Afterwards all is as it was. It does nothing
-    in a thread other than the main one, which alone may ask for signals.
+    Ignored signals, such as Ctrl-C in a background program, stay ignored. Afterwards all handlers are restored. It has
+    no effect outside the main thread, which alone may handle signals.
     """
     global _waiting
     if threading.current_thread() is not threading.main_thread():
@@ -43,7 +43,7 @@ def heard(answer: Callable[[int, object], None] | None = None) -> Iterator[None]
 
 @contextmanager
 def held() -> Iterator[None]:
-    """What is heard in this block, such as one that writes files, is raised at its end, and a second signal at once."""
+    """A signal in this block, such as one that writes files, is raised at its end; a second one at once."""
     global _held, _waiting
     _held += 1
     try:

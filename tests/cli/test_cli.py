@@ -318,7 +318,7 @@ def test_a_folder_that_cannot_be_made(capsys, tmp_path):
     (tmp_path / "file").write_text("")
     code, _, err = kinfed_run(capsys, "run", "local", *SMALL, "--out", str(tmp_path / "file" / "run"))
     assert code == 1
-    assert "cannot make the folder" in err
+    assert "cannot create the folder" in err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full to play a full disk")

@@ -116,7 +116,7 @@ def test_labels_are_integers_of_the_right_number(tmp_path):
 
 @pytest.mark.parametrize("bad", [-1, 3])
 def test_labels_out_of_range_name_the_first_entry(tmp_path, bad):
-    with pytest.raises(UsageError, match=rf"y must lie in 0\.\.2; 2 of 4 do not, first entry 1 which is {bad};"):
+    with pytest.raises(UsageError, match=rf"y must lie in 0\.\.2; 2 of 4 do not, first entry 1, which is {bad};"):
         labels(tmp_path / "toy.npz", "y", np.array([0, bad, 2, bad]), 4, 3)
 
 

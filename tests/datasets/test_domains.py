@@ -35,7 +35,7 @@ def test_owners_and_graph_come_along(tmp_path):
     [
         ({"x": np.zeros((4, 3))}, r"x must be finite floats \[n, 2\]; got float64 \[4, 3\]"),
         ({"x": np.full((4, 2), np.nan)}, r"x must be finite floats"),
-        ({"y": np.array([0, 1, 2, 0])}, r"y must lie in 0\.\.1; 1 of 4 do not, first entry 2 which is 2"),
+        ({"y": np.array([0, 1, 2, 0])}, r"y must lie in 0\.\.1; 1 of 4 do not, first entry 2, which is 2"),
         ({"client": np.array([1, 0, 2, 0])}, r"client must lie in 0\.\.1; 1 of 4 do not, first entry 2"),
         ({"client": np.array([1, 0])}, r"client must be integers \[4\]"),
         ({"adjacency": np.zeros((2, 3))}, r"the graph must be \[2, 2\] for 2 clients; got \[2, 3\]"),

@@ -62,7 +62,7 @@ def test_class_names_come_along(tmp_path):
         ({"x_train": np.uint8(3)}, r"x_train must be uint8 .*got uint8 \[\]"),
         ({"y_train": np.array([0, 1])}, r"y_train must be integers \[3\].*got int64 \[2\]"),
         ({"y_test": np.array([0.0, 1.0])}, r"y_test must be integers \[2\].*got float64 \[2\]"),
-        ({"y_train": np.array([0, 10, 1])}, r"y_train must lie in 0\.\.9; 1 of 3 do not, first entry 1 which is 10"),
+        ({"y_train": np.array([0, 10, 1])}, r"y_train must lie in 0\.\.9; 1 of 3 do not, first entry 1, which is 10"),
         ({"class_names": np.array(["a", "b"])}, r"class_names must be text \[10\]; got <U1 \[2\]"),
         ({"class_names": np.arange(10)}, r"class_names must be text \[10\]; got int64 \[10\]"),
     ],

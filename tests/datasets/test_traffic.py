@@ -86,9 +86,9 @@ def test_the_first_of_several_features_is_forecast_and_sensors_without_names_are
         ({"start": np.array("last spring")}, "start must be the one date of step 0, .*; got last spring"),
         ({"start": np.array(["a", "b"])}, r"start must be the one date of step 0, .*; got \['a', 'b'\]"),
         ({"adjacency": np.full((3, 3), "x")}, r"weights must be numbers \[N, N\]; got <U1 \[3, 3\]"),
-        ({"time_index": np.zeros(40, int)}, "must rise from row to row; row 1 does not"),
+        ({"time_index": np.zeros(40, int)}, "must increase from row to row; row 1 does not"),
         ({"values": np.zeros((40, 3), np.float32)}, "3 of 3 series have no window .* 773869, 767541, 767542"),
-        ({"sensor_ids": np.array(["a", "b"])}, "a column a client, of 2 clients"),
+        ({"sensor_ids": np.array(["a", "b"])}, "a column for each of 2 clients"),
     ],
 )
 def test_a_file_in_another_form_is_an_error(tmp_path, changed, said):

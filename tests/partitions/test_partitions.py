@@ -130,7 +130,7 @@ def test_more_clients_than_examples(name):
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
 def test_no_clients(name):
-    with pytest.raises(UsageError, match=rf"^{name}: a federation has at least 1 client; got 0"):
+    with pytest.raises(UsageError, match=rf"^{name}: a federation needs at least 1 client; got 0"):
         PARTITIONS[name]()(images(6, 2, 0, 2), 0, generator(0, "partition"))
 
 
@@ -178,5 +178,5 @@ def test_bad_settings(name, setting, message):
 
 @pytest.mark.parametrize("name", ["rotations", "label_permutations", "label_groups"])
 def test_more_groups_than_clients(name):
-    with pytest.raises(UsageError, match=rf"^{name}: 4 groups need at least as many clients; got 3"):
+    with pytest.raises(UsageError, match=rf"^{name}: 4 groups need at least 4 clients; got 3"):
         PARTITIONS[name](groups=4)(images(100, 5, 0, 3), 3, generator(0, "partition"))

@@ -61,7 +61,7 @@ def test_refuses():
     with pytest.raises(UsageError, match=r"^topologies: 5 nodes need at least 9 classes; got 8"):
         dealt(5, 10, labels, 8)
     assert len(dealt(4, 10, labels, 8).owned) == 10
-    with pytest.raises(UsageError, match=r"^topologies: 4 groups need at least as many clients; got 3"):
+    with pytest.raises(UsageError, match=r"^topologies: 4 groups need at least 4 clients; got 3"):
         dealt(4, 3, labels)
     with pytest.raises(UsageError, match=r"^topologies: 8 of 9 clients would get no example"):
         dealt(3, 9, torch.full((9,), 7).scatter(0, torch.tensor([0]), 1))

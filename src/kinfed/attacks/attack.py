@@ -1,4 +1,4 @@
-"""Attack: what malicious clients do to their examples, or to what they send; a fleet around the fleet sees to it."""
+"""Attack: what malicious clients do to their examples or uploads; `simulation.attacked_fleet` carries it out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class Attack(Settings):
     share: Annotated[float, In("[0, 1)")] = 0.2  # of the clients, at least one of them; 0: nobody
 
     def attackers(self, names: Sequence[str], seed: int) -> Tensor:
-        """[N] bool: who attacks. It hangs on names and seed alone, and attackers of a smaller share are among these."""
+        """[N] bool: the attackers. They depend only on names and seed; those of a smaller share are among them."""
         count = max(1, round(self.share * len(names))) if self.share else 0
         if count >= len(names):
             raise UsageError(f"attack: share={self.share} makes all {len(names)} clients attackers; leave one honest")

@@ -14,7 +14,7 @@ from .attack import Attack, exchange
 
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Each training label becomes one of the others, any with the same probability; other targets change places."""
+    """Each training label becomes one of the others, all with the same probability; other targets are shuffled."""
 
     def corrupt(self, federation: Federation, attackers: Tensor, seed: int) -> Federation:
         if isinstance(federation.task, Classification) and federation.task.classes < 2:

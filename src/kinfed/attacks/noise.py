@@ -1,4 +1,4 @@
-"""Noise: attackers send random numbers as large as what their training changed."""
+"""Noise: attackers send random numbers as large as their updates."""
 
 from dataclasses import dataclass
 

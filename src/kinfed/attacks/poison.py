@@ -10,7 +10,7 @@ from .attack import Attack
 
 @dataclass(frozen=True)
 class Poison(Attack):
-    r"""What was sent minus `factor` times what training changed: $\Delta_i$ becomes $-\mathit{factor}\,\Delta_i$."""
+    r"""The received model minus `factor` times the update: $\Delta_i$ becomes $-\mathit{factor}\,\Delta_i$."""
 
     factor: NonNegative = 0.5  # of what training changed, taken the other way
 

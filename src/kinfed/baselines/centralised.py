@@ -1,4 +1,4 @@
-"""Centralised training of one network on all clients' series at once: what a federation forgoes, as a reference."""
+"""Centralised training of one network on all clients' series at once, as a reference for federated results."""
 
 import time
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class Centralised:
     seconds: float
 
     def summary(self) -> Summary:
-        """What was found, as the summary of a federated run."""
+        """The results, as the summary of a federated run."""
         return Summary.of(
             self.history,
             method="centralised",
@@ -127,9 +127,9 @@ class _Series:
 
     def __init__(self, federation: Federation, device: torch.device) -> None:
         x, y, count = federation.x, federation.y, len(federation)
-        told = isinstance(federation.task, Forecasting) and x.ndim == 3
-        length, odd = divmod(len(x) + x.shape[1] + y.shape[1] - 1, count) if told else (0, 0)
-        if not told or odd or x.untyped_storage().nbytes() != count * length * x.shape[2] * x.element_size():
+        is_series = isinstance(federation.task, Forecasting) and x.ndim == 3
+        length, odd = divmod(len(x) + x.shape[1] + y.shape[1] - 1, count) if is_series else (0, 0)
+        if not is_series or odd or x.untyped_storage().nbytes() != count * length * x.shape[2] * x.element_size():
             raise UsageError("a centralised reference needs windows of series, such as of metr_la; this data has none")
         if federation.graph is None:
             raise UsageError("a centralised reference needs a graph of the series, and this federation has none")

@@ -64,8 +64,8 @@ class _Network(nn.Module):
         graphs = torch.cat([self.walks, learned[None]])  # [3, N, N]
         skipped = []
         for layer in self.layers:
-            h, said = layer(h, graphs)
-            skipped.append(said[..., -1:])  # the last step is the one that has seen all others
+            h, skipped_part = layer(h, graphs)
+            skipped.append(skipped_part[..., -1:])  # the last step is the one that has seen all others
         return self.end(torch.stack(skipped).sum(0))[..., 0].transpose(1, 2)  # type: ignore[no-any-return]
 
 

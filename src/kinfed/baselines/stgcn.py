@@ -74,11 +74,11 @@ class _Network(nn.Module):
         values = x[..., 0].transpose(1, 2)[:, None]  # [B, 1, T, N]
         if self.training:
             return self._next(values)[..., None]
-        said: list[Tensor] = []
+        forecasts: list[Tensor] = []
         for _ in range(self.horizon):
-            said.append(self._next(values))
-            values = torch.cat([values[:, :, 1:], said[-1][:, None, None]], 2)
-        return torch.stack(said, -1)  # [B, N, horizon]
+            forecasts.append(self._next(values))
+            values = torch.cat([values[:, :, 1:], forecasts[-1][:, None, None]], 2)
+        return torch.stack(forecasts, -1)  # [B, N, horizon]
 
     def _next(self, values: Tensor) -> Tensor:
         h = self.gather(self.blocks(values))  # [B, C, 1, N]

@@ -56,6 +56,14 @@ class Rows(NamedTuple):
     size: Tensor  # [] int64, how many are real
 
 
+class Member(NamedTuple):
+    """Who a client is among those that a program runs for at once."""
+
+    tag: Tensor  # [] int64, see `kinfed.core.seeding`
+    rows: dict[str, Rows]
+    sizes: tuple[int, ...]  # the training sizes of all of them
+
+
 class Pool(NamedTuple):
     """All examples, into which rows point."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from ..errors import UsageError
-from .batches import Batch, Draw, Examples, Pool, Rows, Shuffler
+from .batches import Batch, Draw, Examples, Member, Pool, Shuffler
 from .model import Features, Model
 from .optimiser import SGD, Adam, Optimiser
 from .seeding import fold, key, normal
@@ -133,19 +133,17 @@ class Client:
 
     def __init__(
         self,
-        tag: Tensor,
+        member: Member,
         round: int,
         seed: int,
         model: Model,
         task: Task,
         training: Training,
         pool: Pool,
-        rows: dict[str, Rows],
-        sizes: tuple[int, ...],
         trainers: Trainers,
         halt: threading.Event | None = None,
     ) -> None:
-        """`sizes` are the numbers of training examples of all clients that this program runs for at once."""
+        tag, rows, sizes = member
         self.tag, self.round, self.model, self.task, self.training = tag, round, model, task, training
         self._seed, self._pool, self._rows, self._trainers, self._draws = seed, pool, rows, trainers, 0
         self.shuffler = Shuffler(pool, rows["train"], sizes, tag, round, seed, model.theta.dtype, halt)

@@ -34,7 +34,7 @@ class Fleet(Protocol):
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether a tensor holds neither NaN nor infinity; its sum tells, without a table of answers, if it is finite."""
+    """Whether a tensor holds neither NaN nor infinity; if its sum is finite, no mask is needed."""
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 

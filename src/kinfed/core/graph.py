@@ -13,9 +13,9 @@ Origin = Literal["given", "learned", "oracle"]
 
 @dataclass(frozen=True)
 class Graph:
-    """A relation between clients, `weights: [N, N]` or [L, N, N], and where it comes from.
+    """A relation between clients, `weights: [N, N]` or [L, N, N], and its origin.
 
-    `given`: part of the problem or of the method's definition. `learned`: found from models or updates.
+    `given`: part of the problem or of the method's definition. `learned`: from models or updates.
     `oracle`: uses knowledge that a real server would not have, such as labels or the true groups.
     """
 
@@ -33,5 +33,5 @@ def check_graph(weights: Tensor, count: int) -> None:
 
 
 def whole_relation(relation: Tensor) -> Tensor:
-    """[N, N] or [L, N, N] a relation of which all rows may be one: [N]; nothing is copied."""
+    """[N, N] or [L, N, N] a relation, also if it is given as one row for all clients: [N]; nothing is copied."""
     return relation.expand(len(relation), -1) if relation.ndim == 1 else relation

@@ -1,4 +1,4 @@
-"""Layers as kinfed runs them: batched over clients, random by counters, blind to filled-up rows."""
+"""Layers as kinfed runs them: batched over clients, with counter-based random numbers, ignoring filled-up rows."""
 
 import copy
 import threading
@@ -15,7 +15,7 @@ from .seeding import fold, uniform
 
 
 class _Pass(threading.local):
-    """What the layers below need to know about the forward pass that is under way."""
+    """What the layers below need to know about the current forward pass."""
 
     weight: Tensor | None = None  # [B] 1 on real rows, 0 on rows that only fill the batch up; None: all real
     key: Tensor | None = None  # [] int64, of this pass's dropout
@@ -25,9 +25,9 @@ PASS = _Pass()
 
 
 class Norm(nn.Module):
-    """BatchNorm that normalises with the real rows of a batch only, and works under vmap.
+    """BatchNorm that normalises with only the real rows of a batch, and works under vmap.
 
-    A batch with a single real row cannot be normalised: it is treated as in evaluation and moves no statistics.
+    A batch with a single real row cannot be normalised: it is treated as in evaluation and updates no statistics.
     """
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
@@ -86,8 +86,8 @@ class _Dropout(nn.Module):
 def _without_cudnn(layer: nn.RNNBase) -> None:
     """Have PyTorch's own kernels compute a recurrent layer on a GPU.
 
-    cuDNN would move the weights that are bound into a buffer of its own, where no step of an optimiser reaches them;
-    and it has no `vmap`, no gradient in evaluation mode and no second derivative. On a CPU nothing changes.
+    cuDNN would copy the bound weights into a buffer of its own, out of the optimiser's reach; and it has no `vmap`, no
+    gradient in evaluation mode and no second derivative. On a CPU nothing changes.
     """
     kind = type(layer)
 
@@ -105,10 +105,10 @@ def _without_cudnn(layer: nn.RNNBase) -> None:
 
 
 def adapt(module: nn.Module) -> nn.Module:
-    """A copy of the module in which layers that couple rows or draw numbers are replaced by ours."""
+    """A copy of the module in which layers that couple rows or draw random numbers are replaced by ours."""
     module = copy.deepcopy(module)
     if any(map(is_lazy, module.parameters())):
-        raise UsageError("the model has lazy layers, whose shapes are not known yet; run one batch through it first")
+        raise UsageError("the model has lazy layers, whose shapes are not known yet; run a batch through it first")
     for part in module.modules():
         if isinstance(part, nn.Sequential):
             _pool_first(part._modules)

@@ -1,4 +1,4 @@
-"""Random numbers by counter: every draw is a hash of (seed, purpose, ids), never of what was drawn before.
+"""Random numbers from counters: every draw is a hash of (seed, purpose, ids), independent of earlier draws.
 
 So a draw does not depend on the executor, on the order of clients or on where an interrupted run was resumed.
 """
@@ -25,7 +25,7 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
 
 
 def fold_numbers(key: int, *values: int) -> int:
-    """`fold`, once for each counter, of plain numbers: a hundredth of the time that small tensors take."""
+    """`fold` of plain numbers, once for each counter: takes a hundredth of the time of small tensors."""
     for value in values:
         x = ((key ^ value) - 7046029254386353131) & 0xFFFFFFFFFFFFFFFF
         x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
@@ -45,7 +45,7 @@ def number(seed: int, purpose: str, *ids: int) -> int:
 
 
 def tags(names: Sequence[str]) -> Tensor:
-    """[N] int64: what stands for a client in its draws; it depends on its name alone, not on its place among others."""
+    """[N] int64: a hash of each client's name for its random draws; its position among the clients does not matter."""
     digests = (hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names)
     return torch.tensor([int.from_bytes(d, "little") >> 1 for d in digests], dtype=torch.int64)
 
@@ -68,7 +68,7 @@ def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
 
 
 def generators(seed: int, purpose: str, ids: Sequence[int]) -> Iterator[torch.Generator]:
-    """`generator` for each of many ids; each is spent when the next is asked for, as all are one that is set anew."""
+    """`generator` for each of many ids. It is the same object, seeded anew: use each before taking the next."""
     draw, start = torch.Generator(), number(seed, purpose)
     for one in ids:
         yield draw.manual_seed(fold_numbers(start, one) & 0x7FFFFFFFFFFFFFFF)

@@ -1,4 +1,4 @@
-"""Shelf: parts by the name that a config or the command line uses, each imported when it is taken."""
+"""Shelf: parts by the name that a config or the command line uses, each imported only when it is used."""
 
 import ast
 import sys
@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 
 class Made(NamedTuple):
-    """A part that a function makes of its name."""
+    """A part that a function makes from its name."""
 
     place: str  # of the function
     summary: str
 
 
 class Shelf(Mapping[str, Any]):
-    """Where each part of a package is, by its name: "module:attribute".
+    """A mapping from names to parts of a package, given as "module:attribute".
 
     `base` is the class that a part, or what it makes, must be of: "package.module:Class". A part's summary is the first
     line of its docstring, or of its file's with `by_file`; it is read without importing anything.

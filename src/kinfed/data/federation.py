@@ -24,8 +24,8 @@ from .split import SPLITS, Split
 class Federation:
     """N clients over a pool of examples `x: [n, ...]`, `y: [n, ...]`.
 
-    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation the
-    methods may use; `groups: [N]` is the hidden truth, for scoring learned graphs only: no method sees it.
+    `rows[split][i]` are client i's rows of the pool (a backdoor adds a split, `triggered`). `graph` is the relation
+    that methods may use; `groups: [N]` are the true hidden groups, for scoring learned graphs only: no method sees it.
     """
 
     x: Tensor
@@ -36,8 +36,8 @@ class Federation:
     graph: Graph | None = None
     groups: Tensor | None = None
     classes: Sequence[str] = field(default=())
-    caution: str = ""  # why scores on its test examples flatter a model, if they do
-    scale: Mapping[str, Any] = field(default_factory=dict)  # of inputs and targets, where they are not as in their file
+    caution: str = ""  # why scores on its test examples overstate how good a model is, if they do
+    scale: Mapping[str, Any] = field(default_factory=dict)  # of inputs and targets, if they were scaled
 
     def __post_init__(self) -> None:
         count = len(self.rows["train"])
@@ -49,7 +49,7 @@ class Federation:
             or count == 0
         ):
             raise UsageError(
-                f"a federation needs rows for {', '.join(SPLITS)}, one entry a client, and a client or more"
+                f"a federation needs rows for {', '.join(SPLITS)}, one entry per client, and at least one client"
             )
         if len(self.names) != count or len(set(self.names)) != count:
             raise UsageError(f"{count} clients need {count} different names; got {len(set(self.names))}")
@@ -62,7 +62,7 @@ class Federation:
                 owner = next((n for n, r in zip(self.names, self.rows["train"], strict=True) if where in r), None)
                 raise UsageError(
                     f"{what} holds NaN or infinity in {int(bad.sum())} of {len(values)} examples, first in example "
-                    f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these first"
+                    f"{where}{f' (client {owner})' if owner is not None else ''}; fill or drop these values first"
                 )
         self.task.check(self.y)
         validated = [r.numel() > 0 for r in self.rows["validation"]]
@@ -73,7 +73,7 @@ class Federation:
                     f"{some(len(empty), count, 'client')} no {split} example: {', '.join(empty[:8])}"
                     f"{', ...' if len(empty) > 8 else ''}; give them more examples or leave these clients out"
                 )
-        if isinstance(self.task, Classification) and count > 1:  # one alone cannot know what others learn
+        if isinstance(self.task, Classification) and count > 1:  # a single client cannot know the others' classes
             seen = torch.cat(list(self.rows["train"]))
             missing = sorted(set(self.y[torch.cat([*self.rows["test"], seen])].tolist()) - set(self.y[seen].tolist()))
             if missing:
@@ -105,14 +105,14 @@ class Federation:
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model gives for an example: one a class, or one a target."""
+        """How many outputs a model has: one per class, or one per target."""
         return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
 
     def __repr__(self) -> str:
         return f"Federation({len(self)} clients, {len(self.x):,} examples {list(self.x.shape[1:])}, {self.task})"
 
     def digest(self) -> str:
-        """A number of all that it holds: a federation with another one has other examples, clients, splits or links."""
+        """SHA-1 of examples, client names, task, splits and graph, to detect data that changed between runs."""
         found = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
         rows = [torch.cat(list(parts)) for parts in self.rows.values()]
         sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
@@ -122,7 +122,7 @@ class Federation:
         return found.hexdigest()
 
     def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
-        """[N, C] int64: examples of each class a client holds, these splits together."""
+        """[N, C] int64: examples of each class that each client has, in these splits together."""
         if not isinstance(self.task, Classification):
             raise UsageError("class counts exist for classification only")
         owned = [torch.cat(parts) for parts in zip(*(self.rows[split] for split in splits), strict=True)]
@@ -148,13 +148,13 @@ class Federation:
         """A federation from your own arrays.
 
         `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
-        `client: [n]` says whose each example is; clients are ordered by this value. `graph: [N, N]` is a known
-        relation in that order. Each client's examples are split at random into train, validation and test; with
+        `client: [n]` says which client owns each example; clients are ordered by this value. `graph: [N, N]` is a
+        known relation in that order. Each client's examples are split at random into train, validation and test; with
         `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
-        Raises UsageError on anything that could not be trained on.
+        Raises UsageError on anything that cannot be trained on.
         """
         if task is not None and not isinstance(task, Task):
-            raise UsageError(f"task must be one such as kinfed.Classification(3); got {task!r:.80}")
+            raise UsageError(f"task must be a task, such as kinfed.Classification(3); got {task!r:.80}")
         pool = _tensor(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
         target, task, classes = _targets(y, task, pool.dtype)
@@ -182,7 +182,7 @@ def divide(
 ) -> Federation:
     """A federation from each client's rows `owned[i]`, split into train, validation and test.
 
-    With `lots: [n]` in [0, 1), for rows that clients share, those of an example say which split it is in for everyone.
+    With `lots: [n]` in [0, 1), for rows that clients share, an example's lot decides its split for all clients.
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
     if not isinstance(split, Split):
@@ -196,9 +196,9 @@ def divide(
     if split.stratify and (in_order or lots is not None or not labelled):
         why = "these have none"
         if in_order:
-            why = "these are cut in order of time, so leave it out or set shuffle"
+            why = "these are cut in order of time; leave it out or set shuffle"
         elif labelled:
-            why = "with this partition clients share examples, which are cut at the same place for all; leave it out"
+            why = "with this partition clients share examples, which are in the same split for all; leave it out"
         raise UsageError(f"split: stratify deals examples by their label, but {why}")
     if in_order:
         parts = split.by_time(dataset, owned, draws)
@@ -225,7 +225,7 @@ def divide(
 
 
 def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tuple[Tensor, Task, tuple[str, ...]]:
-    """What models learn, as labels or as floats of this kind; the task, found in y unless given; names of classes."""
+    """The targets, as labels or floats of this kind; the task, inferred from y unless given; names of classes."""
     classes: tuple[str, ...] = ()
     if task is None and (labels := _texts(y)) is not None:
         found, y = np.unique(labels, return_inverse=True)
@@ -238,8 +238,8 @@ def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tup
         largest = int(target.max()) if target.numel() else 0
         if largest > target.numel():
             raise UsageError(
-                f"y holds the label {largest}, but there are only {target.numel()} examples: labels count "
-                "classes from 0; number them anew, or say how many there are: task=kinfed.Classification(...)"
+                f"y holds the label {largest}, but there are only {target.numel()} examples: labels must number the "
+                "classes from 0; renumber them, or give the number of classes: task=kinfed.Classification(...)"
             )
         task = Classification(largest + 1)
     return target, task, classes
@@ -294,12 +294,12 @@ def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
 
 
 def _stored(t: Tensor) -> Tensor:
-    """The numbers under a view that shows some several times, as windows do, once each; other tensors as they are."""
+    """The numbers under a view that repeats some, as windows do, once each; other tensors as they are."""
     stored = t.untyped_storage().nbytes() // t.element_size()
     return t.as_strided((stored,), (1,), 0) if t.numel() > stored else t
 
 
 def _to(t: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a view that shows numbers several times is still one there."""
+    """The tensor on a device; a view that repeats numbers stays such a view there."""
     moved = _stored(t).to(device)
     return moved if moved.shape == t.shape else moved.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -1,4 +1,4 @@
-"""Relation graphs between clients: from what is known of them, and the controls that show whether a graph matters."""
+"""Relation graphs between clients, from known links, from distances or from files."""
 
 import csv
 import difflib
@@ -19,7 +19,7 @@ from ..errors import UsageError, nearest
 
 
 def adjacency(weights: ArrayLike | Tensor) -> Graph:
-    """The graph of known links, `weights: [N, N]`: row i says how much client i should hear of each client.
+    """The graph of known links, `weights: [N, N]`: row i has the weights of the others' models for client i.
 
     Raises UsageError unless the weights are a square of finite numbers that are not negative.
     """
@@ -32,8 +32,8 @@ def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, thres
     r"""$w_{ij} = \exp(-d_{ij}^2 / \sigma^2)$, or 0 where that is below `threshold` (Shuman et al., 2013).
 
     `distances: [N, N]` in any unit, infinite where there is no way from i to j; `sigma` in the same unit (default:
-    the standard deviation of the finite distances between different clients). Raises UsageError on NaN, negative
-    distances, and where sigma has to be told.
+    the standard deviation of the finite distances between different clients). Raises UsageError on NaN, on negative
+    distances, and if sigma must be given because distances do not differ.
     """
     apart = _square(distances, "distances").double()
     if torch.isnan(apart).any() or (apart < 0).any():
@@ -48,7 +48,7 @@ def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, thres
         known = apart[torch.isfinite(apart) & ~torch.eye(len(apart), dtype=torch.bool)]
         sigma = float(known.std(correction=0)) if len(known) else 0.0
         if sigma == 0:
-            raise UsageError("the distances between clients do not differ, so they give no scale; choose sigma")
+            raise UsageError("the distances between clients do not differ, so they give no scale; set sigma")
     if not sigma > 0:
         raise UsageError(f"sigma is a distance, so it must be positive; got {sigma}")
     near = torch.exp(-(apart / sigma).square())
@@ -66,17 +66,17 @@ def read(
     threshold: float = 0.1,
     strangers: bool = False,
 ) -> Graph:
-    """The relation of the clients `names` from a file; a client that the file leaves out has no links.
+    """The relation of the clients `names` from a file; a client that is not in the file has no links.
 
-    Others may be in the file only if `strangers` may; their links are left out.
+    Other names may be in the file only with `strangers`; their links are ignored.
 
-    `.csv`: a heading with the columns `from` and `to`, which name clients, and perhaps one of weights (default 1) or of
-    distances, which `kinfed.data.graph_files.distance` turns into weights with `sigma` and `threshold`; `weights` and
-    `distances` say what these columns are called. Links go both ways unless `directed`; where a row goes "from" i
-    "to" j, client i hears of j. `.graphml`: nodes named as the clients, or with such a `label`, edges perhaps with a
-    `weight`; the file says if they are directed. `.npz` and `.npy`: an array `adjacency: [N, N]`, in the order of an
-    array `names: [N]` if the file has one, else of the clients.
-    Raises UsageError naming the file, and the line where there is one, on anything else.
+    `.csv`: a heading with the columns `from` and `to`, which name clients, and optionally one of weights (default 1) or
+    of distances, which `kinfed.data.graph_files.distance` turns into weights with `sigma` and `threshold`; `weights`
+    and `distances` are the names of these columns. Links go both ways unless `directed`; then a row "from" i "to" j
+    gives j's model a weight for client i. `.graphml`: nodes named as the clients, or with such a `label`, edges
+    optionally with a `weight`; the file says if they are directed. `.npz` and `.npy`: an array `adjacency: [N, N]`, in
+    the order of an array `names: [N]` if the file has one, otherwise of the clients.
+    Raises UsageError naming the file, and the line if there is one, on anything else.
     """
     path = Path(path)
     kind = path.suffix.lower()
@@ -95,8 +95,8 @@ def read(
         graph = distance(table, sigma=sigma, threshold=threshold)
         if (torch.isfinite(table).sum() > len(table)) and (graph.weights > 0).sum() == len(table):
             raise UsageError(
-                f"all distances are so long that their weights are below threshold={threshold:g}: choose a larger "
-                "sigma, which is the deviation of the distances unless it is told"
+                f"all distances are so long that their weights are below threshold={threshold:g}; set a larger sigma "
+                "(by default the standard deviation of the distances)"
             )
         return graph
     except FileNotFoundError:
@@ -105,12 +105,12 @@ def read(
         raise UsageError(f"{path}: {problem}") from None
     except Exception as problem:  # damage can surface in any layer of these formats
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-        if kind in (".npz", ".npy") and "pickle" in reason:  # what NumPy says of any file that it does not know
+        if kind in (".npz", ".npy") and "pickle" in reason:  # NumPy's message for any unknown file
             reason = f"it is not a {kind} file of plain numbers"
         raise UsageError(f"{path} cannot be read as a graph: {reason}") from problem
 
 
-Links = Iterable[tuple[str, str, str, float]]  # where it stands, from, to, value
+Links = Iterable[tuple[str, str, str, float]]  # place in the file, from, to, value
 
 
 def _from_csv(
@@ -134,14 +134,14 @@ def _from_csv(
         for column in heading if value is None else []:  # others may be notes
             for meant in difflib.get_close_matches(column, ["weight", "distance"]):
                 raise UsageError(
-                    f"unknown column '{column}'; did you mean '{meant}'? Name it so, or set {meant}s='{column}'"
+                    f"unknown column '{column}'; did you mean '{meant}'? Rename it, or set {meant}s='{column}'"
                 )
         others = [column for column in heading if column not in ("from", "to")]
         if value is None and others:
             warnings.warn(
-                f"{path}: every link has the weight 1; a column named weight or distance would say more, and "
-                f"{', '.join(others)} {'does' if len(others) == 1 else 'do'} not (weights='{others[0]}' or "
-                f"distances='{others[0]}' says that it does)",
+                f"{path}: every link has the weight 1, because no column is named weight or distance and "
+                f"{', '.join(others)} {'is' if len(others) == 1 else 'are'} ignored; to use a column, set "
+                f"weights='{others[0]}' or distances='{others[0]}'",
                 stacklevel=4,
             )
 
@@ -179,7 +179,7 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
         order = [str(name) for name in held["names"].flat]
     if len(order) != len(table) or len(set(order)) < len(order):
         raise UsageError(
-            f"names must say whose each of the {len(table)} rows of adjacency is; it has {len(order)} names, "
+            f"names must name the client of each of the {len(table)} rows of adjacency; it has {len(order)} names, "
             f"{len(set(order))} of them different"
         )
     if not strangers:
@@ -194,7 +194,7 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
 def _of(names: list[str], table: Tensor) -> Tensor:
     if len(table) != len(names):
         raise UsageError(
-            f"the array is {list(table.shape)}, but there are {len(names)} clients; say whose its rows are with names"
+            f"the array is {list(table.shape)}, but there are {len(names)} clients; name its rows' clients with names"
         )
     return table
 
@@ -217,7 +217,7 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
             if other != value:
                 raise UsageError(
                     f"{place} gives '{a}' - '{b}' the value {value:g}, but {before} gave {other:g}"
-                    f"{'' if directed else '; say directed if the two ways differ'}"
+                    f"{'' if directed else '; set directed if the two directions differ'}"
                 )
             table[pair] = value
     return table
@@ -250,5 +250,5 @@ def _square(values: ArrayLike | Tensor, what: str) -> Tensor:
         shown = f"; got {values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else f": {problem}"
         raise UsageError(f"{what} must be numbers [N, N]{shown}") from None
     if table.ndim != 2 or table.shape[0] != table.shape[1] or not len(table) or table.is_complex():
-        raise UsageError(f"{what} must be real numbers [N, N], one row a client; got {list(table.shape)}")
+        raise UsageError(f"{what} must be real numbers [N, N], one row per client; got {list(table.shape)}")
     return table

@@ -1,10 +1,9 @@
 """Tables: your own data from CSV or Parquet, one row per example or reading, with a column that names its owner."""
 
 import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..core.settings import Count, CountOrZero, Settings
 from ..core.tasks import Classification, Forecasting, Regression, Task
 from ..errors import UsageError
 from .cells import DAY, Cells, Frame, Owners, moments, natural, open_table
@@ -23,26 +23,9 @@ from .split import Split
 from .windows import Windows
 
 
-def read(
-    path: str | Path,
-    *,
-    client: str,
-    target: str | Sequence[str],
-    features: Sequence[str] = (),
-    time: str = "",
-    past: int = 0,
-    horizon: int = 1,
-    horizons: Sequence[int] = (),
-    edges: str | Path = "",
-    weights: str = "weight",
-    distances: str = "distance",
-    directed: bool = False,
-    sigma: float | None = None,
-    threshold: float = 0.1,
-    drop_missing: bool = False,
-    least: int = 0,
-) -> Dataset:
-    """The data set in a file `.csv` (with a heading) or `.parquet`; `client` names the column of owners.
+@dataclass(frozen=True, kw_only=True)
+class TableReader(Settings):
+    """What the columns of a table are, and how it becomes a data set.
 
     A row is an example: x: [n, F] are the columns `features` (default: all others), each scaled to mean 0 and standard
     deviation 1 over the training rows. The target is a label if its column holds text or few different whole numbers;
@@ -55,59 +38,68 @@ def read(
     ahead in `horizons`, from 1. A reading without a row, or without a value, is missing. If the times are dates and
     steps are shorter than a day, the time of day is an input too.
 
-    `edges` is a file of links between clients (see `kinfed.data.graph_files.read`; `weights`, `distances` and
-    `directed` for .csv, `sigma` and `threshold` for distances). Rows with missing values are refused unless
-    `drop_missing`; clients with fewer than `least` such rows, or known readings, are left out, and a warning names
-    them. Raises UsageError that names the file, line and column of what cannot be used.
+    Rows with missing values are refused unless `drop_missing`; clients with fewer than `least` such rows, or known
+    readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
     """
-    if not isinstance(path, str | Path) or not isinstance(edges, str | Path):
-        raise UsageError(f"path and edges must name files; got {path!r} and {edges!r}")
-    for setting, listed in {"target": target, "features": features, "horizons": horizons}.items():
-        if not isinstance(listed, Iterable):
-            what = "steps ahead" if setting == "horizons" else "columns"
-            raise UsageError(f"{path}: {setting} must be a list of {what}; got {listed!r}")
-    targets = [target] if isinstance(target, str) else list(target)
-    for setting, columns in {"client": [client], "time": [time], "target": targets, "features": features}.items():
-        for column in columns:
-            if not isinstance(column, str):
-                raise UsageError(f"{path}: {setting} must name a column; got {column!r}")
-    for setting, number in {"sigma": sigma, "threshold": threshold}.items():
-        if not isinstance(number, Real | None):
-            raise UsageError(f"{path}: {setting} must be a number; got {number!r}")
-    counts = {"past": past, "horizon": horizon, "least": least} | {f"horizons[{i}]": h for i, h in enumerate(horizons)}
-    for setting, count in counts.items():
-        if not isinstance(count, Integral):  # NumPy's are welcome
-            raise UsageError(f"{path}: {setting} must be a whole number; got {count!r}")
-    for setting, choice in {"drop_missing": drop_missing, "directed": directed}.items():
-        if not isinstance(choice, bool):
-            raise UsageError(f"{path}: {setting} must be True or False; got {choice!r}")
-    if not targets or least < 0:
-        raise UsageError(f"{path}: a table needs a target, and a least of 0 or more; got {targets} and {least}")
-    frame = open_table(Path(path))
-    needed = [client, *([time] if time else [])]
-    frame.need([*needed, *targets, *features])
-    if drop_missing:
-        frame = frame.with_all(needed)
-    owner = frame.text(client)
-    names = sorted(set(owner.tolist()), key=natural)
-    index = {name: i for i, name in enumerate(names)}
-    held = Owners(names, np.array([index[name] for name in owner]), None)
-    if edges:
-        links = partial(read_graph, weights=weights, distances=distances, directed=directed)
-        held = held._replace(graph=links(edges, names, sigma=sigma, threshold=threshold))
-    if past:
-        if not time or len(targets) != 1 or features:
-            raise UsageError(f"{path}: windows (past) need a time column and one target, and take no other features")
-        late = [ahead for ahead in horizons if not 1 <= ahead <= horizon]
-        if late:
-            raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {horizon}; got {late[0]}")
-        return _series(frame, held, targets[0], time, Windows(past, horizon, horizons=horizons), least)
-    if horizon != 1 or horizons:
-        raise UsageError(f"{path}: horizon and horizons are for windows of series; set past too")
-    inputs = list(features) or [c for c in frame.columns if c not in (client, time, *targets)]
-    if not inputs:
-        raise UsageError(f"{path}: no column is left for the inputs; name some as features")
-    return _rows(frame, held, inputs, targets, time, drop_missing, least)
+
+    client: str  # column that says whose a row is
+    target: str | Sequence[str]  # column, or list of columns, that the model predicts
+    features: Sequence[str] = ()  # columns of inputs; none: all others
+    time: str = ""  # column of times
+    past: CountOrZero = 0  # readings in; 0: every row is an example
+    horizon: Count = 1  # readings out
+    horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
+    edges: str | Path = ""  # file of links between clients
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+    drop_missing: bool = False  # whether rows without a value are left out
+    least: CountOrZero = 0  # rows, or known readings, that a client must have
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.targets:
+            raise UsageError("a table needs a target: a column, or a list of columns; got none")
+        if self.past and (not self.time or len(self.targets) != 1 or self.features):
+            raise UsageError("windows (past) need a time column and one target, and take no other features")
+        if not self.past and (self.horizon != 1 or self.horizons):
+            raise UsageError("horizon and horizons are for windows of series; set past too")
+        if late := [ahead for ahead in self.horizons if not 1 <= ahead <= self.horizon]:
+            raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
+
+    @property
+    def targets(self) -> list[str]:
+        """The target columns."""
+        return [self.target] if isinstance(self.target, str) else list(self.target)
+
+    def read(self, path: str | Path) -> Dataset:
+        """The data set in a file `.csv` (with a heading) or `.parquet`.
+
+        Raises UsageError that names the file, line and column of what cannot be used.
+        """
+        if not isinstance(path, str | Path):
+            raise UsageError(f"path must name a file; got {path!r:.80}")
+        frame = open_table(Path(path))
+        needed = [self.client, *([self.time] if self.time else [])]
+        frame.need([*needed, *self.targets, *self.features])
+        if self.drop_missing:
+            frame = frame.with_all(needed)
+        owner = frame.text(self.client)
+        names = sorted(set(owner.tolist()), key=natural)
+        index = {name: i for i, name in enumerate(names)}
+        held = Owners(names, np.array([index[name] for name in owner]), None)
+        if self.edges:
+            links = partial(read_graph, weights=self.weights, distances=self.distances, directed=self.directed)
+            held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
+        if self.past:
+            cut = Windows(self.past, self.horizon, horizons=self.horizons)
+            return _series(frame, held, self.targets[0], self.time, cut, self.least)
+        inputs = list(self.features) or [c for c in frame.columns if c not in (self.client, self.time, *self.targets)]
+        if not inputs:
+            raise UsageError(f"{path}: no column is left for the inputs; name some as features")
+        return _rows(frame, held, inputs, self.targets, self.time, self.drop_missing, self.least)
 
 
 def from_csv(
@@ -121,10 +113,11 @@ def from_csv(
 ) -> Federation:
     """A federation from your own file, one row per example or reading: .csv with a heading, or .parquet.
 
-    `client` and `target` name columns; the other settings are those of `read`, such as `time`, `past` for windows of
-    series, and `edges`. Raises UsageError that names the file, line and column of what is wrong.
+    `client` and `target` name columns; the other settings are those of `kinfed.data.tables.TableReader`, such as
+    `time`, `past` for windows of series, and `edges`. Raises UsageError that names the file, line and column of what is
+    wrong.
     """
-    dataset = read(path, client=client, target=target, **settings)
+    dataset = TableReader(client=client, target=target, **settings).read(path)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 

@@ -1,7 +1,7 @@
-"""Windows: series of readings as examples of what came before and what came next.
+"""Windows: examples cut from series of readings, with past readings as input and the next ones as target.
 
-A federation's pool wants one row an example. Laid end to end the series are one long vector, and every window is a
-slice of it: so the pool is a view of the readings, not a copy, and a row is the place where its window begins.
+A federation's pool has one row per example. The series are stored end to end as one long vector, and every window is a
+slice of it: so the pool is a view of the readings, not a copy, and a row is the position at which its window begins.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from .dataset import Dataset
 class Windows(Settings):
     """How series are cut: `past` readings in, the next `horizon` out, a window at every `stride`-th step.
 
-    `error` is the loss that forecasts are trained with; scores are also told at the steps ahead in `horizons`.
+    `error` is the loss of forecasts in training; there are also separate scores at the steps ahead in `horizons`.
     """
 
-    past: Count = 12  # readings in
-    horizon: Count = 12  # readings out
+    past: Count = 12  # readings in the input
+    horizon: Count = 12  # readings in the target
     stride: Count = 1  # steps from one window to the next
     error: Literal["absolute", "squared"] = "absolute"  # the loss
     horizons: Sequence[Count] = (3, 6, 12)  # steps ahead that are scored
@@ -52,9 +52,9 @@ class Windows(Settings):
 
         `steps: [T]` say when each row was read, in whole steps: a window never reaches across a gap. `clock: [T]`, such
         as the time of day in [0, 1), is an input beside the readings. An example is x: [past, 1] or [past, 2] and y:
-        [horizon]; a window without a known reading before or after its middle is left out. Inputs are scaled to mean 0
-        and deviation 1 over the readings of all training windows; a missing one is told as the last known before it
-        since the last gap, or else as the mean. Raises UsageError on series that cannot be cut so.
+        [horizon]; a window without a known reading in either part is left out. Inputs are scaled to mean 0 and standard
+        deviation 1 over the readings of all training windows; a missing one is replaced by the last known one since the
+        last gap, or else by the mean. Raises UsageError on series that cannot be cut in this way.
         """
         self._check(values, steps, names)
         count, length = values.shape[1], len(values)  # N, T
@@ -96,7 +96,7 @@ class Windows(Settings):
         )
 
     def _usable(self, known: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
-        """[N, starts] where windows begin: no gap within, known: [N, T] readings in both parts, a stride apart."""
+        """[N, starts] where windows begin: without gaps, with known: [N, T] readings in both parts, a stride apart."""
         count, length = known.shape
         total = torch.nn.functional.pad(known.cumsum(1), (1, 0))  # [N, T + 1] known readings before each step
         begin = torch.arange(max(length - self.span + 1, 0))
@@ -107,14 +107,14 @@ class Windows(Settings):
         if without:
             raise UsageError(
                 f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
-                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; take these out of the data"
+                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; remove these from the data"
             )
         return usable
 
     def _check(self, values: NDArray[Any], steps: NDArray[np.int64], names: Sequence[str]) -> None:
         if values.ndim != 2 or values.dtype.kind != "f" or not values.size or values.shape[1] != len(names):
             raise UsageError(
-                f"series must be floats [T, N], a column a client, of {len(names)} clients; "
+                f"series must be floats [T, N], a column for each of {len(names)} clients; "
                 f"got {values.dtype} {list(values.shape)}"
             )
         endless = np.argwhere(np.isinf(values))
@@ -123,7 +123,7 @@ class Windows(Settings):
             raise UsageError(f"series '{names[column]}' holds infinity, first in row {step}; a missing reading is NaN")
         if steps.shape != (len(values),) or (np.diff(steps) <= 0).any():
             late = int(np.flatnonzero(np.diff(steps) <= 0)[0]) + 1 if steps.shape == (len(values),) else 0
-            raise UsageError(f"the steps of a series must rise from row to row; row {late} does not")
+            raise UsageError(f"the steps of a series must increase from row to row; row {late} does not")
         if len(values) < self.span:
             raise UsageError(
                 f"a window covers {self.past} + {self.horizon} steps, but the series have {len(values)}; "
@@ -151,7 +151,7 @@ def _carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
 
 
 def clock(start: np.datetime64, steps: NDArray[np.int64], minutes: float) -> NDArray[np.float64]:
-    """[T] the time of day in [0, 1) at each step of so many minutes."""
+    """[T] the time of day in [0, 1) at each step; a step has `minutes` minutes."""
     midnight = start.astype("datetime64[D]")
     first = (start - midnight) / np.timedelta64(1, "m")
     return np.asarray((first + steps * minutes) % 1440 / 1440, dtype=np.float64)

@@ -12,8 +12,8 @@ DATASETS = Shelf(
     {
         "digits": "digits:digits",
         "synthetic": "synthetic:synthetic",
-        "csv": "table:table",
-        "parquet": "table:table",
+        "csv": "table:Table",
+        "parquet": "table:Table",
         "dg15": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg15.npz."),
         "dg60": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg60.npz."),
         **{name: Made("images:images", form.summary(name)) for name, form in IMAGES.items()},

@@ -1,4 +1,4 @@
-"""The data directory: one NAME.npz a data set, holding plain arrays and never a pickle."""
+"""The data directory: one NAME.npz per data set, with plain arrays and never a pickle."""
 
 import os
 import zipfile
@@ -10,12 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import DataError, UsageError
+from .sources import ORIGINALS
 
 
 def read(
     data_dir: Path | None, name: str, required: Sequence[str], optional: Sequence[str] = ()
 ) -> tuple[Path, dict[str, NDArray[Any]]]:
-    """The file of a data set and its arrays, those `optional` ones that are there included.
+    """The file of a data set and its arrays, including those of `optional` that it has.
 
     `data_dir=None` means the folder named by the environment variable KINFED_DATA. Raises UsageError when there is no
     such folder, file or array, and DataError when the file is cut short or damaged: every byte is checked.
@@ -23,7 +24,7 @@ def read(
     folder = data_dir or os.environ.get("KINFED_DATA")
     if not folder:
         raise UsageError(
-            f"data set '{name}' is read from a data directory and none was given; "
+            f"data set '{name}' is read from a data directory, and none was given; "
             f"set KINFED_DATA or --data-dir to the folder that holds {name}.npz"
         )
     path = Path(folder) / f"{name}.npz"
@@ -32,8 +33,6 @@ def read(
             f"there is no data directory {path.parent}; set KINFED_DATA or --data-dir to an existing folder"
         )
     if not path.is_file():
-        from .sources import ORIGINALS  # here, as only this message needs it
-
         there = ", ".join(sorted(p.stem for p in path.parent.glob("*.npz")))
         way = f"get it with 'kinfed data fetch {name}'" if name in ORIGINALS else f"add {name}.npz"
         raise UsageError(
@@ -68,15 +67,15 @@ def labels(path: Path, key: str, values: NDArray[Any], count: int, classes: int)
     if len(bad):
         raise UsageError(
             f"{path}: {key} must lie in 0..{classes - 1}; {len(bad)} of {count} do not, "
-            f"first entry {bad[0]} which is {values[bad[0]]}; write the file again with these corrected"
+            f"first entry {bad[0]}, which is {values[bad[0]]}; write the file again with these corrected"
         )
     return values.astype(np.int64)
 
 
 def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
-    # Reading a member to its last byte is what makes zipfile compare its checksum.
+    # zipfile compares a member's checksum only when it is read to its last byte.
     with archive.open(f"{key}.npy") as stream:
         array: NDArray[Any] = np.lib.format.read_array(stream, allow_pickle=False)
         if stream.read(1):
             raise ValueError(f"array {key} is followed by more bytes than its header says")
-    return array.astype(array.dtype.newbyteorder("="), copy=False)  # PyTorch takes this machine's order of bytes alone
+    return array.astype(array.dtype.newbyteorder("="), copy=False)  # PyTorch accepts only this machine's byte order

@@ -374,8 +374,12 @@ def write(table: Table, path: Path) -> None:
 
 
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
-    """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set."""
+    """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set.
+
+    A dataclass has settings only; its objects are called with what is `given`.
+    """
     parameters = list(inspect.signature(part).parameters.values())
+    given = 0 if is_dataclass(part) else given
     return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
@@ -416,7 +420,7 @@ def call(
     missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
     if missing:
         raise UsageError(f"{where} needs a value for {', '.join(missing)}")
-    if given:
+    if given and not is_dataclass(part):
         return (lambda *first: part(*first, **values)), table
     return part(**values, **ready), table
 

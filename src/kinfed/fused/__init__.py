@@ -22,7 +22,7 @@ from .step import Descent, Named, Part, Step, Unfused
 
 __all__ = ["FORMS", "LOSSES", "Batches", "Descent", "Fused", "Unfused", "forecaster", "last_state", "parts"]
 
-CACHE = 1 << 22  # bytes of parameters in a block of clients: what should stay near the processor from step to step
+CACHE = 1 << 22  # bytes of parameters in a block of clients, which should stay in the cache from step to step
 MOST = 32  # clients in a block
 SAVED = 2 / 3  # a layer is trained in the span of its inputs for at most this share of the usual multiplications
 
@@ -34,10 +34,10 @@ class Batches(NamedTuple):
     place: Tensor  # [K, T, B] int64 positions in `rows`; those that count come first in every batch
     weight: Tensor  # [K, T, B] 1 on rows that count, 0 on those that only fill a batch up
     valid: Tensor  # [K, T] bool, False past the client's last step
-    classes: Tensor | None = None  # [K, C] what an example of each class counts in the loss; None: all alike
+    classes: Tensor | None = None  # [K, C] the weight of each class in the loss; None: all the same
 
     def of(self, at: slice | Tensor) -> "Batches":
-        """Those of some clients."""
+        """The batches of some of the clients."""
         return Batches(*(None if t is None else t[at] for t in self))  # type: ignore[arg-type]
 
 
@@ -70,7 +70,7 @@ def _flatten(module: nn.Flatten, path: str) -> list[Part]:
     return [Flatten()]
 
 
-# The parts of each kind of module: exactly this kind, for a subclass may compute something else.
+# The parts of each kind of module: exactly this kind, because a subclass may compute something else.
 FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
     nn.Sequential: lambda module, path: [p for name, m in module._modules.items() for p in parts(m, f"{path}{name}.")],
     nn.Linear: lambda module, path: [Linear(module, path)],
@@ -168,7 +168,7 @@ class Fused:
         seen = batches.weight.sum((1, 2)).tolist()  # [K] the same with repetition
 
         def spans(i: int) -> bool:
-            """Whether that saves enough multiplications of larger matrices to be quicker."""
+            """Whether that saves enough multiplications to be faster."""
             if not isinstance(part, Linear) or not moving.issuperset(part.names):
                 return False
             (out, width), n = shapes[part.weight], examples[i]
@@ -178,7 +178,7 @@ class Fused:
         while start < len(examples):
             names = (name for part in self.parts[lowest + spans(start) :] for name in part.names)
             size = CACHE // max(1, theta.element_size() * sum(shapes[name].numel() for name in names))
-            # A GPU has no such cache, and is the faster the more it is given.
+            # A GPU has no such cache, and is faster with larger blocks.
             stop = min(start + max(1, min(size, MOST)), len(examples)) if theta.device.type == "cpu" else len(examples)
             yield slice(start, stop), spans(stop - 1)
             start = stop
@@ -252,7 +252,7 @@ class _Block:
 
 
 class _Alone(torch.autograd.Function):
-    """Tells vmap what training many clients means."""
+    """Defines training under vmap as training of many clients at once."""
 
     @staticmethod
     def forward(form: Fused, *given: Any) -> Tensor:

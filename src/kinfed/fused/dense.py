@@ -24,7 +24,7 @@ class Flatten:
 
 
 class Activation:
-    """An activation that works in place, and whose gradient its outputs tell."""
+    """An activation that works in place, and whose gradient follows from its outputs."""
 
     names: tuple[str, ...] = ()
 
@@ -42,7 +42,7 @@ class Activation:
 
 
 def relu_backward(g: Tensor, y: Tensor, out: Tensor) -> Tensor:
-    """The gradient at its inputs, written to out, from g at its outputs y."""
+    """The gradient at the inputs, written to out, from g at the outputs y."""
     return _aten.threshold_backward.grad_input(g, y, 0, grad_input=out)  # type: ignore[no-any-return]
 
 

@@ -192,20 +192,20 @@ class Forecaster:
             ahead[:, t, :, 1:] = clock
             clock = (clock + tick) % 1
         decoder, column = self._decoder.begin(tensors, ahead, second, state), self._decoder.column(tensors)
-        value, said = x[:, :, -1, :1], []
+        value, forecasts = x[:, :, -1, :1], []
         for t in range(self._outputs):
             self._decoder.feed(column, decoder, t, value)
             value = self._head.forward(tensors, self._decoder.forward(tensors, decoder, t))[0]
-            said.append(value)
-        return torch.cat(said, 2), (encoder, decoder, column)
+            forecasts.append(value)
+        return torch.cat(forecasts, 2), (encoder, decoder, column)
 
     def backward(self, tensors: Named, saved: tuple[_Run, _Run, Tensor], g: Tensor, step: Step, deep: bool) -> Tensor:
         encoder, decoder, column = saved
-        said = g.mT.unsqueeze(-1).contiguous()  # [k, O, m, 1]
+        grads = g.mT.unsqueeze(-1).contiguous()  # [k, O, m, 1]
         fed = below = g.new_zeros(())
         for t in reversed(range(self._outputs)):
-            said[:, t] += fed  # an output is the next step's input too
-            state = torch.bmm(said[:, t], tensors[self._head.weight]).add_(below)
+            grads[:, t] += fed  # an output is the next step's input too
+            state = torch.bmm(grads[:, t], tensors[self._head.weight]).add_(below)
             below = self._decoder.backward(tensors, decoder, t, state)
             fed = self._decoder.starve(column, decoder, t)
         if not step.moving.isdisjoint(self._encoder.names):
@@ -213,7 +213,7 @@ class Forecaster:
                 below = self._encoder.backward(tensors, encoder, t, below)
             self._encoder.move(encoder, step)
         self._decoder.move(decoder, step)
-        self._head.backward(tensors, decoder.states[:, 1:].flatten(1, 2), said.flatten(1, 2), step, False)
+        self._head.backward(tensors, decoder.states[:, 1:].flatten(1, 2), grads.flatten(1, 2), step, False)
         return g
 
 

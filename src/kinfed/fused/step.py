@@ -23,7 +23,7 @@ class Descent(NamedTuple):
 
 
 class Step:
-    """A step of SGD on stacked tensors, each moved as soon as the factors of its gradient are known."""
+    """A step of SGD on stacked tensors, each updated as soon as the factors of its gradient are known."""
 
     def __init__(self, tensors: Named, moving: frozenset[str], descent: Descent, slopes: Named) -> None:
         self.moving, self._tensors, self._slopes = moving, tensors, slopes
@@ -56,12 +56,12 @@ class Step:
 
 
 class Part(Protocol):
-    """A piece of a model on stacked batches [k, m, ...]. What it is given, it may overwrite."""
+    """A piece of a model on stacked batches [k, m, ...]. It may overwrite its inputs."""
 
     names: tuple[str, ...]  # of its tensors
 
     def forward(self, tensors: Named, x: Tensor, before: Any) -> tuple[Tensor, Any]:
-        """Outputs, and what the backward pass needs; `before` is what it needed at the last step: free room."""
+        """Outputs, and what the backward pass needs; `before` is that of the last step, whose memory may be reused."""
 
     def backward(self, tensors: Named, saved: Any, g: Tensor, step: Step, deep: bool) -> Tensor:
         """Move the part's tensors, g being the loss's gradient at its outputs; if `deep`, return that at its inputs."""

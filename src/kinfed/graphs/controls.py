@@ -12,12 +12,12 @@ from .known import oracle
 
 
 def shuffled(federation: Federation, seed: int, *, of: Literal["given", "oracle"] | None = None) -> Graph:
-    """A graph with its clients interchanged at random: as many links of each weight, between the wrong clients.
+    """A graph with its clients permuted at random: as many links of each weight, between the wrong clients.
 
     `of` is the graph to shuffle (default: the data set's own, or the oracle where it has none).
     """
     base, tag = _base(federation, seed, of), tags(federation.names)
-    # Who takes whose place depends on names alone, so listing clients in another order changes nothing.
+    # The permutation depends on names only, so listing clients in another order changes nothing.
     place = torch.empty_like(tag)
     place[tag.argsort()] = fold(key(seed, "graph"), tag).argsort()
     return Graph(base.weights[place][:, place], base.origin)

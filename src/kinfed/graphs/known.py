@@ -9,7 +9,7 @@ from ..errors import UsageError
 
 
 def given(federation: Federation, seed: int) -> Graph | None:
-    """The data set's own relation, where it has one."""
+    """The data set's own relation, if it has one."""
     return federation.graph
 
 
@@ -18,8 +18,8 @@ def oracle(federation: Federation, seed: int) -> Graph:
     groups = federation.groups
     if groups is None:
         raise UsageError(
-            "federation.graph: these clients have no hidden groups for an oracle to tell; choose a partition with "
-            "groups, or another graph"
+            "federation.graph: these clients have no hidden groups for an oracle; choose a partition with groups, or "
+            "another graph"
         )
     return Graph((groups[:, None] == groups[None, :]).float(), "oracle")
 

@@ -18,11 +18,11 @@ from ..ops.mixing import mix, weighted_mean
 class Averaging(Method):
     """The server half of a method that averages into one shared vector."""
 
-    uniform: bool = False  # every client of the cohort counts the same, whatever it has
-    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
+    uniform: bool = False  # all clients have the same weight, however many examples they have
+    noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def weights(self, roster: Roster, cohort: Tensor) -> Tensor:
-        """[K] weights of the cohort's uploads, of any positive sum: here its training examples."""
+        """[K] weights of the cohort's uploads, with any positive sum: by default their numbers of training examples."""
         return torch.ones_like(cohort) if self.uniform else roster.sizes[cohort]
 
     def start(self, roster: Roster) -> Tree:

@@ -15,7 +15,7 @@ from ..ops.similarity import cosine, gram
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     theta: Shared  # [C, d] one model a cluster
     label: PerClient  # [N] int64 each client's cluster
@@ -27,7 +27,7 @@ class Server(NamedTuple):
 class CFL(Method):
     r"""A cluster splits when $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
 
-    Cosines of the updates decide who goes where. `linkage="complete"` is what public codes run; "single" gives the
+    Cosines of the updates decide how it splits. `linkage="complete"` is what public codes run; "single" gives the
     paper's split, which minimises the largest cosine across the cut. With partial participation a cluster is judged
     by its members' latest updates, once all of them have taken part.
     """
@@ -35,7 +35,7 @@ class CFL(Method):
     eps1: NonNegative = 0.4  # a cluster may split if its mean update is shorter than this
     eps2: NonNegative = 1.6  # and one member's update is longer than this
     begin: CountOrZero = 20  # rounds before clusters may split
-    min_size: Count = 2  # a cluster of so many members or fewer stays whole
+    min_size: Count = 2  # a cluster with this many members or fewer is not split
     linkage: Literal["complete", "single"] = "complete"  # how clusters of clients are merged before the cut into two
     gamma: NonNegative = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
     origin = "learned"
@@ -62,7 +62,7 @@ class CFL(Method):
             for part in parts:
                 label[part] = len(parents)
                 parents.append(cluster)
-        # Every cluster moves by the mean of its members in the cohort, and stays where none of them is.
+        # Every cluster moves by the mean update of its members in the cohort, and stays if there are none.
         member = torch.nn.functional.one_hot(label[cohort], len(parents)).T.to(moved.dtype)  # [C, K]
         theta = mix(member / member.sum(1, keepdim=True).clamp(min=1), moved, roster.layout)
         return Server(theta.add_(server.theta[parents]), label, change, seen)

@@ -1,4 +1,4 @@
-"""FedAMP: each client is drawn towards the clients it resembles (Huang et al., 2021, Algorithm 1)."""
+"""FedAMP: each client's model is pulled towards those that it resembles (Huang et al., 2021, Algorithm 1)."""
 
 import warnings
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ class FedAMP(GraphMethod):
     r"""$w_{ij} = \frac{\alpha}{\sigma} e^{-\|\theta_i - \theta_j\|^2 / \sigma}$, $w_{ii} = 1 - \sum_{j \ne i} w_{ij}$.
 
     Each client minimises $F_i(\theta) + \frac{\lambda}{2\alpha} \|\theta - \sum_j w_{ij} \theta_j\|^2$. Only the
-    clients of a cohort are mixed with each other. Where more is given to others than a client has, its own weight is
-    negative, and running statistics use the nearest weights of a mean.
+    clients of a cohort are mixed with each other. If the weights of others sum to more than one, a client's own weight
+    is negative, and running statistics use the nearest weights of a mean.
     """
 
     alpha: NonNegative = 1.0  # length of the step towards the others
     sigma: Positive = 20.0  # squared distance over which attention fades
-    pull: NonNegative = 0.1  # lambda in the paper: how strongly local training is drawn to the mixture
-    neighbours: CountOrZero = 0  # how many others a client is drawn to, those nearest to it; 0: all
+    pull: NonNegative = 0.1  # lambda in the paper: how strongly local training is pulled to the mixture
+    neighbours: CountOrZero = 0  # how many others are mixed for a client, those nearest to it; 0: all
 
     @property
     def remedy(self):
@@ -45,8 +45,8 @@ class FedAMP(GraphMethod):
             step, most = optimiser.lr * self.pull / self.alpha, 2 * (1 + optimiser.momentum)
             if step >= most:  # on the pull alone, whatever the loss
                 raise UsageError(
-                    f"fedamp: lr * pull / alpha is {step:.3g}, and from {most:.3g} on a local step overshoots the "
-                    "mixture by more than it was away; lower method.pull or the learning rate, or raise method.alpha"
+                    f"fedamp: lr * pull / alpha is {step:.3g}, but from {most:.3g} on each local step moves the model "
+                    "farther from the mixture; lower method.pull or the learning rate, or raise method.alpha"
                 )
         return Params(roster.copies())
 
@@ -68,7 +68,7 @@ class FedAMP(GraphMethod):
         return Params(theta), Params(theta)
 
     def _attend(self, roster, theta):
-        """How much each of a cohort, whose models are theta: [K, d], is drawn towards whom of it."""
+        """The weights of the mixtures of a cohort whose models are theta: [K, d]."""
         near, everyone = None, torch.arange(len(theta), device=theta.device)
         if self.neighbours:
             draw = key(roster.seed, "fedamp.sketch", device=theta.device)
@@ -78,7 +78,7 @@ class FedAMP(GraphMethod):
             apart = gram(theta[:, layer.trainable] for layer in roster.layout.layers).distances.to(theta.dtype)
         itself = everyone[:, None] == (everyone if near is None else near)
         rows = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).masked_fill(itself, 0)
-        keeps = 1 - rows.sum(1)  # a client keeps what it gives to no one
+        keeps = 1 - rows.sum(1)  # the client's own weight
         if (keeps < 0).any():
             warnings.warn(
                 f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "

@@ -14,8 +14,8 @@ class FedAvg(Averaging):
     `uniform` and `noise=0.001` are what the released code of SFL compares itself with.
     """
 
-    uniform: bool = False  # every client counts the same, whatever it has
-    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
+    uniform: bool = False  # all clients have the same weight, however many examples they have
+    noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def train(self, client, state, received):
         return (), Params(client.descend(received.theta))

@@ -20,31 +20,31 @@ COLLAPSED = 0.01  # of the centres' spread
 
 
 class Server(NamedTuple):
-    """What the server remembers: of C clusters, the centres rather than the clients' models."""
+    """The server's state: the centres of C clusters, rather than the clients' models."""
 
     theta: Shared  # [C, d] the mixed centres
-    graph: Shared  # [C, C] how much of each centre is in each mixed one: R^P
-    label: PerClient  # [N] int64 whose mixed centre a client is sent; -1: the mean of all
-    share: PerClient  # [N] how much of its centre a client's last upload is; 0 outside the last cohort
+    graph: Shared  # [C, C] the weight of each centre in each mixed one: R^P
+    label: PerClient  # [N] int64 the cluster whose mixed centre a client is sent; -1: the mean of all
+    share: PerClient  # [N] the weight of a client's last upload in its centre; 0 outside the last cohort
     objective: Shared  # [] sum of distances to the centres: the paper's J
-    spread: Shared  # [] what mixing left of the distance of the centres to their mean, as a share
-    warned: Shared  # [] bool, of mixing that leaves next to nothing
+    spread: Shared  # [] the share of the centres' distance to their mean that mixing left
+    warned: Shared  # [] bool, whether a warning about a collapse was given
 
 
 @dataclass(frozen=True)
 class FedCedar(Method):
     r"""k-means of the cohort's models; $\hat V = R^P V$, the rows of $R$ weights from $\cos(v_k, v_l)$ summing to one.
 
-    A client of the last cohort is sent its cluster's $\hat v_k$, everybody else the mean of all (Section 3.5). The
-    paper's recipe, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly one, so
-    it is not the default. Its ablations are settings: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
+    A client of the last cohort is sent its cluster's $\hat v_k$, all others the mean of all (Section 3.5). The paper's
+    recipe, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly the same, so it
+    is not the default. Its ablations are settings: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
     """
 
     clusters: CountOrZero = 5  # K, the number of clusters; 0: every client of the cohort is a node of its own
     steps: CountOrZero = 1  # P, how often the centres are mixed along their graph
-    feature: Literal["params", "centred"] = "centred"  # clustered and compared: models, or models less their mean
+    feature: Literal["params", "centred"] = "centred"  # clustered and compared: models, or models minus their mean
     similarity: Relu | Softmax = Softmax()  # how cosines of the centres become weights
-    distribution: Literal["precise", "mean"] = "precise"  # "mean": everybody is sent the mean of the mixed centres
+    distribution: Literal["precise", "mean"] = "precise"  # "mean": all clients are sent the mean of the mixed centres
     origin = "learned"
 
     def start(self, roster):
@@ -60,7 +60,7 @@ class FedCedar(Method):
         return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
     def _deal(self, server, nodes, cohort):
-        """[K, ...] the row of nodes: [C, ...] that is meant for each client, or their mean."""
+        """[K, ...] the row of nodes: [C, ...] for each client, or their mean."""
         label = server.label[cohort]
         label = label if self.distribution == "precise" else torch.full_like(label, -1)
         nodes = torch.cat([nodes, nodes.mean(0, keepdim=True)])
@@ -69,8 +69,8 @@ class FedCedar(Method):
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
             warnings.warn(
-                f"fedcedar: a round has {len(cohort)} clients, so there cannot be clusters={self.clusters}: "
-                "every client is a cluster of its own; take fewer clusters or let more clients take part",
+                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so every client "
+                "is a cluster of its own; set fewer clusters or a larger participation",
                 stacklevel=2,
             )
         clusters, graph = self._cluster(roster, cohort, uploads)
@@ -83,8 +83,8 @@ class FedCedar(Method):
         if collapsed and not server.warned:
             warnings.warn(
                 f"fedcedar: round {roster.round + 1}: mixing leaves {float(spread):.2g} of the distance between the "
-                "centres, so that everybody is sent nearly the same mean; use feature='centred', "
-                "similarity='softmax' with a small tau, or steps=1",
+                "centres, so all clients are sent nearly the same mean; use feature='centred', similarity='softmax' "
+                "with a small tau, or steps=1",
                 stacklevel=2,
             )
         return Server(
@@ -121,8 +121,8 @@ class FedCedar(Method):
         return state, Params(client.descend(received.theta))
 
     def personalise(self, client, state, received):
-        given = client.whole(received.theta)  # before its personal part, if it has one, is tuned
-        return {"tuned": Params(client.whole(client.descend(received.theta))), "received": Params(given)}
+        untuned = client.whole(received.theta)  # before tuning changes its personal part, if it has one
+        return {"tuned": Params(client.whole(client.descend(received.theta))), "received": Params(untuned)}
 
 
 def _spread(nodes, layout):

@@ -13,8 +13,8 @@ class FedProx(Averaging):
     r"""Each client minimises $F_i(\theta) + \frac{\mu}{2} \|\theta - \theta^t\|^2$ from $\theta^t$."""
 
     mu: NonNegative = 0.01  # pull towards the received model
-    uniform: bool = False  # every client counts the same, whatever it has
-    noise: NonNegative = 0.0  # standard deviation of what is added to each learned number of the mean
+    uniform: bool = False  # all clients have the same weight, however many examples they have
+    noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 
     def train(self, client, state, received):
         penalty = towards(received.theta, self.mu) if self.mu else None

@@ -1,4 +1,4 @@
-"""Local: every client trains alone; the yardstick of all personalisation."""
+"""Local: every client trains alone; the baseline of all personalisation."""
 
 from dataclasses import dataclass
 

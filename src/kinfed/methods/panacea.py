@@ -35,13 +35,13 @@ class Panacea(Hypernetwork):
     that with `encoder=MLP()`.
     """
 
-    embedding: Count = 100  # m: numbers in the embedding that a client is learned to have
-    encoder: GCN | MLP = GCN()  # what tells each embedding of its neighbourhood: a graph network, or none
-    decoder: FullHeads | ChunkedHeads = FullHeads()  # M: what writes a model from such an embedding
-    residual: bool = True  # what is written is added to the common initial model
-    steps: Count = 10  # K_s: of the server in a round
+    embedding: Count = 100  # m: numbers in a client's learned embedding
+    encoder: GCN | MLP = GCN()  # makes embeddings that depend on neighbours, by a graph network, or does not
+    decoder: FullHeads | ChunkedHeads = FullHeads()  # M: writes a model from such an embedding
+    residual: bool = True  # whether the common initial model is added to what is written
+    steps: Count = 10  # K_s: steps of the server in a round
     optimiser: SGD | Adam | Optimiser = SGD(0.1)  # of the server's network; its lr is alpha
-    clip: Positive = 50.0  # norm of the server's gradient; a longer one is shortened
+    clip: Positive = 50.0  # largest norm of the server's gradient; a longer one is scaled down
     reconstruction: NonNegative = 0.1  # lambda_d: weight of L_d
     origin = "given"
 
@@ -57,13 +57,13 @@ class Panacea(Hypernetwork):
         return Server(network, self.optimiser.init(tree_leaves(network)))
 
     def neighbours(self, roster):
-        """[N, N] A: the graph's weights without those of a client to itself; None if nothing uses them."""
+        """[N, N] A: the graph's weights without self-links; None if nothing uses them."""
         if not (self.encoder.needs_graph or self.reconstruction):
             return None
         if roster.graph is None:
             raise UsageError(
-                "panacea needs a graph of the clients: set federation.graph, take a data set that has one such as "
-                "'synthetic', or run without a graph by method.encoder=mlp method.reconstruction=0"
+                "panacea needs a graph of the clients; set federation.graph, use a data set that has one, such as "
+                "'synthetic', or run without a graph: method.encoder=mlp method.reconstruction=0"
             )
         weights = roster.graph.weights.to(roster.theta)
         return weights - torch.diag(weights.diagonal())
@@ -89,8 +89,8 @@ class Panacea(Hypernetwork):
 
             def generate(network, pairs=pairs):
                 z = self.encoder.encode(network.encoder, network.embedding, averaging)
-                loss = link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
-                return self.write(roster, network, z[cohort]), loss
+                theta = self.write(roster, network, z[cohort])
+                return theta, link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
 
             (theta, loss), pull_back = vjp(generate, server.network)
             sent = theta if sent is None else sent
@@ -100,7 +100,7 @@ class Panacea(Hypernetwork):
         return server
 
     def away(self, sent, theta, trained):
-        """[K, d] the gradient of Equation 4, times K, by models theta, which were `sent` when the round began."""
+        """[K, d] the gradient of Equation 4, times K, by models theta; `sent` are those at the start of the round."""
         return theta - trained
 
     def diagnostics(self, roster, server, cohort, sent, uploads):

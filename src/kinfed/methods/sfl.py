@@ -15,12 +15,12 @@ from .parts.graph_learning import QP, Known, Similarity
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
     theta: PerClient  # [N, d] V: each client's latest model
     seen: PerClient  # [N] bool, has taken part
-    links: Pairwise  # [N, N] A + I: who is linked to whom, itself included
-    mixing: Pairwise  # [N, N] what the last aggregation made of it: U = mixing V
+    links: Pairwise  # [N, N] A + I: the graph, self-links included
+    mixing: Pairwise  # [N, N] the weights that the last aggregation derived from it: U = mixing V
     sketch: PerClient  # [N, s] of V, if the structure compares sketches; else [N, 0]
 
 
@@ -41,7 +41,7 @@ class SFL(Method):
 
     steps: CountOrZero = 1  # m: how many times models are averaged with their neighbours'
     rho: Share = 1.0  # share of the propagated model in u
-    pull: NonNegative = 0.3  # lambda: how strongly local training is drawn towards w and towards u
+    pull: NonNegative = 0.3  # lambda: how strongly local training is pulled towards w and towards u
     begin: Literal["own", "mixed", "shared"] = "own"  # where local training starts: v, u or w
     structure: Known | Similarity | QP = Known()  # the graph: known, or learned from the models
 
@@ -71,9 +71,9 @@ class SFL(Method):
         return after._replace(links=self.structure.learn(roster, after, seen & ~server.seen, self.pull))
 
     def propagate(self, links, seen):
-        """[N, N] the weights of V in U: rho P^m + (1 - rho) I, where nobody listens to those who were never seen.
+        """[N, N] the weights of V in U: rho P^m + (1 - rho) I, without clients that have never taken part.
 
-        A client that is linked to none who was seen keeps its model.
+        A client without a link to one that has taken part keeps its model.
         """
         itself = torch.eye(len(links), dtype=links.dtype, device=links.device)
         links = links * seen
@@ -81,12 +81,12 @@ class SFL(Method):
         return self.rho * power(links / links.sum(1, keepdim=True), self.steps) + (1 - self.rho) * itself
 
     def read_out(self, server):
-        """[N] the weights of V in w: the mean over the u of those who were seen, of everybody before round 1."""
+        """[N] the weights of V in w: the mean of the u of all clients that have taken part; of all before round 1."""
         active = (server.seen | ~server.seen.any()).to(server.mixing.dtype)
         return active / active.sum() @ server.mixing
 
     def add_clients(self, roster, server, newcomers):
-        """A newcomer is sent what its links bring it of the others' models; they hear of it once it has trained."""
+        """A newcomer is sent the mixture by its links; its model enters the others' mixtures once it has trained."""
         wide = super().add_clients(roster, server, newcomers)
         wide = wide._replace(links=self.structure.add_clients(roster, wide, newcomers))
         rows = self.propagate(wide.links, wide.seen)[newcomers]
@@ -103,7 +103,7 @@ class SFL(Method):
         return Params(client.model.theta)
 
     def train(self, client, state, received):
-        pulled = self.pull > 0 and client.round > 0  # u and w say nothing yet in the first round
+        pulled = self.pull > 0 and client.round > 0  # in the first round u and w carry no information
         penalty = towards(received.mixed, self.pull) + towards(received.shared, self.pull) if pulled else None
         begin = {"own": state.theta, "mixed": received.mixed, "shared": received.shared}[self.begin]
         theta = client.descend(begin, penalty=penalty)

@@ -1,4 +1,4 @@
-"""Accuracy on everybody's test examples, weighted as a client's own labels are."""
+"""Accuracy on all clients' test examples, weighted by a client's own shares of labels."""
 
 import torch
 from torch import Tensor

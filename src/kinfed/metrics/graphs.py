@@ -22,7 +22,7 @@ class GroupWeights(NamedTuple):
 
 
 def edge_auroc(relation: Tensor, groups: Tensor) -> float:
-    """The chance that a pair of clients from one group weighs more than a pair from two groups; ties count half.
+    """The probability that a pair of clients from one group has a larger weight than a pair from two; ties count half.
 
     Every ordered pair of different clients counts on its own: a relation may be one-sided, and what i gets of j is
     another edge than what j gets of i. 1 is perfect, 0.5 is what a uniform relation scores. NaN if all clients are of
@@ -88,7 +88,7 @@ def adjusted_rand_index(a: Tensor, b: Tensor) -> float:
 
 
 def clusters(relation: Tensor) -> Tensor:
-    """[N] int64: clients who receive the same mixture share a label; -1 for those of whom nobody receives anything.
+    """[N] int64: clients that receive the same mixture share a label; -1 for clients with no weight in any mixture.
 
     With a method that clusters its cohort (FedCedar, CFL) these are its clusters, and -1 stands for absent clients, as
     long as the mixtures of two clusters differ by more than a relation's rounding.
@@ -114,7 +114,7 @@ def rand_by_round(labels: Tensor, groups: Tensor) -> Tensor:
 def _mean_over_layers(relation: Tensor) -> Tensor:
     """[N, N] float64 on the CPU."""
     if relation.ndim not in (2, 3) or relation.shape[-1] != relation.shape[-2] or 0 in relation.shape:
-        raise UsageError(f"a relation must be [N, N], or [L, N, N] with one a layer; got {list(relation.shape)}")
+        raise UsageError(f"a relation must be [N, N], or [L, N, N] with one per layer; got {list(relation.shape)}")
     weights = relation.detach().cpu().double()
     weights = weights.mean(0) if weights.ndim == 3 else weights
     if not torch.isfinite(weights).all():
@@ -127,7 +127,7 @@ def _rows(relation: Tensor) -> Tensor:
     weights = _mean_over_layers(relation)
     if (weights < 0).any():
         raise UsageError(
-            f"a relation with negative weights is no distribution; its least is {float(weights.min()):.3g}"
+            f"a relation with negative weights is not a distribution; its smallest is {float(weights.min()):.3g}"
         )
     return weights / weights.sum(1, keepdim=True)
 

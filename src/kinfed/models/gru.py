@@ -41,12 +41,12 @@ class _Seq2Seq(nn.Module):
         state = self.encoder(x)[1][0]  # [B, hidden]
         value, clock = x[:, -1, :1], x[:, -1, 1:]  # [B, 1], [B, F - 1]
         tick = clock - x[:, -2, 1:]
-        said = []
+        forecasts = []
         for _ in range(self.outputs):
             state = self.decoder(torch.cat([value, clock], 1), state)
             value, clock = self.head(state), (clock + tick) % 1
-            said.append(value)
-        return torch.cat(said, 1)
+            forecasts.append(value)
+        return torch.cat(forecasts, 1)
 
 
 FORMS[_Seq2Seq] = lambda m, path: [forecaster(m.encoder, m.decoder, m.head, m.outputs, path)]

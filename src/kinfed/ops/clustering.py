@@ -14,7 +14,7 @@ from ..core.seeding import fold, uniform
 from .similarity import Gram
 
 RESTARTS = 10
-IDENTICAL = 1e-12  # squared distances below this share of the widest are rounding
+IDENTICAL = 1e-12  # squared distances below this share of the largest are rounding errors
 
 
 class Clusters(NamedTuple):
@@ -40,8 +40,8 @@ def count_distinct(apart: Tensor) -> int:
 def cluster(vectors: Gram, count: int, key: Tensor, tags: Tensor) -> Clusters:
     """B vectors in at most `count` clusters: as many as there are different vectors, if these are fewer.
 
-    With `count` 0 every vector is a cluster of its own. Random draws follow key: [] and what stands for each vector,
-    tags: [B], so the order of the vectors means nothing.
+    With `count` 0 every vector is a cluster of its own. Random draws depend on key: [] and on each vector's tag, of
+    tags: [B], so the order of the vectors does not matter.
     """
     if not count:
         alone = torch.eye(len(tags), dtype=torch.float64, device=tags.device)
@@ -49,7 +49,7 @@ def cluster(vectors: Gram, count: int, key: Tensor, tags: Tensor) -> Clusters:
     apart = distances(vectors)
     count = min(count, count_distinct(apart))
     like = apart.new_empty(RESTARTS * count)
-    lots = vmap(lambda mine: uniform(mine, like))(fold(key, tags)) + 2**-24  # never 0
+    lots = vmap(lambda tag_key: uniform(tag_key, like))(fold(key, tags)) + 2**-24  # never 0
     return kmeans(apart, count, lots.T.view(RESTARTS, count, -1))
 
 
@@ -57,12 +57,12 @@ def kmeans(apart: Tensor, count: int, lots: Tensor) -> Clusters:
     """The best of R runs of Lloyd's algorithm from k-means++ (Arthur and Vassilvitskii, 2007).
 
     apart: [B, B] squared distances of at least `count` different points. lots: [R, K, B] uniform numbers in (0, 1):
-    they alone decide which centres a run starts from and how clusters are numbered, so lots that move with the points
-    make the result independent of their order.
+    only these decide which centres a run starts from and how clusters are numbered, so if they are tied to the points,
+    the result does not depend on the points' order.
     """
     label, weights, away = _lloyd(apart, _seeds(apart, lots[:, :count]))
     cost = away.sum(1)
-    # Of runs that differ by rounding only the first is taken, whatever the rounding.
+    # Of runs that differ only by rounding, the first is taken, whatever the rounding.
     best = int((cost <= cost.min() * (1 + 1e-9)).int().argmax())
     return Clusters(label[best], weights[best], away[best].sqrt())
 
@@ -70,19 +70,19 @@ def kmeans(apart: Tensor, count: int, lots: Tensor) -> Clusters:
 def _seeds(apart: Tensor, lots: Tensor) -> Tensor:
     """[R, K, B] squared distances of all points to the K that k-means++ starts from; lots: [R, K, B].
 
-    The first is drawn evenly, each next one in proportion to its squared distance from the nearest before it.
+    The first is drawn uniformly, each next one in proportion to its squared distance from the nearest one before.
     """
     near = torch.ones_like(lots[:, 0])  # [R, B]
     chosen: list[Tensor] = []
     for lot in lots.unbind(1):
-        # Of independent exponential times the least is point b's with probability in proportion to its rate near[b].
+        # The least of independent exponential times is point b's with probability in proportion to its rate near[b].
         chosen.append(apart[(-lot.log() / near).argmin(1)])
         near = torch.minimum(near, chosen[-1]) if len(chosen) > 1 else chosen[-1]
     return torch.stack(chosen, 1)
 
 
 def _lloyd(apart: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Labels [R, B], weights [R, K, B] and squared distances to the own centre [R, B].
+    """Labels [R, B], weights [R, K, B] and each point's squared distance to its centre [R, B].
 
     square: [R, K, B] squared distances to the first centres. At most 100 iterations, or until none of the objectives
     falls by a millionth.
@@ -104,7 +104,7 @@ def _lloyd(apart: Tensor, square: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _assign(square: Tensor) -> Tensor:
     """[R, B] the nearest centre of each point; square: [R, K, B].
 
-    An empty cluster is given the point that is farthest from its centre, of those who are not alone in theirs.
+    An empty cluster gets the point that is farthest from its centre, among points that are not alone in their cluster.
     """
     away, label = square.min(1)
     while True:

@@ -1,9 +1,9 @@
 """Faster float32 matrix products on CPUs that PyTorch's default library serves badly.
 
-PyTorch hands float32 products on a CPU to MKL, which leaves half of AVX-512 unused on processors that are not Intel's.
-Its other library, oneDNN, takes them over where it is allowed to round to bfloat16, and then computes in float32 all
-the same wherever the processor has no bfloat16 tiles (AMX). Which of them computes decides about rounding, so no clock
-picks it, but a rule on the processor and the product's size: docs/results/choosing.md sets it beside measurements.
+PyTorch computes float32 products on a CPU with MKL, which leaves half of AVX-512 unused on processors other than
+Intel's. Its other library, oneDNN, is used if it is allowed to round to bfloat16, and then still computes in float32
+unless the processor has bfloat16 tiles (AMX). The library decides how results are rounded, so it is not chosen by
+timing but by a rule on the processor and the product's size: docs/results/choosing.md compares it with measurements.
 """
 
 import platform
@@ -17,22 +17,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-SMALL = 1 << 20  # multiplications, below which oneDNN takes longer to begin than it saves
-WORSE = 4.0  # times the default's error; sums in another order differ by less, bfloat16 by ten thousand
+SMALL = 1 << 20  # multiplications below which starting oneDNN takes longer than it saves
+WORSE = 4.0  # times the default's error: sums in another order stay below, bfloat16 is ten thousand times worse
 
 Product = tuple[int, int, int]  # [M, K] @ [K, N]
 
 _lock = threading.RLock()
-_inside = 0  # how many `fast_gemm` have switched and not yet left, in all threads
+_inside = 0  # how many `fast_gemm` contexts are active, in all threads
 _former = "none"
 
 
 @contextmanager
 def fast_gemm(mode: Literal["auto", "on", "off"] = "auto", product: Product = (256, 256, 256)) -> Iterator[None]:
-    """Send float32 products on the CPU to oneDNN, process-wide, until the last of all that asked for it has left.
+    """Send float32 products on the CPU to oneDNN, process-wide, until the last such context has ended.
 
-    "auto" does so where `suits` says so of `product`, which should be like those that take the time; "on" without
-    asking, even where it means rounding to bfloat16; "off" never. GPUs are not touched.
+    "auto" does so if `suits(product)`, where `product` should be like those that take most of the time; "on" does so
+    always, even if it means rounding to bfloat16; "off" never. GPUs are not affected.
     """
     if mode == "off" or (mode == "auto" and not suits(product)) or _setting() is None:
         yield
@@ -72,21 +72,21 @@ def _compare() -> tuple[float, float, float]:
     """The largest entry of a product in float64, and the largest error of either library's in float32."""
     draw, setting = torch.Generator().manual_seed(0), _setting()
     a, b = (torch.randn(128, 128, generator=draw) for _ in range(2))
-    exact, found = a.double() @ b.double(), list[Tensor]()
+    exact, products = a.double() @ b.double(), list[Tensor]()
     with _lock:
         before = setting.fp32_precision
         try:
             for precision in ("ieee", "bf16"):
                 setting.fp32_precision = precision
-                found.append(torch.mm(a, b))
+                products.append(torch.mm(a, b))
         finally:
             setting.fp32_precision = before
-    default, other = (float((product.double() - exact).abs().max()) for product in found)
+    default, other = (float((product.double() - exact).abs().max()) for product in products)
     return float(exact.abs().max()), default, other
 
 
 def _vendor() -> str:
-    """Who made the processor, in its own words; empty if nothing says."""
+    """The processor's vendor string; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -113,10 +113,10 @@ def _leave() -> None:
 
 
 def _setting() -> Any:
-    """What decides for products on the CPU alone (PyTorch 2.9); torch.set_float32_matmul_precision reaches GPUs too."""
+    """The setting for products on the CPU only (PyTorch 2.9); torch.set_float32_matmul_precision affects GPUs too."""
     return getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
 
 
 def has_amx() -> bool:
-    """Whether oneDNN, where it is allowed to, does round to bfloat16 on this processor."""
+    """Whether oneDNN, if it is allowed to, rounds to bfloat16 on this processor."""
     return bool(getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)())

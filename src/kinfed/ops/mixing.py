@@ -1,7 +1,7 @@
-"""Arithmetic on client models [N, d] and relations [N, N] or [L, N, N]: what graph methods are made of.
+"""Arithmetic on client models [N, d] and relations [N, N] or [L, N, N], which graph methods are made of.
 
-Tables [N, d] are large and memory is slow, new memory above all: nothing is copied that need not be, and what must be
-new comes in large pages.
+Tables [N, d] are large and memory is slow, above all new memory: so nothing is copied without need, and new memory
+comes in large pages.
 """
 
 import torch
@@ -12,7 +12,7 @@ from ..core.tables import blank
 from .similarity import fast_product, panels
 from .sparsify import project_simplex
 
-SPARSE = 20  # one weight in so many that is not zero, from where on a sparse product is the faster one
+SPARSE = 20  # a sparse product is faster if at most one weight in this many is not zero
 
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
@@ -24,7 +24,7 @@ def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
 def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
     """[K, d] mixtures of theta: [N, d] by weights: [K, N], or [L, K, N] with one relation a layer.
 
-    With lists near: [K, M] of clients the weights are theirs, [K, M] or [L, K, M]; no table [K, N] is made. See
+    With lists near: [K, M] of clients the weights are for these, [K, M] or [L, K, M]; no table [K, N] is made. See
     `mix_freely` for weights that are not those of a mean.
     """
     weights = weights.to(theta.dtype)
@@ -41,14 +41,14 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
     mixed = blank(weights.shape[-2], theta)
     with fast_product(theta, *mixed.shape[:1], *theta.shape):
         for at, part in pieces:
-            torch.mm(part, theta[:, at], out=mixed[:, at])  # straight to its place
+            torch.mm(part, theta[:, at], out=mixed[:, at])  # without a copy
     return mixed
 
 
 def mix_freely(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = None) -> Tensor:
     """[K, d] the same for weights: [K, N], or [K, M] of lists, that may be negative and need not sum to one.
 
-    Running statistics are mixed by the nearest weights of a mean, for a variance must not become negative.
+    Running statistics are mixed by the nearest weights of a mean, because a variance must not become negative.
     """
     mixed, learned = mix(weights, theta, layout, near), layout.trainable_on(theta.device)
     if not learned.all():
@@ -63,7 +63,7 @@ def spread_lists(weights: Tensor, near: Tensor, count: int) -> Tensor:
 
 
 def power(step: Tensor, count: int) -> Tensor:
-    """[N, N] the matrix step: [N, N] to this power; zeros are skipped where they are nearly all of it."""
+    """[N, N] the matrix step: [N, N] to this power; a matrix of nearly all zeros is multiplied as a sparse one."""
     if count < 2 or SPARSE * torch.count_nonzero(step) > step.numel():
         powered: Tensor = torch.linalg.matrix_power(step, count)
         return powered

@@ -10,9 +10,9 @@ from torch import Tensor
 from ..core.layout import Layout
 from .gemm import fast_gemm
 
-BLOCK = 64  # rows of a symmetric product that are worked out together: half the work is left out, bar half a block
+BLOCK = 64  # rows of a symmetric product that are computed together: saves half the work, except half a block
 PANEL = 1 << 19  # numbers of a table that are centred together, so that the copy stays in the cache
-LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth asking which library is faster
+LARGE = 1 << 26  # multiplications in a product that takes a millisecond: worth checking which library is faster
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
@@ -31,31 +31,32 @@ def inner_by_layer(a: Tensor, b: Tensor, layout: Layout) -> Tensor:
 def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     """[L, K, M] inner products of a: [K, d] with the rows of b: [N, d] that near: [K, M] lists, layer by layer.
 
-    And, [L, K, M], of each such row with itself. Over trainable entries.
+    The second result, [L, K, M], is of each such row with itself. Both are over trainable entries.
     """
-    found = a.new_zeros(2, len(layout.layers), *near.shape)
-    for layer, inner, square in zip(layout.layers, *found, strict=True):
-        mine = a[:, layer.trainable]
+    result = a.new_zeros(2, len(layout.layers), *near.shape)
+    for layer, inner, square in zip(layout.layers, *result, strict=True):
+        own = a[:, layer.trainable]
         for rows, columns, listed in panels(b[:, layer.trainable], near):
-            inner[rows] += (listed @ mine[rows, columns, None])[..., 0]
+            inner[rows] += (listed @ own[rows, columns, None])[..., 0]
             square[rows] += listed.square_().sum(-1)
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 def distances_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> Tensor:
     """[K, M] squared distances of a: [K, d] from the rows of b: [N, d] that near: [K, M] lists, trainable entries."""
-    found = a.new_zeros(near.shape)
+    result = a.new_zeros(near.shape)
     for layer in layout.layers:
-        mine = a[:, layer.trainable]
+        own = a[:, layer.trainable]
         for rows, columns, listed in panels(b[:, layer.trainable], near):
-            found[rows] += listed.sub_(mine[rows, None, columns]).square_().sum(-1)
-    return found
+            result[rows] += listed.sub_(own[rows, None, columns]).square_().sum(-1)
+    return result
 
 
 def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = None, eps: float = 1e-12) -> Tensor:
     """[..., K, N] cosines from inner products of vectors whose lengths are rows: [..., K] and columns: [..., N].
 
-    Without lengths the vectors are the same on both sides and the lengths lie on the diagonal. 0 beside a zero vector.
+    Without lengths the vectors are the same on both sides and their lengths come from the diagonal. The cosine with a
+    zero vector is 0.
     """
     if rows is None or columns is None:
         rows = columns = inner.diagonal(dim1=-2, dim2=-1).clamp(min=0).sqrt()
@@ -64,10 +65,10 @@ def cosine(inner: Tensor, rows: Tensor | None = None, columns: Tensor | None = N
 
 
 class Gram(NamedTuple):
-    """Float64 inner products of N vectors; those of nearby vectors far from the origin keep their digits."""
+    """Float64 inner products of N vectors, without loss of digits for nearby vectors far from the origin."""
 
-    centred: Tensor  # [N, N] of the vectors less their mean
-    lean: Tensor  # [N] of those with the mean
+    centred: Tensor  # [N, N] of the vectors minus their mean
+    lean: Tensor  # [N] of the centred vectors with the mean
     square: Tensor  # [] of the mean with itself
 
     @property
@@ -86,14 +87,14 @@ class Gram(NamedTuple):
 def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> Gram:
     """The float64 Gram matrix of N vectors, given whole, [N, m], or part by part, [N, m] each.
 
-    `dtype` is that of the products whose sum it is (default: the vectors' own).
+    `dtype` is that of the products that are summed (default: the vectors' own).
     """
     total: tuple[Tensor, ...] = ()
     for part in [parts] if isinstance(parts, Tensor) else parts:
         count, dtype = len(part), dtype or part.dtype
         width = min(part.shape[1], max(PANEL // count, 4096))
         even, memory = part.new_full((count,), 1 / count, dtype=dtype), part.new_empty(count * width, dtype=dtype)
-        with fast_product(memory, count, part.shape[1], count, asked=(count, width, count)):
+        with fast_product(memory, count, part.shape[1], count, representative=(count, width, count)):
             for piece in part.split(width, dim=1):
                 panel = memory[: piece.numel()].view(piece.shape).copy_(piece)
                 mean = even @ panel
@@ -101,24 +102,24 @@ def gram(parts: Tensor | Iterable[Tensor], dtype: torch.dtype | None = None) -> 
                 more = tuple(sums.double() for sums in (_inner(panel, panel), panel @ mean, mean @ mean))
                 total = tuple(map(torch.add, total, more)) if total else more
     if not total:
-        raise ValueError("there is no part to tell how many vectors there are")
+        raise ValueError("gram needs at least one part")
     return Gram(*total)
 
 
 def in_medians(square: Tensor, pairs: Tensor) -> Tensor:
     """[N, N] squared distances as multiples of their median over pairs: [N, N] bool."""
     apart = square[pairs]
-    median = (apart.median() - (-apart).median()) / 2  # torch's is the lower of two in the middle
+    median = (apart.median() - (-apart).median()) / 2  # torch's median is the lower of the two in the middle
     return square / torch.where(median > 0, median, 1.0)  # 0: more than half are equal; NaN: there is no pair
 
 
 def panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows of table: [N, m] by lists near: [K, M], as much at a time as stays in the cache.
+    """Rows of table: [N, m] by lists near: [K, M], as much at a time as fits in the cache.
 
-    Yields which of the K lists, which of the m columns, and [k, M, w]; these numbers may be overwritten.
+    Yields a slice of the K lists, a slice of the m columns, and [k, M, w] numbers that may be overwritten.
     """
     count, size = near.shape[1], table.shape[1]
-    if not count:  # a client alone has nobody to list
+    if not count:  # a single client has no others to list
         return
     width = min(size, max(2 * PANEL // count, 256))
     lists = max(1, 2 * PANEL // (count * width))
@@ -134,18 +135,18 @@ def panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     if a is not b or len(a) <= BLOCK:
         return a @ b.T
-    found = a.new_empty(len(a), len(a))
+    result = a.new_empty(len(a), len(a))
     for at in range(0, len(a), BLOCK):
         part = a[at : at + BLOCK] @ a[at:].T
-        found[at:, at : at + BLOCK] = part.T
-        found[at : at + BLOCK, at:] = part
-    return found
+        result[at:, at : at + BLOCK] = part.T
+        result[at : at + BLOCK, at:] = part
+    return result
 
 
 def _fast_inner(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
-    """Where inner products should be computed: few rows that lie far apart take oneDNN up to twice as long as MKL.
+    """The library for inner products: with few rows, far apart in memory, oneDNN takes up to twice as long as MKL.
 
-    The rule counts multiplications, and does not see that.
+    The rule in `fast_gemm` counts multiplications, and does not see that.
     """
     if min(len(a), len(b)) <= BLOCK:
         return nullcontext()
@@ -153,9 +154,9 @@ def _fast_inner(a: Tensor, b: Tensor) -> AbstractContextManager[None]:
 
 
 def fast_product(
-    like: Tensor, m: int, k: int, n: int, asked: tuple[int, int, int] | None = None
+    like: Tensor, m: int, k: int, n: int, representative: tuple[int, int, int] | None = None
 ) -> AbstractContextManager[None]:
-    """Where a product [M, K] @ [K, N] should be computed; asked: the one that stands for it, if there are many."""
+    """The library for a product [M, K] @ [K, N]; of many products, `representative` has the typical shape."""
     if like.dtype != torch.float32 or like.device.type != "cpu" or m * k * n < LARGE:
         return nullcontext()
-    return fast_gemm(product=asked or (m, k, n))
+    return fast_gemm(product=representative or (m, k, n))

@@ -1,4 +1,4 @@
-"""Who is like whom where a table [N, N] would be too large: sketches name candidates, exact numbers decide."""
+"""Approximate nearest clients without a table [N, N]: count sketches propose candidates, exact distances rank them."""
 
 import torch
 import torch.nn.functional as F
@@ -10,14 +10,14 @@ from ..core.tables import take
 from .similarity import distances_listed
 
 SIZE = 512  # numbers in a sketch: estimated cosines are off by 1 / sqrt(512) = 0.04
-SPARE = 2  # candidates looked at for each that is kept
-BLOCK = 1 << 24  # estimates that are held at once
+SPARE = 2  # candidates ranked for each that is kept
+BLOCK = 1 << 24  # estimates in memory at once
 
 
 def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
     """[..., size] numbers whose inner products estimate those of theta: [..., d] without bias (Charikar et al., 2002).
 
-    Each entry goes, with a random sign, to a random place; places and signs depend on (key, entry) alone.
+    Each entry is added, with a random sign, to a random place; places and signs depend on (key, entry) only.
     """
     entry = torch.arange(theta.shape[-1], device=theta.device)
     place = fold(fold(key, 1), entry) % size
@@ -27,35 +27,35 @@ def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
 
 
 def sketch_models(theta: Tensor, key: Tensor, learned: Tensor, size: int = SIZE) -> Tensor:
-    """[K, size] sketches of models or updates theta: [K, d], of the entries learned: [d] alone."""
+    """[K, size] sketches of models or updates theta: [K, d], of the entries learned: [d] only."""
     return count_sketch(theta if learned.all() else theta * learned, key, size)
 
 
 def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known: Tensor | None = None) -> Tensor:
-    """[K, M] int64 clients: to each of the cohort: [K] those others whose key has the largest product with its query.
+    """[K, M] int64 clients: for each of the cohort: [K] the others whose keys have the largest products with its query.
 
     queries: [K, s], keys: [N, s]; M is `count`, or N - 1 if that is less. Clients with known: [N] False come last.
     """
-    found, step = [], max(1, BLOCK // len(keys))
-    for rows, own in zip(queries.split(step), cohort.split(step), strict=True):
+    chosen, step = [], max(1, BLOCK // len(keys))
+    for rows, itself in zip(queries.split(step), cohort.split(step), strict=True):
         scores = rows @ keys.T
         if known is not None:
             scores.masked_fill_(~known, torch.finfo(scores.dtype).min)
-        scores.scatter_(1, own[:, None], -torch.inf)
-        found.append(scores.topk(min(count, len(keys) - 1), dim=1).indices)
-    return torch.cat(found)
+        scores.scatter_(1, itself[:, None], -torch.inf)
+        chosen.append(scores.topk(min(count, len(keys) - 1), dim=1).indices)
+    return torch.cat(chosen)
 
 
 def nearest(theta: Tensor, sketch: Tensor, cohort: Tensor, count: int, layout: Layout) -> tuple[Tensor, Tensor]:
     """[K, M] int64 clients, each of the cohort: [K] itself and then its nearest, and their squared distances [K, M].
 
-    theta: [N, d] are the models, sketch: [N, s] theirs, M is `count` + 1, or N if that is less. Exact among the
-    candidates that sketches name.
+    theta: [N, d] are the models, sketch: [N, s] their sketches, M is `count` + 1, or N if that is less. Exact among
+    the candidates that the sketches propose.
     """
     sketch = sketch - sketch.mean(0)  # nearby models far from the origin would lose all digits
     keys = torch.cat([sketch, sketch.square().sum(1, keepdim=True)], 1)
     queries = torch.cat([2 * sketch[cohort], -torch.ones_like(cohort, dtype=sketch.dtype)[:, None]], 1)
     near = candidates(queries, keys, cohort, SPARE * count)  # 2 a b - b^2 is largest where (a - b)^2 is least
     apart = distances_listed(take(theta, cohort), theta, near, layout)
-    apart, kept = apart.topk(min(count, near.shape[1]), dim=1, largest=False)
-    return torch.cat([cohort[:, None], near.gather(1, kept)], 1), F.pad(apart, (1, 0))
+    apart, order = apart.topk(min(count, near.shape[1]), dim=1, largest=False)
+    return torch.cat([cohort[:, None], near.gather(1, order)], 1), F.pad(apart, (1, 0))

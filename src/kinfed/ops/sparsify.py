@@ -1,4 +1,4 @@
-"""What makes weights sparse, and keeps them weights."""
+"""Operations that make weights sparse and keep them weights of a mean."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ def to_rows(weights: Tensor) -> Tensor:
 
 
 def with_itself(links: Tensor) -> Tensor:
-    """[N, N] links: [N, N] with one of every client to itself; one that is there keeps its weight."""
+    """[N, N] links: [N, N] with a self-link of weight 1 for every client that has none."""
     return links + torch.diag((links.diagonal() == 0).to(links.dtype))
 
 

@@ -20,7 +20,7 @@ from ..methods import METHODS
 Table = dict[str, Any]
 
 PAPERS = Path(__file__).parent
-LEAST_ROUNDS = 5  # that a scaled run keeps, and evaluations that it has
+LEAST_ROUNDS = 5  # a scaled run has at least this many rounds, and evaluations
 
 
 class Number(NamedTuple):
@@ -36,7 +36,7 @@ class Row:
     """A method of a table."""
 
     name: str
-    printed: str  # how the paper calls it
+    printed: str  # its name in the paper
     score: str = ""  # the named model that is scored; "": the one that validation prefers
     note: str = ""
     missing: str = ""  # why there is nothing to run
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def asked(self) -> str:
-        """How a command names it: a method of one's own by its path."""
+        """Its name on the command line: for a method from a file, the file's path and the method's name."""
         method = self.changes.get("method")
         return method if isinstance(method, str) and ":" in method else self.name
 
@@ -128,26 +128,26 @@ def load(name: str) -> Protocol:
 
 def printed_as(name: str) -> str:
     """The name in print of a table: that under which `printed.csv` has its numbers."""
-    found: str = tomllib.loads(tables()[name].read_text())["printed"]
-    return found
+    result: str = tomllib.loads(tables()[name].read_text())["printed"]
+    return result
 
 
 def elsewhere(paper: str) -> dict[str, str]:
-    """How to get what is printed but no table file rebuilds: by the table's name in print, a line of text."""
-    found: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
-    return found
+    """How to get printed results that no table file rebuilds: a line of text by the table's name in print."""
+    result: dict[str, str] = tomllib.loads((PAPERS / paper / "paper.toml").read_text()).get("elsewhere", {})
+    return result
 
 
 def experiments() -> dict[str, tuple[str, str]]:
-    """What `kinfed run papers/...` knows: by name, the table and its column; the method is the paper's own."""
-    found = {}
+    """The experiments of `kinfed run papers/...`: by name, the table and its column; the method is the paper's own."""
+    result = {}
     for name in tables():
         protocol = load(name)
         if name.split(".")[0] in protocol.rows:
             for column in protocol.columns.values():
                 if not column.mean_of:
-                    found[f"papers/{name.replace('.', '/')}/{column.name}"] = (name, column.name)
-    return found
+                    result[f"papers/{name.replace('.', '/')}/{column.name}"] = (name, column.name)
+    return result
 
 
 def experiment(name: str, column: str) -> Table:
@@ -180,15 +180,15 @@ def scaled(raw: Table, scale: float) -> Table:
 
 
 def merged(*tables: Table) -> Table:
-    """Tables laid over each other, later ones on top; a part with another name replaces the former one whole."""
-    found: Table = {}
+    """Tables merged, later ones over earlier ones; a part with another name replaces the earlier one entirely."""
+    result: Table = {}
     for table in tables:
         for key, value in table.items():
-            if isinstance(value, dict) and isinstance(found.get(key), dict) and "name" not in value:
-                found[key] = merged(found[key], value)
+            if isinstance(value, dict) and isinstance(result.get(key), dict) and "name" not in value:
+                result[key] = merged(result[key], value)
             else:
-                found[key] = deepcopy(value)
-    return found
+                result[key] = deepcopy(value)
+    return result
 
 
 def _numbers(path: Path, table: str) -> dict[tuple[str, str, str, str], Number]:
@@ -212,16 +212,16 @@ def _row(name: str, values: Table) -> Row:
 
 def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
     """A column, and one for each subset of its data that stands in for it."""
-    told = ("dataset", "setting", "mean_of", "novel", "at", "note", "missing", "lacks")
-    about = {key: values[key] for key in told if key in values}
+    described = ("dataset", "setting", "mean_of", "novel", "at", "note", "missing", "lacks")
+    about = {key: values[key] for key in described if key in values}
     changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
     whole = Column(name, **about, changes=changes)
-    found = [(name, whole)]
+    result = [(name, whole)]
     for subset, more in values.get("subsets", {}).items():
         mine = "/".join([subset, *name.split("/")[1:]])
         held = changes.get("federation", {}).get("dataset")
         dealt: Table = {"federation": {"dataset": {**held, "name": subset} if isinstance(held, dict) else subset}}
         parts = ["/".join([subset, *part.split("/")[1:]]) for part in whole.mean_of]
         changed = changes if parts else merged(changes, dealt, more)
-        found.append((mine, replace(whole, name=mine, mean_of=parts, subset=True, changes=changed)))
-    return found
+        result.append((mine, replace(whole, name=mine, mean_of=parts, subset=True, changes=changed)))
+    return result

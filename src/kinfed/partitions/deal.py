@@ -1,4 +1,4 @@
-"""Steps that partitions share: what they ask of a data set, and how they hand it over."""
+"""Steps that partitions share: checks of a data set, and the result."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from ..errors import UsageError
 
 
 def check_clients(name: str, dataset: Dataset, clients: int, least: int = 1) -> None:
-    """Raise UsageError unless there are enough examples, that may change hands, for at least `least` a client."""
+    """Raise UsageError unless the examples may be dealt anew, and there are at least `least` for each client."""
     if dataset.time is not None:
-        raise UsageError(f"{name} would tear series apart: windows belong to their sensor; use the partition 'natural'")
+        raise UsageError(f"{name}: this partition cannot split time series across clients; use partition 'natural'")
     if clients < 1:
-        raise UsageError(f"{name}: a federation has at least 1 client; got {clients}; set federation.clients")
+        raise UsageError(f"{name}: a federation needs at least 1 client; got {clients}; set federation.clients")
     if len(dataset.x) < clients * least:
         raise UsageError(
             f"{name}: {clients} clients need at least {least} example{'s' if least > 1 else ''} each, "
@@ -28,7 +28,7 @@ def rows_by_class(name: str, dataset: Dataset, draw: torch.Generator) -> list[Te
     """Rows of each class 0..C-1, shuffled; UsageError unless the data set has labels."""
     if not isinstance(dataset.task, Classification):
         raise UsageError(
-            f"{name} deals examples by their class, but this data set has targets that are not classes; "
+            f"{name}: this partition deals examples by class, but this data set has targets that are not classes; "
             "use 'iid' or 'natural'"
         )
     dataset.task.check(dataset.y)
@@ -40,16 +40,16 @@ def rows_by_class(name: str, dataset: Dataset, draw: torch.Generator) -> list[Te
 def hidden_groups(name: str, groups: int, clients: int) -> Tensor:
     """[N] int64: clients in order, cut into groups of (nearly) equal size."""
     if not 1 <= groups <= clients:
-        raise UsageError(f"{name}: {groups} groups need at least as many clients; got {clients}")
+        raise UsageError(f"{name}: {groups} groups need at least {groups} clients; got {clients}")
     return torch.arange(clients) * groups // clients
 
 
 def hand_over(
     name: str, dataset: Dataset, owned: Sequence[Tensor], groups: Tensor | None = None, lots: Tensor | None = None
 ) -> Parts:
-    """The parts of newly made clients: of natural owners, and of their graph, nothing is left.
+    """The parts of new clients: the natural owners and their graph are dropped.
 
-    Raises UsageError when a client would own nothing.
+    Raises UsageError if a client would own nothing.
     """
     empty = [str(i) for i, rows in enumerate(owned) if not len(rows)]
     if empty:

@@ -12,18 +12,18 @@ from .deal import check_clients, hand_over, rows_by_class
 
 @dataclass(frozen=True)
 class Dirichlet(Settings):
-    r"""Every class is shared out in random shares, the more uneven the smaller alpha.
+    r"""Every class is divided in random shares, which are more uneven for smaller alpha.
 
-    Class c goes to the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$, cut with cumulative rounding.
+    Class c is divided among the clients in shares $q_c \sim \mathrm{Dir}(\alpha 1_N)$, cut with cumulative rounding.
 
-    With `cap`, as in MOON's code, a client that already holds n / N examples gets none of later classes. Clients then
-    short of `min_size` are given random examples of the client that is the largest at that moment, one at a time:
-    nothing is drawn again, so a partition exists whenever N * min_size <= n.
+    With `cap`, as in MOON's code, a client that already has n / N examples gets none of later classes. Clients that
+    then have fewer than `min_size` get random examples from the client that is the largest at that moment, one at a
+    time: nothing is drawn again, so a partition exists whenever N * min_size <= n.
     """
 
     alpha: Positive = 0.5  # the smaller, the more uneven
     min_size: Count = 10  # examples of every client, at least
-    cap: bool = True  # whether a client that holds an even share of the examples gets none of later classes
+    cap: bool = True  # whether a client that has an even share of the examples gets none of later classes
 
     def __call__(self, dataset: Dataset, clients: int, draw: torch.Generator) -> Parts:
         """Deal `dataset` to `clients`; every example is used once."""
@@ -36,13 +36,13 @@ class Dirichlet(Settings):
             size = np.log(random.standard_gamma(self.alpha + 1, clients))
             size += np.log1p(-random.random(clients)) / self.alpha
             if self.cap:
-                full = np.array([len(mine) >= len(dataset.y) / clients for mine in owned])
+                full = np.array([len(client_rows) >= len(dataset.y) / clients for client_rows in owned])
                 size[full] = -np.inf
             share = np.exp(size - size.max())
             cuts = np.rint(np.cumsum(share / share.sum()) * len(rows)).astype(int)
-            for mine, part in zip(owned, rows.tensor_split(cuts[:-1].tolist()), strict=True):
-                mine.extend(part.tolist())
+            for client_rows, part in zip(owned, rows.tensor_split(cuts[:-1].tolist()), strict=True):
+                client_rows.extend(part.tolist())
         while len(smallest := min(owned, key=len)) < self.min_size:
             largest = max(owned, key=len)
             smallest.append(largest.pop(int(random.integers(len(largest)))))
-        return hand_over("dirichlet", dataset, [torch.tensor(mine) for mine in owned])
+        return hand_over("dirichlet", dataset, [torch.tensor(client_rows) for client_rows in owned])

@@ -41,6 +41,6 @@ class LabelGroups(Settings):
                     owned[i].append(part)
         common = torch.cat(rest)
         common = common[torch.randperm(len(common), generator=draw)]
-        for mine, part in zip(owned, common.tensor_split(clients), strict=True):
-            mine.append(part)
-        return hand_over("label_groups", dataset, [torch.cat(mine) for mine in owned], groups)
+        for client_rows, part in zip(owned, common.tensor_split(clients), strict=True):
+            client_rows.append(part)
+        return hand_over("label_groups", dataset, [torch.cat(client_rows) for client_rows in owned], groups)

@@ -15,9 +15,9 @@ from .iid import IID
 class LabelPermutations:
     """IID, but each hidden group of clients renames the classes in its own way.
 
-    Client i is in group g = floor(i groups / N). The classes are laid on a random circle and group g moves each label g
-    places on. So group 0 keeps the labels, and any two groups disagree about every one of them: there are C groups at
-    most.
+    Client i is in group g = floor(i groups / N). The classes are put on a circle in random order, and group g moves
+    each label by g places. So group 0 keeps the labels, and any two groups disagree about every one of them: there
+    are at most C groups.
     """
 
     groups: int = 4
@@ -42,5 +42,5 @@ class LabelPermutations:
         y = dataset.y.clone()
         for rows, group in zip(parts.owned, groups.tolist(), strict=True):
             y[rows] = circle[(place[dataset.y[rows]] + group) % classes]
-        # A renamed class has no single name any more.
+        # A renamed class no longer has a single name.
         return parts._replace(dataset=replace(parts.dataset, y=y, classes=()), groups=groups)

@@ -1,4 +1,4 @@
-"""Pictures of scores and of who holds what, each a PNG drawn from plain arrays."""
+"""Pictures of scores and of how classes are distributed, each a PNG drawn from plain arrays."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def accuracy_by_round(
     over: Literal["clients", "seeds"] = "clients",
     target: float | None = None,
 ) -> None:
-    """A line a curve, the mean over clients, in a band that holds the middle half of them; or all seeds.
+    """A line per curve, the mean over clients, in a band with the middle half of them; or all seeds.
 
     `rounds: [T]`, each curve [T, N], or [T, S] over seeds, each entry a mean over clients; a metric whose name ends in
     accuracy is shown in percent. `selected` is the round that validation selects, by curve, and gets a dot; `target`
@@ -86,7 +86,7 @@ def accuracy_by_round(
 
 
 def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], metric: str, path: Path) -> None:
-    """A column a client, a dot a score, clients sorted by the first of the scores.
+    """A column per client and a dot per score, clients sorted by the first of the scores.
 
     Each of the scores is [N], `names` are the clients'; a metric whose name ends in accuracy is shown in percent.
     Raises UsageError if the lengths differ.
@@ -123,7 +123,7 @@ def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], me
 
 
 def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_names: Sequence[str], path: Path) -> None:
-    """A column a client, a row a class, a bubble whose area is the number of examples.
+    """A column per client, a row per class, bubbles whose areas are numbers of examples.
 
     `counts: [N, C]`. Of very many clients some are shown, evenly chosen. Raises UsageError if the names do not fit.
     """
@@ -134,10 +134,10 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
             f"got {list(held.shape)}"
         )
-    said = "client"
+    label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)
-        said = f"{MOST} of {clients:,} clients"
+        label = f"{MOST} of {clients:,} clients"
         clients, client_names, held = MOST, [client_names[i] for i in shown], held[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
@@ -157,7 +157,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
-    axes.set_xlabel(said)
+    axes.set_xlabel(label)
     axes.set_ylabel("class")
     sizes = _round_sizes(int(held.max()))
     bubbles = [
@@ -172,7 +172,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
 
 
 def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path: Path) -> None:
-    """A row a name, a dot on the mean over seeds, and a small dot a seed: each of the scores is [S].
+    """A row per name, a dot on the mean over seeds, and a small dot per seed: each of the scores is [S].
 
     `what` says above the picture what is compared; a metric whose name ends in accuracy is shown in percent.
     """
@@ -196,7 +196,7 @@ def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path:
 def score_by_setting(
     names: Sequence[str], scores: ArrayLike, setting: str, metric: str, path: Path, chosen: int | None = None
 ) -> None:
-    """A line over the values of a setting, with a bar from the least to the best seed: `scores: [X, S]`.
+    """A line over the values of a setting, with a bar from the worst to the best seed: `scores: [X, S]`.
 
     `names: [X]` are the values, evenly spaced as they are listed; `chosen` is the one that validation prefers.
     """

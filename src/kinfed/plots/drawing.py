@@ -18,7 +18,7 @@ from ..files import replacing
 
 Array = NDArray[Any]
 
-# Okabe and Ito's colours, told apart with every common colour blindness; its yellow is too pale for lines.
+# Okabe and Ito's colours, distinguishable with every common colour blindness; its yellow is too pale for lines.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#555555")
 DASHES, MARKS = ("-", "--", ":"), "osD^vP*"
 INK, FAINT, OWN = "#333333", "#d9d9d9", "#c8c8c8"
@@ -36,7 +36,7 @@ def page(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def quiet(axes: Axes) -> None:
-    """Take the box and most of the ink off a pair of axes."""
+    """Remove the frame and most of the lines from a pair of axes."""
     for side, spine in axes.spines.items():
         spine.set_visible(side in ("left", "bottom"))
         spine.set_color(FAINT)
@@ -54,7 +54,7 @@ def title(axes: Axes, text: str) -> None:
 
 
 def by_round(axes: Axes, most: int = 8) -> None:
-    """Rounds on the horizontal axis, at most so many of them named."""
+    """Rounds on the horizontal axis, with a limited number of labels."""
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(most, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.margins(x=0.02)
@@ -91,12 +91,12 @@ def legend(axes: Axes, handles: Sequence[Line2D], **how: Any) -> None:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share, and so told in percent."""
+    """Whether a metric is a share, and so shown in percent."""
     return metric.endswith("accuracy")
 
 
 def scaled(values: ArrayLike, metric: str) -> Array:
-    """Values of a metric as they are told: in percent, if it is a share."""
+    """Values of a metric as they are shown: in percent, if it is a share."""
     return np.asarray(values, dtype=np.float64) * (100 if is_share(metric) else 1)
 
 
@@ -106,11 +106,11 @@ def with_unit(metric: str) -> str:
 
 
 def number(value: float, metric: str) -> str:
-    """A value as it is told (see `scaled`), with its unit."""
+    """A value as it is shown (see `scaled`), with its unit."""
     return f"{value:.1f} %" if is_share(metric) else f"{value:.3g}"
 
 
 def write(figure: Figure, path: Path) -> None:
-    """Write a picture, whole or not at all."""
+    """Write a picture, completely or not at all."""
     with replacing(path) as part:
         figure.savefig(part, format="png", bbox_inches="tight", pad_inches=0.12)

@@ -42,7 +42,7 @@ def relation_heatmap(
     groups: ArrayLike | None = None,
     layers: Sequence[str] = (),
 ) -> None:
-    """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel a layer.
+    """Row i shows what client i receives of each other client; with [L, N, N] the mean, and a small panel per layer.
 
     `relation: [N, N]` or [L, N, N], `origin` given, learned or oracle, `groups: [N]` are the true groups, if known:
     clients are then sorted by them. Colours span the weights between different clients only, since a client's own
@@ -101,7 +101,7 @@ def _sorted(
 
 
 def _coloured(above: Figure | SubFigure, axes: Axes, mean: NDArray[Any], borders: NDArray[Any]) -> None:
-    """The relation mean: [N, N] and its colour bar, which also tells the clients' own weights."""
+    """The relation mean: [N, N] and its colour bar, which also shows the clients' own weights."""
     image, own = _panel(axes, mean, borders), mean.diagonal()
     alike = np.ptp(own) < 5e-4 * abs(own).max()
     bar = above.colorbar(image, ax=axes, shrink=0.8, pad=0.02)
@@ -166,7 +166,7 @@ def recall_heatmap(
     what: str,
     path: Path,
 ) -> None:
-    """A column a client, a row a class, in percent: `recall: [N, C]`; before them all clients together, `pooled: [C]`.
+    """A column per client, a row per class, in percent: `recall: [N, C]`; first all clients together, `pooled: [C]`.
 
     NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
     the names do not fit.
@@ -178,10 +178,10 @@ def recall_heatmap(
             f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
             f"got {list(found.shape)} and {list(whole.shape)}"
         )
-    said = "client"
+    label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)
-        said = f"{MOST} of {clients:,} clients"
+        label = f"{MOST} of {clients:,} clients"
         clients, client_names, found = MOST, [client_names[i] for i in shown], found[shown]
     longest = 0.05 + 0.07 * min(LONGEST, max(map(len, client_names)))  # inches that a name takes
     across, up = float(np.clip(9 / clients, 0.02, max(0.5, longest))), float(np.clip(7 / classes, 0.06, 0.45))
@@ -212,7 +212,7 @@ def recall_heatmap(
     axes.set_xticks([ahead + first / 2, *axes.get_xticks()], ["all", *labels])
     name_ticks(axes, "y", np.arange(classes), class_names, height)
     axes.tick_params(length=0)
-    axes.set_xlabel(said)
+    axes.set_xlabel(label)
     axes.set_ylabel("class")
     title(axes, what + ("; grey: no examples" if np.isnan(found).any() else ""))
     bar = figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=max(8, 20 * height / 3))
@@ -243,8 +243,8 @@ def score_grid(
     middle = (values.min() + values.max()) / 2
     for (j, i), value in np.ndenumerate(values):
         colour = "white" if value > middle else INK
-        said = f"{value:.1f}" if is_share(metric) else f"{value:.3g}"
-        axes.text(i, j, said, ha="center", va="center", fontsize=NORMAL, color=colour)
+        label = f"{value:.1f}" if is_share(metric) else f"{value:.3g}"
+        axes.text(i, j, label, ha="center", va="center", fontsize=NORMAL, color=colour)
     if chosen is not None:
         corner = (chosen[0] - 0.5, chosen[1] - 0.5)
         axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=2.5, clip_on=False))

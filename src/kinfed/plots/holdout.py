@@ -1,4 +1,4 @@
-"""The picture of clients that never train, by who writes their models."""
+"""The picture of clients that never train, by the source of their models."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from .drawing import COLOURS, FAINT, INK, NORMAL, quiet, scaled, title, with_uni
 
 
 def score_by_source(panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, path: Path) -> None:
-    """A panel a share of clients held back, a row a source of their models, a dot on the mean and a small one a seed.
+    """A panel per share of clients held back, a row per source of models, a dot on the mean and a small one per seed.
 
     Each of the scores is [S]; all panels have the same sources.
     """

@@ -1,4 +1,4 @@
-"""The picture of clients that join late, beside those who were there from the start."""
+"""The picture of clients that join late, beside those that take part from the start."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ LINES = {
 def early_and_late(
     rounds: ArrayLike, panels: Mapping[str, Mapping[str, ArrayLike]], joins: int, metric: str, path: Path
 ) -> None:
-    """A panel a method with the LINES over rounds: [T], each of them [S, T], in a band that holds all S seeds.
+    """A panel per method with the LINES over rounds: [T], each of them [S, T], in a band that holds all S seeds.
 
     After round `joins`, where an upright line stands, the late clients join; theirs is dotted before, where it shows
     what they would be sent. Raises UsageError if a line is not [S, T].
@@ -52,7 +52,7 @@ def early_and_late(
     for place, axes in enumerate(grid.ravel()):
         axes.set_visible(place < len(panels))
         axes.label_outer()
-        # Above an empty place the rounds must be told by the panel that is there.
+        # Above an empty place the rounds must be labelled on the panel above.
         if len(panels) - columns <= place < len(panels):
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("round")

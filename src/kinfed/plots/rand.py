@@ -12,7 +12,7 @@ from .drawing import COLOURS, INK, by_round, legend, page, title, write
 
 
 def rand_by_round(rounds: ArrayLike, found: Mapping[str, ArrayLike], every: int, path: Path) -> None:
-    """A line a topology: the Rand index by round, its means over seeds, and thin and dashed the adjusted one.
+    """A line per topology: the Rand index by round, its means over seeds, and thin and dashed the adjusted one.
 
     `rounds: [T]` (from 1), each of found [S, T, 2] for S seeds; a band spans them. Every `every`-th round gets a mark.
     Raises UsageError if one of found is not [S, T, 2].

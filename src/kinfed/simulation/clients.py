@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..core.batches import Pool, Rows
+from ..core.batches import Member, Pool, Rows
 from ..core.client import OPEN, Client, Trainers, Training
 from ..core.model import Model
 from ..core.tasks import Task
@@ -38,21 +38,20 @@ class Clients:
     ) -> Client:
         """Client i as its program sees itself."""
         rows = {split: ragged.one(i) for split, ragged in self._ragged.items()}
-        return self.seen(self.tags[i], rows, (self.sizes["train"][i],), round, model, training, trainers, halt)
+        member = Member(self.tags[i], rows, (self.sizes["train"][i],))
+        return self.seen(member, round, model, training, trainers, halt)
 
     def seen(
         self,
-        tag: Tensor,
-        rows: dict[str, Rows],
-        sizes: tuple[int, ...],
+        member: Member,
         round: int,
         model: Model,
         training: Training,
         trainers: Trainers,
         halt: threading.Event | None = None,
     ) -> Client:
-        """A client with this tag and these rows; the program runs at once for clients of these training sizes."""
-        return Client(tag, round, self.seed, model, self.task, training, self.pool, rows, sizes, trainers, halt)
+        """A client as its program sees itself."""
+        return Client(member, round, self.seed, model, self.task, training, self.pool, trainers, halt)
 
     def several(self, ids: Tensor) -> tuple[Tensor, dict[str, Rows], tuple[int, ...]]:
         """Tags and rows of ids: [k], to be batched over, and their training sizes."""

@@ -12,7 +12,7 @@ from torch.func import vmap
 from torch.utils._pytree import tree_map
 
 from ..core import trees
-from ..core.batches import Rows
+from ..core.batches import Member, Rows
 from ..core.client import Trainers, Training
 from ..core.model import Model
 from ..core.tables import index
@@ -140,7 +140,7 @@ class Batched:
             tag, rows, sizes = clients.several(ids[at])
 
             def together(tag: Tensor, rows: dict[str, Rows], state: Tree, received: Tree) -> Tree:
-                client = clients.seen(tag, rows, sizes, round, model, training, self.trainers)
+                client = clients.seen(Member(tag, rows, sizes), round, model, training, self.trainers)
                 return program(client, state, received)
 
             mine = tree_map(lambda table: table[at], states)

@@ -67,7 +67,7 @@ def test_a_part_that_does_not_fit_is_not_built_upon(publisher, tmp_path, ranges)
 
 def test_a_wrong_part_is_found_out_and_the_next_try_starts_anew(publisher, tmp_path):
     (tmp_path / "a.bin.part").write_bytes(b"x" * 1000)
-    with pytest.raises(RunError, match=r"/a\.bin is not the file that was expected: its checksum differs from sha256:"):
+    with pytest.raises(RunError, match=r"/a\.bin is not the expected file: its checksum differs from sha256:"):
         fetch(GOOD, tmp_path)
     assert os.listdir(tmp_path) == []
     assert fetch(GOOD, tmp_path).read_bytes() == DATA
@@ -75,7 +75,7 @@ def test_a_wrong_part_is_found_out_and_the_next_try_starts_anew(publisher, tmp_p
 
 def test_another_file_at_the_address_is_refused(publisher, tmp_path):
     publisher.files["a.bin"] = b"<html>sign in</html>"
-    with pytest.raises(RunError, match="is not the file that was expected"):
+    with pytest.raises(RunError, match="is not the expected file"):
         fetch(GOOD, tmp_path)
     assert os.listdir(tmp_path) == []
 
@@ -121,7 +121,7 @@ def test_a_users_own_copy(tmp_path):
     (tmp_path / "a.bin").write_bytes(DATA)
     assert checked(GOOD, tmp_path) == tmp_path / "a.bin"
     (tmp_path / "a.bin").write_bytes(DATA[:-1])
-    with pytest.raises(RunError, match=r"a\.bin is not the file that was expected: its sha256 differs"):
+    with pytest.raises(RunError, match=r"a\.bin is not the expected file: its sha256 differs"):
         checked(GOOD, tmp_path)
     assert checked(UNKNOWN, tmp_path) == tmp_path / "a.bin"
     with pytest.raises(RunError, match=r"there is no b\.bin in .*; it is published at https://example.org/b.bin"):

@@ -143,7 +143,7 @@ def test_cars_come_from_the_users_folder(cars, tmp_path):
 
 
 def test_cars_that_are_not_there(cars, tmp_path):
-    with pytest.raises(UsageError, match="given to people, not to programs: get it, then use --from"):
+    with pytest.raises(UsageError, match="requested from its authors; download it, then pass its folder with --from"):
         obtain("compcars", tmp_path / "out")
     with pytest.raises(UsageError, match="--from: there is no folder"):
         obtain("compcars", tmp_path / "out", tmp_path / "nowhere")
@@ -167,7 +167,7 @@ def test_originals_from_a_folder_are_checked_too(publish, tmp_path):
     assert obtain("mnist", tmp_path / "out", folder).path.exists()
     assert sorted(p.name for p in folder.iterdir()) == sorted(files)  # the user's own files stay
     (folder / "t10k-labels-idx1-ubyte.gz").write_bytes(b"another")
-    with pytest.raises(RunError, match=r"t10k-labels.*is not the file that was expected: its md5 differs"):
+    with pytest.raises(RunError, match=r"t10k-labels.*is not the expected file: its md5 differs"):
         obtain("mnist", tmp_path / "other", folder)
     assert not list((tmp_path / "other").iterdir())
 
@@ -240,7 +240,7 @@ def test_checksums_that_nobody_published_are_recorded_once_and_checked_from_then
     publish("tpt48", checksums=False)
     found = obtain("tpt48", tmp_path)
     assert found.notes == (
-        "no checksum of climdiv-tmpcst-v1.0.0-20200106 is published: that of this first download was recorded",
+        "no checksum of climdiv-tmpcst-v1.0.0-20200106 is published; that of this first download was recorded",
     )
     record = json.loads((tmp_path / "checksums.json").read_text())
     assert list(record) == [ORIGINALS["tpt48"].sources[0].url]
@@ -248,7 +248,7 @@ def test_checksums_that_nobody_published_are_recorded_once_and_checked_from_then
     assert obtain("tpt48", tmp_path).notes == ()
     found.path.unlink()
     publisher.files["climdiv-tmpcst-v1.0.0-20200106"] += b" "
-    with pytest.raises(RunError, match="is not the file that was expected: its checksum differs from sha256:"):
+    with pytest.raises(RunError, match="is not the expected file: its checksum differs from sha256:"):
         obtain("tpt48", tmp_path)
     for broken in ("[broken", "[3]"):
         (tmp_path / "checksums.json").write_text(broken)

@@ -25,7 +25,7 @@ Files = dict[str, Path]  # by name; a folder that the user has comes as `folder`
 
 
 class Original(NamedTuple):
-    """The published files of a data set, and what makes arrays of them; without files it takes the user's folder."""
+    """The published files of a data set, and their converter to arrays; without files it reads the user's folder."""
 
     sources: tuple[Source, ...]
     convert: Callable[[Files], Arrays]
@@ -42,8 +42,8 @@ _IDX = [
     f"{part}-ubyte.gz" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 ]
 
-# Checksums are those that the publishers tell (CIFAR) or that libraries which fetch the same files check (torchvision
-# for MNIST, Fashion-MNIST and SVHN; Avalanche for Tiny-ImageNet; others for the traffic sets). None: none was found.
+# Checksums are those of the publishers (CIFAR) or of libraries that download the same files (torchvision for MNIST,
+# Fashion-MNIST and SVHN; Avalanche for Tiny-ImageNet; others for the traffic sets). None: none was found.
 ORIGINALS: dict[str, Original] = {
     "mnist": Original(
         _at(
@@ -140,10 +140,10 @@ ORIGINALS: dict[str, Original] = {
 
 
 class Obtained(NamedTuple):
-    """What `obtain` did."""
+    """The result of `obtain`."""
 
     path: Path
-    notes: tuple[str, ...]  # what a person should know of it
+    notes: tuple[str, ...]  # messages for the user
 
 
 def obtain(
@@ -164,13 +164,13 @@ def obtain(
     if path.exists():
         return Obtained(path, ("it was there already and was left alone",))
     if not sources and folder is None:
-        raise UsageError(f"'{name}' is given to people, not to programs: get it, then use --from with its folder")
+        raise UsageError(f"'{name}' must be requested from its authors; download it, then pass its folder with --from")
     if folder is not None and not folder.is_dir():
         raise UsageError(f"--from: there is no folder {folder}")
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise RunError(f"cannot make the data directory {data_dir}: {problem.strerror}") from None
+        raise RunError(f"cannot create the data directory {data_dir}: {problem.strerror}") from None
     store, notes = data_dir / "originals" / name, []
     known = _recorded(data_dir)
     files: Files = {} if sources else {"folder": folder or data_dir}
@@ -183,7 +183,7 @@ def obtain(
             raise
         if not expected.checksum and folder is None:
             known[source.url] = f"sha256:{sha256(file)}"
-            notes.append(f"no checksum of {source.name} is published: that of this first download was recorded")
+            notes.append(f"no checksum of {source.name} is published; that of this first download was recorded")
         files[source.name] = file
     try:
         arrays = convert(files)
@@ -191,7 +191,7 @@ def obtain(
         raise
     except Exception as problem:  # damage can surface in any layer of these formats
         for source in sources if folder is None else ():
-            if not source.checksum:  # nobody knows that it is the right file: the next call fetches it anew
+            if not source.checksum:  # it may be the wrong file: the next call downloads it again
                 files[source.name].unlink()
         if isinstance(problem, UsageError | RunError):
             raise
@@ -227,4 +227,4 @@ def _recorded(data_dir: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (ValueError, TypeError):
-        raise RunError(f"{data_dir / RECORDED} is not a record of checksums; delete it or put it right") from None
+        raise RunError(f"{data_dir / RECORDED} is not a record of checksums; delete or correct it") from None

@@ -1,4 +1,4 @@
-"""Fetching files: checked against what is known of them, and taken up again where a download broke off."""
+"""Downloads of files, checked against known checksums, and continued where an earlier one broke off."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...errors import RunError, UsageError
 
-Progress = Callable[[str, int, int], None]  # a file's name, bytes so far, bytes in all (0: not told)
+Progress = Callable[[str, int, int], None]  # a file's name, bytes so far, bytes in all (0: unknown)
 
 BLOCK = 1 << 18  # bytes at a time
 PATIENCE = 30  # seconds without an answer
@@ -46,8 +46,8 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
 
     def download(url: str, into: str, _: object) -> None:
         have = part.stat().st_size if source.checksum and part.exists() else 0
-        asked = {"Range": f"bytes={have}-"} if have else {}
-        with requests.get(url, headers=asked, stream=True, timeout=PATIENCE) as answer:
+        extra = {"Range": f"bytes={have}-"} if have else {}
+        with requests.get(url, headers=extra, stream=True, timeout=PATIENCE) as answer:
             if have and answer.status_code == 416:  # all of it was there, or it is another file
                 part.unlink()
                 return download(url, into, _)
@@ -65,29 +65,29 @@ def fetch(source: Source, folder: Path, progress: Progress = lambda name, done, 
         folder.mkdir(parents=True, exist_ok=True)
         return Path(pooch.retrieve(url, source.checksum, source.name, folder, downloader=download))
     except requests.HTTPError as problem:
-        said = str(problem).partition(" for url")[0]  # such as: 404 Client Error: Not Found
+        status = str(problem).partition(" for url")[0]  # such as: 404 Client Error: Not Found
         raise RunError(
-            f"{url} answers {said}; set KINFED_MIRROR to another "
+            f"{url} answers {status}; set KINFED_MIRROR to another "
             f"address that has {source.name}, or put the file into a folder and use --from"
         ) from None
     except requests.RequestException as problem:
         resumable = source.checksum and part.exists()
-        kept = f"{part.stat().st_size:,} bytes are kept: run it again to go on" if resumable else "try again later"
+        kept = f"{part.stat().st_size:,} bytes are kept: run it again to continue" if resumable else "try again later"
         raise RunError(
             f"{source.name} cannot be fetched from {url.partition('://')[2].partition('/')[0]} "
             f"({_reason(problem)}); {kept}, or put the file into a folder and use --from"
         ) from None
     except ValueError:  # pooch: another checksum; nothing is kept
         raise RunError(
-            f"{url} is not the file that was expected: its checksum differs from {source.checksum}; it was deleted; "
-            "try again, or set KINFED_MIRROR to another address"
+            f"{url} is not the expected file: its checksum differs from {source.checksum}; it was deleted; try again, "
+            "or set KINFED_MIRROR to another address"
         ) from None
     except OSError as problem:
         raise RunError(f"cannot write {folder / source.name}: {problem.strerror or problem}") from None
 
 
 def checked(source: Source, folder: Path) -> Path:
-    """The file in a folder that the user has; raises RunError if it is missing or not the one that was expected."""
+    """The file in the user's folder; raises RunError if it is missing or not the expected one."""
     import pooch
 
     path = folder / source.name
@@ -96,14 +96,14 @@ def checked(source: Source, folder: Path) -> Path:
     if source.checksum:
         kind = source.checksum.partition(":")[0]
         if pooch.file_hash(str(path), alg=kind) != source.checksum.partition(":")[2]:
-            raise RunError(f"{path} is not the file that was expected: its {kind} differs from {source.checksum}")
+            raise RunError(f"{path} is not the expected file: its {kind} differs from {source.checksum}")
     return path
 
 
 def _reason(problem: Exception) -> str:
     """The last link of a chain of network errors, in few words."""
     text = str(problem)
-    for said, short in (
+    for words, short in (
         ("Name or service not known", "no such host, or no network"),
         ("Temporary failure in name resolution", "no network"),
         ("nodename nor servname", "no such host, or no network"),
@@ -113,6 +113,6 @@ def _reason(problem: Exception) -> str:
         ("IncompleteRead", "the connection broke off"),
         ("Connection broken", "the connection broke off"),
     ):
-        if said in text:
+        if words in text:
             return short
     return type(problem).__name__

@@ -83,8 +83,8 @@ def tiny_imagenet(files: Files) -> Arrays:
         words = dict(line.split("\t", 1) for line in archive.read(f"{root}/words.txt").decode().splitlines())
         label = {name: i for i, name in enumerate(classes)}
         train = sorted(m for m in archive.namelist() if m.startswith(f"{root}/train/") and m.endswith(".JPEG"))
-        told = [row.split("\t")[:2] for row in archive.read(f"{root}/val/val_annotations.txt").decode().splitlines()]
-        test = [(f"{root}/val/images/{name}", label[of]) for name, of in sorted(told)]
+        rows = [row.split("\t")[:2] for row in archive.read(f"{root}/val/val_annotations.txt").decode().splitlines()]
+        test = [(f"{root}/val/images/{name}", label[of]) for name, of in sorted(rows)]
 
         def images(members: list[str]) -> NDArray[np.uint8]:
             pixels = np.empty((len(members), 3, 64, 64), np.uint8)

@@ -1,4 +1,4 @@
-"""Attention: a graph that a network reads off what describes the clients, so that it also serves newcomers."""
+"""Attention: a graph that a network computes from features of the clients, so that it also serves newcomers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ Network = Any  # one of the two below
 
 
 class Heads(NamedTuple):
-    """The network: its H heads add what speaks for the listener and for the speaker."""
+    """The network: each of its H heads adds a score of the listener (who receives) and one of the speaker."""
 
-    project: Shared  # [H, f, m] one projection a head, from m features of a client
-    listen: Shared  # [H, f] scores the client that listens
-    speak: Shared  # [H, f] scores the client that is listened to
+    project: Shared  # [H, f, m] one projection per head, from m features of a client
+    listen: Shared  # [H, f] scores the listener
+    speak: Shared  # [H, f] scores the speaker
 
 
 class DynamicHeads(NamedTuple):
     """The network of dynamic attention."""
 
-    listen: Shared  # [H, f, m] projects the client that listens
-    speak: Shared  # [H, f, m] projects the client that is listened to
+    listen: Shared  # [H, f, m] projects the listener
+    speak: Shared  # [H, f, m] projects the speaker
     score: Shared  # [H, f]
 
 
@@ -40,17 +40,17 @@ class DynamicHeads(NamedTuple):
 class Attention(LearnedGraph):
     r"""The paper's $R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
 
-    $h_i$ is the normalised $\theta_i$ (LayerNorm). Within a head all listeners rank speakers alike, so that one head
-    can show no groups.
+    $h_i$ is the normalised $\theta_i$ (LayerNorm). Within a head all listeners rank speakers alike, so one head cannot
+    show groups.
     """
 
     heads: Count = 8  # H, how many heads are averaged
     width: Count = 8  # f, how many numbers a head makes of a client's features
     slope: float = 0.2  # of LeakyReLU below zero
     features: Full | Head | Update | Sketch = Full()  # what the network sees of a client
-    neighbours: CountOrZero = 0  # how many others a client's mix keeps, those with most attention; 0: all
+    neighbours: CountOrZero = 0  # how many others, those with most attention, a client's mixture keeps; 0: all
     memory: Positive = 1.0  # GiB that the network may take; a larger one is refused
-    projections: ClassVar[int] = 1  # that a head has
+    projections: ClassVar[int] = 1  # per head
 
     @property
     def sees_updates(self) -> bool:
@@ -86,12 +86,12 @@ class Attention(LearnedGraph):
         return rows / rows.sum(1, keepdim=True)
 
     def attend(self, network: Network, described: Tensor) -> Tensor:
-        """[K, K] positive rows that sum to one, from features: [K, m]."""
+        """[K, K] positive weights whose rows sum to one, from features: [K, m]."""
         scores = self.scores(network, F.layer_norm(described, described.shape[1:]))
         return scores.softmax(-1).mean(0)
 
     def scores(self, network: Network, features: Tensor) -> Tensor:
-        """[H, K, K] how much each head lets listeners (rows) hear speakers (columns); features: [K, m]."""
+        """[H, K, K] each head's scores of speakers (columns) for listeners (rows); features: [K, m]."""
         seen = torch.einsum("hfm,km->hkf", network.project, features)
         listen = torch.einsum("hkf,hf->hk", seen, network.listen)
         speak = torch.einsum("hkf,hf->hk", seen, network.speak)

@@ -1,4 +1,4 @@
-"""Features: what a network sees of a client. The server holds the tables `uploads` and `change`, both [N, d]."""
+"""Features: what a network sees of a client. The server has the tables `uploads` and `change`, both [N, d]."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -38,7 +38,7 @@ class Full(Settings):
 
 @dataclass(frozen=True)
 class Update(Full):
-    """What the client's last local training changed."""
+    """The client's last update: what local training changed."""
 
     table: ClassVar[str] = "change"
 

@@ -1,4 +1,4 @@
-"""Granularity: which parts of a model share one relation, from every tensor by itself to the model as one."""
+"""Granularity: which parts of a model share one relation, from each tensor by itself to the whole model."""
 
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from ...ops.similarity import cosine, inner_by_layer, inner_listed
 
 @dataclass(frozen=True)
 class Groups:
-    """A model cut into P pieces: each a group of its own, so that G is P, or all of them one group, G = 1."""
+    """A model cut into P pieces, which are groups of their own, G = P, or all one group, G = 1."""
 
     layout: Layout  # its layers are the pieces
     names: tuple[str, ...]  # [G]
@@ -41,7 +41,7 @@ class Groups:
         return self.sum(inner_listed(rows, table, near, self.layout)[0])
 
     def cosines(self, table: Tensor, cohort: Tensor, near: Tensor | None) -> Tensor:
-        """[G, K, M] cosines of the cohort's rows of table: [N, d] with those listed; a list begins with oneself."""
+        """[G, K, M] cosines of the cohort's rows of table: [N, d] with those listed; a list begins with its owner."""
         rows = take(table, cohort)
         if near is not None:
             inner, square = map(self.sum, inner_listed(rows, table, near, self.layout))
@@ -68,7 +68,7 @@ class Groups:
 
 
 def _tensors(layout: Layout) -> tuple[Layer, ...]:
-    """A layer for each tensor that is learned; what is not travels with the tensor before it."""
+    """A layer for each tensor that is learned; other tensors travel with the one before."""
     learned = [entry for entry in layout.entries if entry.trainable]
     cuts = [0, *(entry.at.start for entry in learned[1:]), layout.size]
     return tuple(Layer(e.name, slice(*cuts[i : i + 2]), e.at) for i, e in enumerate(learned))

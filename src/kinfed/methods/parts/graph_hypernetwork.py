@@ -1,4 +1,4 @@
-"""Encoders of a graph hypernetwork, which turn embeddings of clients into ones that know their neighbours."""
+"""Encoders of a graph hypernetwork, which turn embeddings of clients into ones that depend on their neighbours."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,8 +11,8 @@ from ...core.method import Roster
 from ...core.settings import Count, Settings
 from .hypernetwork import Dense, draw_layers
 
-ALL_PAIRS = 512  # most clients among whom the link loss looks at every pair
-PAIRS = 8192  # that it looks at in each step otherwise
+ALL_PAIRS = 512  # up to this many clients the link loss uses every pair
+PAIRS = 8192  # pairs that it uses in each step otherwise
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None) -> Tensor:
     if pairs is not None:
         u, v = pairs
         return F.binary_cross_entropy_with_logits((z[u] * z[v]).sum(1), (links[u, v] > 0).to(z.dtype))
-    weight = 1 - torch.eye(len(z)).to(z)  # A_uu says nothing
+    weight = 1 - torch.eye(len(z)).to(z)  # A_uu carries no information
     loss = F.binary_cross_entropy_with_logits(z @ z.T, (links > 0).to(z.dtype), weight, reduction="sum")
     return loss / weight.sum()
 
 
 def draw_pairs(roster: Roster, draw: torch.Generator) -> Tensor | None:
-    """[2, PAIRS] two different clients each, drawn by name so that order means nothing; None for all."""
+    """[2, PAIRS] pairs of different clients, drawn by name so that order does not matter; None for all pairs."""
     count = len(roster)
     if count <= ALL_PAIRS:
         return None

@@ -18,22 +18,22 @@ from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
 
 @dataclass(frozen=True)
 class Known(Settings):
-    """The graph is known and stays. `server` is the state of SFL, of which any part may be used."""
+    """The graph is known and stays as it is. `server` is SFL's state in all functions."""
 
     def origin_of(self, roster: Roster) -> Origin:
         return roster.graph.origin if roster.graph is not None else "given"
 
     def start(self, roster: Roster) -> Tensor:
-        """[N, N] the first links, one of every client to itself among them."""
+        """[N, N] the first links, self-links included."""
         if roster.graph is None:
             raise UsageError(
-                "sfl needs a graph of the clients and this data set has none: choose one by federation.graph, or let "
-                "it be learned by method.structure=similarity"
+                "sfl needs a graph of the clients, and this data set has none; set federation.graph, or learn a graph "
+                "with method.structure=similarity"
             )
         return with_itself(roster.graph.weights.to(roster.theta))
 
     def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
-        """[K, s] what is kept of models: [K, d] to compare them by."""
+        """[K, s] sketches by which models: [K, d] are compared."""
         return theta.new_zeros(len(theta), 0)
 
     def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
@@ -50,12 +50,12 @@ class Similarity(Settings):
     r"""Learned: $A \leftarrow (1 - \beta) A + \beta S$ with $S_{ij} = e^{-d_{ij}^2 / 2 \sigma^2}$ of the nearest K.
 
     d_ij is the distance of two clients' models, sigma^2 the median of its square over pairs; rows are divided by their
-    sums. Where no graph is known, A starts complete, and a client's first row is S alone.
+    sums. If no graph is known, A starts complete, and a client's first row is S alone.
     """
 
     neighbours: Count = 30  # K: most links of a client, itself included
-    beta: Share = 0.05  # share of what was found in the next graph
-    sketch: CountOrZero = 0  # numbers in a sketch that stands for a model in comparisons; 0: the models themselves
+    beta: Share = 0.05  # share of the new graph S in the next one
+    sketch: CountOrZero = 0  # numbers in the sketches by which models are compared; 0: whole models are compared
 
     def origin_of(self, roster: Roster) -> Origin:
         return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
@@ -68,17 +68,17 @@ class Similarity(Settings):
     def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
         if not self.sketch:
             return theta.new_zeros(len(theta), 0)
-        draw = key(roster.seed, "sfl.sketch", device=theta.device)  # one for all rounds: old ones are compared
+        draw = key(roster.seed, "sfl.sketch", device=theta.device)  # the same in all rounds, as old sketches are kept
         return sketch_models(theta, draw, roster.layout.trainable_on(theta.device), self.sketch)
 
     def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
-        found = self.find(roster, server, pull)
-        first = newcomer[:, None] & (roster.graph is None)  # nothing is worth keeping of the complete graph
-        new = torch.lerp(to_rows(server.links), to_rows(found), first.to(found.dtype).clamp(min=self.beta))
+        new_rows = self.find(roster, server, pull)
+        first = newcomer[:, None] & (roster.graph is None)  # the complete graph carries no information
+        new = torch.lerp(to_rows(server.links), to_rows(new_rows), first.to(new_rows.dtype).clamp(min=self.beta))
         return torch.where(server.seen[:, None], new, server.links)
 
     def find(self, roster: Roster, server: Tree, pull: float) -> Tensor:
-        """[N, N] the graph that this round's models tell."""
+        """[N, N] the graph by the similarity of the current models."""
         seen, itself = server.seen, torch.eye(len(roster), dtype=torch.bool, device=server.seen.device)
         square = in_medians(self.distances(roster, server), seen[:, None] & seen & ~itself)
         alike = torch.exp(-square / 2)
@@ -92,11 +92,11 @@ class Similarity(Settings):
         return gram([server.sketch] if self.sketch else entries).distances.to(server.links.dtype)
 
     def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
-        """[N, N] rows of weights from those of similarity, who is linked, and squared distances in medians."""
+        """[N, N] rows of weights, from those by similarity, the links, and squared distances in medians."""
         return alike
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
-        """The others' rows give newcomers the share that the known graph gives them, if there is one."""
+        """In the others' rows, newcomers get the share that the known graph gives them, if there is one."""
         links, new = self.start(roster), torch.isin(roster.everyone, newcomers)
         given = to_rows(links) * new * (roster.graph is not None)
         learned = (1 - given.sum(1, keepdim=True)) * to_rows(server.links * ~new) + given
@@ -105,11 +105,11 @@ class Similarity(Settings):
 
 @dataclass(frozen=True)
 class QP(Similarity):
-    r"""Learned likewise, but row i of what is found is, on the same links, the mixture of models that minimises
+    r"""Learned likewise, but on the same links row i of the new graph is the mixture a of models that minimises
     $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - S_i\|^2$.
     """
 
-    gamma: Positive = 1.0  # how much weights cost that similarity would not give
+    gamma: Positive = 1.0  # weight of the distance to the similarities S
 
     def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)

@@ -14,7 +14,7 @@ from .hypernetwork import Dense, check_size, draw_layers, perceptron
 
 
 class Heads(NamedTuple):
-    """An MLP, and what tells it apart the C chunks of a model that it writes."""
+    """An MLP, and the embeddings of the C chunks of a model that it writes."""
 
     weights: tuple[Shared, ...]  # [out, in] each
     biases: tuple[Shared, ...]  # [out] each
@@ -23,11 +23,11 @@ class Heads(NamedTuple):
 
 @dataclass(frozen=True)
 class FullHeads(Settings):
-    """An MLP whose last layer is one linear head a tensor, side by side."""
+    """An MLP whose last layer is one linear head per tensor, side by side."""
 
     layers: Count = 3  # heads included
     hidden: Count = 100  # width of the layers below
-    memory: Positive = 4.0  # GiB that heads, gradient and optimiser may take; more is refused before it is made
+    memory: Positive = 4.0  # GiB that heads, gradient and optimiser may take; more is refused before it is allocated
 
     def draw(self, size: int, optimiser: Optimiser, draw: torch.Generator, theta: Tensor) -> Heads:
         """New heads for embeddings of this size and models of the size of theta: [d]."""
@@ -63,15 +63,15 @@ class FullHeads(Settings):
         return z
 
     def _parts(self, rows: Tensor, sizes: list[int], stds: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Rows of the last layer, [*, hidden], that are scaled alike, and the deviation of what they should write."""
+        """Rows of the last layer, [*, hidden], that are scaled alike, and the deviation of their outputs to reach."""
         return list(zip(rows.split(sizes), stds, strict=True))
 
 
 @dataclass(frozen=True)
 class ChunkedHeads(FullHeads):
-    """One MLP for all chunks of a model, which is also told an embedding of the chunk: for models with many tensors."""
+    """One MLP for all chunks of a model, with an embedding of the chunk as further input: for large models."""
 
-    layers: Annotated[int, In("[2, inf)")] = 3  # of one alone all chunks would be alike
+    layers: Annotated[int, In("[2, inf)")] = 3  # with a single one all chunks would be alike
     chunk: Count = 4096  # numbers in a chunk
     code: Count = 100  # m, numbers in the embedding of a chunk
 

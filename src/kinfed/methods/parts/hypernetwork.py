@@ -1,4 +1,4 @@
-"""Hypernetworks: what methods share whose server writes every client's model with a network of its own."""
+"""Hypernetworks: shared parts of methods whose server writes every client's model with a network."""
 
 import math
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ from ...errors import UsageError
 
 
 class Server(NamedTuple):
-    """What the server remembers."""
+    """The server's state."""
 
-    network: Tree  # its first tensor is `embedding`: [N, m], one a client
+    network: Tree  # its first tensor is `embedding`: [N, m], one per client
     opt_state: Annotated[OptState, Like("network")]
 
 
@@ -47,7 +47,7 @@ def perceptron(x: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...
 
 
 def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, like: Tensor, advice: str) -> None:
-    """Raise UsageError if layers of such widths, with gradient and optimiser, would take more than `limit` GiB."""
+    """Raise UsageError if layers of these widths, with gradient and optimiser, would take more than `limit` GiB."""
     numbers = sum((size + 1) * out for size, out in pairwise(widths))
     _, *kept = optimiser.init([like[:1]])
     gib = (2 + sum(map(len, kept))) * numbers * like.element_size() / 2**30
@@ -59,7 +59,7 @@ def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, 
 
 
 def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Server:
-    """The network after a step of the optimiser along a gradient that is shortened to the norm `clip`."""
+    """The network after a step of the optimiser with a gradient clipped to the norm `clip`."""
     values, structure = tree_flatten(server.network)
     values, opt_state = optimiser.step(values, clip_norm(tree_leaves(grads), clip), server.opt_state)
     return Server(tree_unflatten(values, structure), opt_state)
@@ -73,11 +73,11 @@ class Hypernetwork(Method):
     client_clip = math.inf  # norm of the gradient in each local step
 
     def neighbours(self, roster: Roster) -> Tensor | None:
-        """[N, N] the links that say whose embedding is like whose; None where nothing does."""
+        """[N, N] the links between clients with similar embeddings; None if there are none."""
         return None
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
-        """A newcomer's embedding is the mean of its neighbours', or of everybody's where it has none."""
+        """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
         known, table = roster.others(newcomers), server.network.embedding
         links = self.neighbours(roster)
         near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
@@ -99,7 +99,7 @@ class Hypernetwork(Method):
         return None
 
     def check_written(self, layout: Layout) -> None:
-        """Raise UsageError if the network would have to write more than what is learned."""
+        """Raise UsageError if the network would have to write more than the learned parameters."""
         if layout.parameters < layout.size:
             raise UsageError(
                 "a network cannot write running statistics; use bn='local', which leaves them at the clients"

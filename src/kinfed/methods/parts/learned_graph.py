@@ -1,4 +1,4 @@
-"""Graphs that are learned from how well their mixtures do: what a graph needs for that, and graphs that are free."""
+"""Graphs that are learned from how well their mixtures do: their base class, and graphs without a network."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Lesson(NamedTuple):
 
 
 class LearnedGraph(Settings, ABC):
-    """A graph of the clients of a cohort, made by a network: a NamedTuple of tensors that an optimiser moves."""
+    """A graph of the clients of a cohort, made by a network: a NamedTuple of tensors that an optimiser trains."""
 
     @property
     def sees_updates(self) -> bool:
@@ -44,10 +44,10 @@ class LearnedGraph(Settings, ABC):
 
     @abstractmethod
     def weights(self, network: Any, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
-        """[K, K] rows that sum to one: how much each of the cohort: [K] is given of whom."""
+        """[K, K] the weights of the mixture for each of the cohort: [K]; rows sum to one."""
 
     def settle(self, network: Any) -> Any:
-        """What the network becomes after a step of its optimiser."""
+        """The network after a step of its optimiser, projected if need be."""
         return network
 
     def learn(self, roster: Roster, server: Tree, lesson: Lesson, lr: float) -> tuple[Any, OptState]:
@@ -61,12 +61,12 @@ class LearnedGraph(Settings, ABC):
         return self.settle(type(server.network)(*stepped)), opt_state
 
     def add_clients(self, roster: Roster, before: Any, wide: Any, newcomers: Tensor) -> Any:
-        """The network once newcomers: [M] are in the roster; `wide` is that of before with their first rows."""
+        """The network once newcomers: [M] are in the roster; `wide` is the one before, with their first rows."""
         return wide
 
 
 class Pairs(NamedTuple):
-    """A number for each pair of clients; it knows nothing of clients it has not seen."""
+    """A number for each pair of clients; it knows nothing about clients that it has not seen."""
 
     weights: Pairwise  # [N, N]
 

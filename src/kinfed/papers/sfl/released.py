@@ -27,8 +27,8 @@ class Released(Similarity):
 
     def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
         rate = self.beta if roster.graph is not None else 1.0
-        found = to_rows(self.find(roster, server, pull))
-        new = torch.lerp(to_rows(self.start(roster)), found, torch.full_like(found[:, :1], rate))
+        learned = to_rows(self.find(roster, server, pull))
+        new = torch.lerp(to_rows(self.start(roster)), learned, torch.full_like(learned[:, :1], rate))
         return torch.where(server.seen[:, None], new, server.links)
 
     def find(self, roster: Roster, server: Tree, pull: float) -> Tensor:
@@ -41,8 +41,8 @@ class Released(Similarity):
         for _ in range(STEPS):
             grads = grad(lambda now: F.mse_loss(F.normalize(_links(now)), goal))(values)
             values, state = OPTIMISER.step(values, grads, state)
-        found: Tensor = _links(values) * server.seen
-        return found * largest(found, self.neighbours)
+        learned: Tensor = _links(values) * server.seen
+        return learned * largest(learned, self.neighbours)
 
 
 def _links(values: list[Tensor]) -> Tensor:

@@ -193,13 +193,13 @@ def test_listing_clients_in_another_order_only_reorders_the_graph(name):
     [
         (lambda: adjacency([[0, -1], [1, 0]]), r"entry \[0, 1\] is -1"),
         (lambda: adjacency([[0, math.nan], [1, 0]]), r"entry \[0, 1\] is nan"),
-        (lambda: adjacency([[0, 1, 2], [1, 0, 2]]), r"one row a client; got \[2, 3\]"),
+        (lambda: adjacency([[0, 1, 2], [1, 0, 2]]), r"one row per client; got \[2, 3\]"),
         (lambda: adjacency([["a", "b"], ["c", "d"]]), r"weights must be numbers \[N, N\]"),
-        (lambda: adjacency([]), "one row a client"),
+        (lambda: adjacency([]), "one row per client"),
         (lambda: distance([[0, -1], [1, 0]]), r"entry \[0, 1\] is -1"),
         (lambda: distance([[0, 1], [math.nan, 0]]), r"entry \[1, 0\] is nan"),
-        (lambda: distance([[0, 1], [1, 0]]), "choose sigma"),
-        (lambda: distance([[0, INF], [INF, 0]]), "choose sigma"),
+        (lambda: distance([[0, 1], [1, 0]]), "set sigma"),
+        (lambda: distance([[0, INF], [INF, 0]]), "set sigma"),
         (lambda: distance([[0, 1], [2, 0]], sigma=0.0), "sigma is a distance"),
         (lambda: distance([[0, 1], [2, 0]], threshold=1.5), "threshold"),
         (lambda: label_overlap(federation(), 0, most=0), "at least 1"),
@@ -286,7 +286,7 @@ def test_distances_from_csv_go_through_the_kernel(tmp_path):
 def test_distances_that_leave_no_link_are_refused(tmp_path):
     path = write(tmp_path / "e.csv", "from,to,distance\na,b,100\nb,c,90\n")  # their deviation is 5
     with pytest.raises(
-        UsageError, match=r"e\.csv: all distances are so long .* below threshold=0\.1: choose a larger sigma"
+        UsageError, match=r"e\.csv: all distances are so long .* below threshold=0\.1; set a larger sigma"
     ):
         read(path, ["a", "b", "c"])
     weights = read(path, ["a", "b", "c"], sigma=100.0).weights
@@ -321,13 +321,13 @@ def test_adjacency_from_arrays(tmp_path):
     assert found.tolist() == [[0, 4, 0, 3], [6, 0, 0, 5], [0, 0, 0, 0], [1, 2, 0, 0]]
     for names, said in ((["a", "b"], "has 2 names, 2 of"), (["a", "b", "b"], "has 3 names, 2 of them different")):
         np.savez(tmp_path / "g.npz", adjacency=table, names=np.array(names))
-        with pytest.raises(UsageError, match=f"whose each of the 3 rows of adjacency is; it {said}"):
+        with pytest.raises(UsageError, match=f"the client of each of the 3 rows of adjacency; it {said}"):
             read(tmp_path / "g.npz", ["a", "b"])
 
 
 def test_columns_of_weights_and_distances_may_have_any_name(tmp_path):
     path = write(tmp_path / "roads.csv", "from,to,distance_km\na,b,1\nb,c,4\n")
-    with pytest.raises(UsageError, match=r"did you mean 'distance'\? Name it so, or set distances='distance_km'"):
+    with pytest.raises(UsageError, match=r"did you mean 'distance'\? Rename it, or set distances='distance_km'"):
         read(path, ["a", "b", "c"])
     found = read(path, ["a", "b", "c"], distances="distance_km", sigma=2.0)
     usual = write(tmp_path / "usual.csv", path.read_text().replace("_km", ""))
@@ -339,7 +339,7 @@ def test_columns_of_weights_and_distances_may_have_any_name(tmp_path):
 
 def test_a_column_that_is_no_weight_is_told_of(tmp_path):
     path = write(tmp_path / "e.csv", "from, to, w\na, b, 7\n")
-    with pytest.warns(UserWarning, match=r"e\.csv: every link has the weight 1; .* and w does not"):
+    with pytest.warns(UserWarning, match=r"e\.csv: every link has the weight 1, .* and w is ignored"):
         assert read(path, ["a", "b"]).weights.tolist() == [[0, 1], [1, 0]]
 
 
@@ -356,7 +356,7 @@ def test_a_column_that_is_no_weight_is_told_of(tmp_path):
         (
             "e.csv",
             "from,to,weight\na,b,1\nb,a,2\n",
-            "line 3 gives 'b' - 'a' the value 2, but line 2 gave 1; say directed",
+            "line 3 gives 'b' - 'a' the value 2, but line 2 gave 1; set directed",
         ),
         ("e.csv", "from,to,wieght\na,b,1\n", "unknown column 'wieght'; did you mean 'weight'"),
         ("e.csv", "from,to,weight,distance\na,b,1,1\n", "a weight or a distance, not both"),

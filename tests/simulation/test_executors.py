@@ -204,7 +204,7 @@ def test_what_did_not_fit_is_let_go_before_less_is_tried(monkeypatch):
 def test_memory_too_small_elsewhere_is_said_in_one_line(full):
     assert explain(full) == (
         1,
-        "the GPU's memory is too small for these examples and models; choose fewer clients or --device cpu",
+        "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu",
     )
     assert "unexpected RuntimeError" in explain(RuntimeError("CUDA error: device-side assert triggered"))[1]
 

@@ -168,7 +168,7 @@ def test_batchnorm_that_would_couple_predictions_is_refused():
 
 
 def test_layers_without_a_shape_are_refused():
-    with pytest.raises(UsageError, match="lazy layers, whose shapes are not known yet; run one batch through it"):
+    with pytest.raises(UsageError, match="lazy layers, whose shapes are not known yet; run a batch through it"):
         Model(nn.LazyLinear(2))
 
 

@@ -181,9 +181,11 @@ def test_arrays_with_a_time_are_split_in_its_order():
         Federation.from_arrays(x, y, owner, split={"test": 0.3})
     with pytest.raises(UsageError, match=r"split must be like kinfed\.Split\(.*; got array"):
         Federation.from_arrays(x, y, owner, split=np.ones(3))
-    with pytest.raises(UsageError, match=r"task must be one such as .*; got array\(\[\[1\., 0\.\], \[0\., 1\.\]\]\)"):
+    with pytest.raises(
+        UsageError, match=r"task must be a task, such as .*; got array\(\[\[1\., 0\.\], \[0\., 1\.\]\]\)"
+    ):
         Federation.from_arrays(x, y, owner, task=np.eye(2))  # in one line
-    with pytest.raises(UsageError, match=r"task must be one such as .*; got 'labels'"):
+    with pytest.raises(UsageError, match=r"task must be a task, such as .*; got 'labels'"):
         Federation.from_arrays(x, y, owner, task="labels")
     with pytest.raises(UsageError, match=r"seed must be a whole number; got 0\.5"):
         Federation.from_arrays(x, y, owner, seed=0.5)

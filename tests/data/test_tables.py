@@ -1,6 +1,7 @@
 """Your own tables: what becomes of rows, and what is refused with its line and column."""
 
 import json
+import re
 import sys
 from datetime import datetime, timedelta
 
@@ -15,7 +16,7 @@ from kinfed import SGD, Split, Training, UsageError, fit, from_csv, from_parquet
 from kinfed.cli import main
 from kinfed.core.tasks import Classification, Forecasting, Regression
 from kinfed.data.federation import divide
-from kinfed.data.tables import read
+from kinfed.data.tables import TableReader
 from kinfed.methods import SFL, FedAvg, Local
 from kinfed.partitions import IID, Dirichlet, LabelPermutations
 
@@ -25,6 +26,10 @@ HOUSES = "town,rooms,age,price\n" + "".join(
     for r in range(1, 7)
     for a in (1.5, 20, 40)
 )
+
+
+def read(path, **settings):
+    return TableReader(**settings).read(path)
 
 
 def write(folder, text, name="t.csv"):
@@ -284,7 +289,6 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             r"1 of 2 clients has fewer than 1 rows: b \(0\); leave such",
         ),
         ("who,x,y\na,1,2\n", {"least": 9}, r"1 of 1 client has fewer than 9 rows: a \(1\)"),
-        ("who,x,y\na,1,2\n", {"past": 2}, "need a time column and one target"),
         (
             "who,t,y\na,1,2\na,1,3\n",
             {"time": "t", "past": 1},
@@ -311,16 +315,13 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         ("who\tx\ty\na\t1\t2\n", {}, r"the heading is separated by '\\t'"),
         ("who,x,y\na,1,2.5\nb,1e39,3\n", {}, "line 3, column 'x': '1e39' is too large a number"),
         ("who,x,y\na,1,cat\nb,2,cat\nb,2,\n", {}, "'y' is 'cat' in all rows, so there is nothing to learn"),
-        ("who,x,y\na,1,2.5\n", {"horizon": 3}, "horizon and horizons are for windows of series; set past too"),
-        ("who,x,y\na,1,2.5\n", {"least": -1}, "a least of 0 or more; got .'y'. and -1"),
-        ("who,x,y\na,1,2.5\n", {"target": []}, "a table needs a target"),
         (
             readings(lost=[("south", t) for t in range(40)]),
             "series",
             r"fewer than 1 known values of 'level': south \(0\)",
         ),
         (readings(gap=range(4, 40)), "series", "a window covers 3 \\+ 2 steps, but the series have 4"),
-        (readings() + "south,2024-03-01 00:01,1\n", "series", r"take these out of the data \(a step is 60 seconds"),
+        (readings() + "south,2024-03-01 00:01,1\n", "series", r"remove these from the data \(a step is 60 seconds"),
         (
             "who,x,y\n" + "".join(f"a,{i},{i}.5\n" for i in range(9)) + "a,9,1.2.3\n",
             {},
@@ -330,18 +331,6 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
         ("who,x,y\na,1,0.5\na,1,nan\na,2,1\n", {}, "line 3, column 'y': there is no value, as in 1 of 3 rows"),
         ("who,x,y\na,1,2\na,1_5,3\n", {}, "line 3, column 'x': '1_5' is not a finite number"),
         ("who,t,x,y\na,now,1,2\na,today,1,3\n", {"time": "t"}, "line 2, column 't': 'now' is not a number or a date"),
-        ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4.5}, r"past must be a whole number; got 4\.5"),
-        ("who,t,y\na,1,2.5\n", {"time": "t", "past": 4, "horizons": ["1"]}, r"horizons\[0\] must be a whole number"),
-        (
-            "who,t,y\na,1,2.5\n",
-            {"time": "t", "past": 4, "horizons": 1},
-            "horizons must be a list of steps ahead; got 1",
-        ),
-        ("who,x,y\na,1,2.5\n", {"drop_missing": "no"}, "drop_missing must be True or False; got 'no'"),
-        ("who,x,y\na,1,2.5\n", {"target": 3}, "target must be a list of columns; got 3"),
-        ("who,x,y\na,1,2.5\n", {"features": ["x", 1.5]}, "features must name a column; got 1.5"),
-        ("who,x,y\na,1,2.5\n", {"client": None}, "client must name a column; got None"),
-        ("who,x,y\na,1,2.5\n", {"threshold": "low"}, "threshold must be a number; got 'low'"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*left out")
@@ -354,6 +343,30 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
         read(path, **columns | how)
     assert "\n" not in str(found.value)
     assert "t.csv" in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"past": 2}, "need a time column and one target"),
+        ({"horizon": 3}, "horizon and horizons are for windows of series; set past too"),
+        ({"least": -1}, "TableReader.least must be zero or more; got -1 (rows, or known readings"),
+        ({"target": []}, "a table needs a target"),
+        ({"time": "t", "past": 4.5}, "past must be a whole number; got 4.5"),
+        ({"time": "t", "past": 4, "horizons": ["1"]}, "horizons[0] must be a whole number"),
+        ({"time": "t", "past": 4, "horizons": 1}, "horizons must be a list; got 1 (steps ahead"),
+        ({"time": "t", "past": 4, "horizons": [2]}, "from 1 to horizon, which is 1; got 2"),
+        ({"drop_missing": "no"}, "drop_missing must be true or false; got 'no'"),
+        ({"target": 3}, "target must be text or a list; got 3"),
+        ({"features": ["x", 1.5]}, "features[1] must be text; got 1.5"),
+        ({"features": "x"}, "features must be a list; got 'x'"),
+        ({"client": None}, "client must be text; got None"),
+        ({"threshold": "low"}, "threshold must be a number; got 'low'"),
+    ],
+)
+def test_settings_of_a_table_are_checked_before_it_is_read(how, said):
+    with pytest.raises(UsageError, match=re.escape(said)):
+        TableReader(**{"client": "who", "target": "y"} | how)
 
 
 def test_text_in_another_encoding_is_refused_with_its_line(tmp_path):
@@ -425,7 +438,7 @@ def test_inexact_clocks_are_told_of(tmp_path):
         f"{who},{60 * i + (7 * i) % 5 + late},{i % 3}.5\n" for who, late in (("a", 0), ("b", 20)) for i in range(9)
     )
     with pytest.warns(
-        UserWarning, match=r"each of 18 different ones is a step, and a client has rows at 50 % of these"
+        UserWarning, match=r"each of 18 different times is a step, and a client has rows at 50 % of these"
     ):
         read(write(tmp_path, "who,t,y\n" + text), client="who", target="y", time="t", past=2)
 

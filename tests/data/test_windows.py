@@ -201,7 +201,9 @@ def test_a_linear_model_learns_to_forecast_a_sine():
 
 @pytest.mark.parametrize("name", sorted(set(PARTITIONS) - {"natural"}))
 def test_windows_are_not_dealt_to_other_clients(name):
-    with pytest.raises(UsageError, match=r"windows belong to their sensor; use the partition 'natural'|not classes"):
+    with pytest.raises(
+        UsageError, match=r"cannot split time series across clients; use partition 'natural'|not classes"
+    ):
         PARTITIONS[name]()(counting(), 3, torch.Generator())
 
 
@@ -210,10 +212,10 @@ def test_windows_are_not_dealt_to_other_clients(name):
     [
         (np.full((9, 2), [[1.0, NAN]]), range(9), {}, "1 of 2 series have no window of 2 \\+ 1 steps .* readings: b;"),
         (np.ones((2, 2)), range(2), {}, "covers 2 \\+ 1 steps, but the series have 2; make past or horizon smaller"),
-        (np.ones((4, 2)), [0, 1, 1, 2], {}, "must rise from row to row; row 2 does not"),
-        (np.ones((4, 2)), [0, 1], {}, "must rise from row to row"),
+        (np.ones((4, 2)), [0, 1, 1, 2], {}, "must increase from row to row; row 2 does not"),
+        (np.ones((4, 2)), [0, 1], {}, "must increase from row to row"),
         (np.array([[1.0, 2]] * 3 + [[1, np.inf]]), range(4), {}, "series 'b' holds infinity, first in row 3"),
-        (np.ones((4, 3)), range(4), {}, r"a column a client, of 2 clients; got float64 \[4, 3\]"),
+        (np.ones((4, 3)), range(4), {}, r"a column for each of 2 clients; got float64 \[4, 3\]"),
         (np.ones((4, 2)), range(4), {"past": 0}, "Windows.past must be at least 1; got 0"),
         (np.ones((4, 2)), [0, 1, 3, 4], {}, "2 of 2 series have no window"),
     ],

@@ -189,7 +189,7 @@ def test_a_folder_of_before_is_read_and_what_cannot_be_continued_is_refused_in_o
         load_model(tmp_path, 0)
     # A checkpoint whose history has another form.
     new, old = tmp_path / "new", tmp_path / "old"
-    experiment = config.resolve(config.read("fedavg", ["rounds=2", "federation.clients=2", "model=linear"]))
+    experiment = config.resolve(config.read("fedavg", ["rounds=2", "federation.clients=4", "model=linear"]))
 
     def stop(history, rounds):
         raise KeyboardInterrupt
