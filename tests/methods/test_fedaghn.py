@@ -10,14 +10,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinfed.core.client import Training
+from kinfed.core.engine import run
+from kinfed.core.history import History
+from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Regression
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.methods.fedaghn import Server, Upload
-from kinfed.methods.parts.tuning import Descent
+from kinfed.methods.parts.agreement import agreed
+from kinfed.methods.parts.tuning import LEAST, MOST, Descent
 from kinfed.ops.similarity import cosine
 from kinfed.ops.sketch import SIZE
 from kinfed.papers.fedaghn.ablations import Printed
+from kinfed.simulation.execution import Execution
+from kinfed.simulation.simulation import Simulation
 
 float64 = torch.float64
 paper = partial(FedAGHN, home=0.03, sharpness=0.5, past=0.0, lr=0.005, feedback="val", tuning=Descent())
@@ -654,3 +662,66 @@ class Sizes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.nbytes)
         return found
+
+
+def test_pooled_scalars_move_by_what_clients_agree_on(roster):
+    known = roster(5, two_layers())
+    server, new = anything(known), random(5, 9, seed=9)
+    server = server._replace(home=server.home * 0 + 0.3, sharpness=server.sharpness * 0 + torch.tensor([4.0, -2.0]))
+    for lr in (0.5, 1.0):
+        after = FedAGHN(lr=lr).aggregate(known, server, known.everyone, Upload(random(5, 9, seed=3), -new))
+        for name, slopes in zip(("home", "sharpness"), derivatives(known, server, new), strict=True):
+            values = getattr(server, name)
+            expected = values * (lr * agreed((values * slopes).T)).exp()  # one factor for each layer
+            close(getattr(after, name), expected, atol=1e-12)
+            assert (expected != values).any()
+
+
+def test_pooled_scalars_depend_on_no_scale(roster):
+    known = roster(5, two_layers())
+    server, new = anything(known), random(5, 9, seed=9)
+    one, other = (
+        FedAGHN().aggregate(known, server, known.everyone, Upload(server.theta + 1, scale * new))
+        for scale in (1.0, 1e-9)
+    )
+    close(other.home, one.home, atol=1e-12)
+    close(other.sharpness, one.sharpness, atol=1e-12)
+
+
+def test_pooled_scalars_stay_within_bounds_and_wait_for_models_that_differ(roster):
+    known = roster(5, two_layers())
+    first = FedAGHN().start(known)
+    after = FedAGHN().aggregate(known, first, known.everyone, Upload(random(5, 9), random(5, 9, seed=1)))
+    assert torch.equal(after.home, first.home)
+    assert torch.equal(after.sharpness, first.sharpness)
+    server = anything(known)
+    far = FedAGHN(lr=1e3).aggregate(known, server, known.everyone, Upload(server.theta, random(5, 9, seed=9)))
+    for values in (far.home, far.sharpness.abs()):
+        assert ((values >= LEAST) & (values <= MOST)).all()
+    assert torch.equal(far.sharpness.sign(), server.sharpness.sign())
+
+
+def test_past_updates_count_in_the_cosines(roster):
+    known, cohort = roster(4, two_layers()), torch.tensor([0, 3])
+    server = anything(known)._replace(seen=torch.tensor([True, True, True, False]))
+    method = FedAGHN(past=0.5, feedback="train")
+    change = random(2, 9, seed=6)
+    trained = method.send(known, server, cohort).theta + change
+    after = method.aggregate(known, server, cohort, Upload(trained, trained[:, :0]))
+    close(after.change[0], change[0] + 0.5 * server.change[0], atol=1e-12)
+    close(after.change[3], change[1], atol=1e-12)  # its first
+    assert torch.equal(after.change[1:3], server.change[1:3])
+    close(after.theta[cohort], trained, atol=0)
+
+
+@pytest.mark.parametrize("validation", [0, 2])
+def test_without_validation_examples_the_scalars_stay_as_they_are(validation, executor):
+    x, y, rows = random(40, 3), random(40, 1, seed=1), torch.arange(40).view(4, 10)
+    split = {"train": rows[:, :6], "validation": rows[:, 6 : 6 + validation], "test": rows[:, 8:]}
+    data = Federation(x, y, {name: list(part) for name, part in split.items()}, Regression())
+    how = {"seed": 0, "execution": Execution(executor)}
+    fleet = Simulation(data, Model(nn.Linear(3, 1).double()), FedAGHN(), Training(2, 3, SGD(0.1)), **how)
+    server = run(fleet.method, fleet.roster(), fleet, History(data.names, data.task), rounds=3)
+    assert (server.home == 0.3).all() == (validation == 0)
+    assert (server.sharpness == 10).all() == (validation == 0)
+    assert torch.isfinite(server.theta).all()
