@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kinfed.methods.parts.agreement import agreed
+from kinfed.methods.parts.agreement import agreed, vary
 
 float64 = torch.float64
 
@@ -35,3 +35,8 @@ def test_many_clients_who_agree_count_in_full_and_chance_counts_for_little():
     noise = torch.randn(500, 20, generator=draw)
     assert agreed(noise).abs().mean() < 0.1  # the plain ratio has 0.18
     assert agreed(noise + 10).min() > 0.9
+
+
+def test_rounding_errors_are_no_differences():
+    rows = torch.tensor([[1.0, 1.0 + 1e-6, 1.0], [0.0, 0.0, 0.0], [1.0, 1.001, 1.0], [0.0, 1e-30, 0.0]])
+    assert vary(rows).tolist() == [False, False, True, True]

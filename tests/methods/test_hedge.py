@@ -155,3 +155,10 @@ def test_training_does_not_count_running_statistics(examples, noisy, perceptron)
         for c in (change, noise)
     )
     close(other.against, one.against)
+
+
+def test_equal_models_teach_nothing(roster):
+    known, network, same = roster(5, size=50), evidence(5), random(1, 50).expand(5, 50).clone()
+    after = taught(PFedGAT(), known, network, same, change=random(5, 50, seed=1), answer=random(5, 50, seed=2))
+    for name in ("against", "home", "sharpness"):
+        assert torch.equal(getattr(after, name), getattr(network, name))

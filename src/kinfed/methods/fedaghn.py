@@ -37,16 +37,15 @@ class Upload(NamedTuple):
 class FedAGHN(GraphMethod):
     r"""$w_{ij} = \mathrm{softmax}_{j \ne i}(q_i \cos(\Delta_i, \Delta_j)) / (1 + p_i)$, $w_{ii} = p_i / (1 + p_i)$.
 
-    $p$ and $q$ of a layer move each round along the derivative of the mixed model contracted with the clients' feedback
-    (Equations 4 to 6 and A1). They descend on the loss; the paper prints, and its released code runs, the opposite, and
-    compares the last updates alone: `past=0` and `kinfed.papers.fedaghn.ablations`.
+    $p$ and $q$ of a layer move along the derivatives of the mixed model contracted with the clients' feedback
+    (Equations 4 to 6, A1): down the loss. The paper climbs, see `kinfed.papers.fedaghn.ablations`, with `past=0`.
     """
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     home: NonNegative = 0.3  # p at the start: how much a client keeps of itself beside the others
     sharpness: float = 10.0  # q at the start: how much more weight others with updates like its own get
     past: Share = 1.0  # how much an update counts a round later, in the sum that is compared; 0: only the last counts
-    lr: NonNegative = 1.0  # learning rate of p and q; 0: they stay as they are
+    lr: NonNegative = 2.0  # learning rate of p and q; 0: they stay as they are
     feedback: Literal["validation", "val", "train", "test"] = "validation"  # of a gradient; "train": its update instead
     granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
     tuning: Descent | Pooled = Pooled()  # how p and q move: one for all clients, or each client's own by descent
@@ -103,8 +102,9 @@ class FedAGHN(GraphMethod):
         if any(self.tuning.rates(self.lr)):
             # d loss / d w_ij is the inner product of client i's gradient with client j's model, group by group.
             way, sign = (change, -1) if self.feedback == "train" else (uploads.held_out_grad, 1)
-            grads = attention.grads(sign * groups.inner(way, server.theta, attention.near))
-            moved = self.tuning.step(moved, [g * self.tuning.judges(server.seen)[cohort] for g in grads], self.lr)
+            grad = sign * groups.inner(way, server.theta, attention.near)
+            judges = self.tuning.judges(server.seen, cohort, grad)
+            moved = self.tuning.step(moved, [g * judges for g in attention.grads(grad)], self.lr)
         if self.past:
             change += self.past * take(server.change, cohort) * server.seen[cohort, None]
         return Server(

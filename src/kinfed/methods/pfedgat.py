@@ -43,7 +43,7 @@ class PFedGAT(Method):
     """
 
     graph: Attention | DynamicAttention | Projected | Logits | Hedge | LearnedGraph = Hedge()  # what makes the weights
-    lr: Positive = 1.0  # learning rate of the graph
+    lr: Positive = 2.0  # learning rate of the graph
     channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server learns G
     feedback: Literal["validation", "val", "train", "test"] = "validation"  # examples of L_i; "test", as printed, leaks
     origin = "learned"

@@ -1,5 +1,6 @@
 """Agreement: how far clients agree on which way a number that they share should move."""
 
+import torch
 from torch import Tensor
 
 
@@ -15,3 +16,9 @@ def agreed(slopes: Tensor) -> Tensor:
     ratio = mean / square.sqrt().clamp(min=1e-12)
     chance = square / (slopes.shape[-1] * mean.square()).clamp(min=1e-12)
     return ratio * (1 - chance).clamp(min=0)
+
+
+def vary(rows: Tensor) -> Tensor:
+    """[...] bool: whether the numbers of rows: [..., M] differ by more than rounding errors."""
+    spread = rows.amax(-1) - rows.amin(-1)
+    return spread > 32 * torch.finfo(rows.dtype).eps * rows.abs().amax(-1)

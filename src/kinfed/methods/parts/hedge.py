@@ -12,7 +12,7 @@ from ...core.settings import Positive
 from ...core.tables import put
 from ...core.trees import Pairwise, PerClient, Shared, Tree
 from ...ops.similarity import inner
-from .agreement import agreed
+from .agreement import agreed, vary
 from .learned_graph import LearnedGraph, Lesson
 
 LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
@@ -73,9 +73,13 @@ class Hedge(LearnedGraph):
         others = others / others.sum(1, keepdim=True)  # [J, M]
         mean, centred = (others * grad).sum(1), scores - (others * scores).sum(1, keepdim=True)
         by_home, by_sharpness = (itself * grad).sum(1) - mean, (others * centred * grad).sum(1)  # or positive multiples
-        harm = -inner(lesson.change * lesson.mix.learned, lesson.mix.theta) * apart
+        judged = vary(grad)
+        by_home, by_sharpness = by_home * judged, by_sharpness * judged
+        harm = -inner(lesson.change * lesson.mix.learned, lesson.mix.theta)
+        apart = apart * vary(harm)[:, None]  # where models are equal, what is left is rounding errors
+        harm = harm * apart
         harm = (harm - harm.sum(1, keepdim=True) / (len(mixed) - 1)) * apart
-        harm = harm / (harm.square().sum() / apart.sum()).sqrt().clamp(min=1e-30)
+        harm = harm / (harm.square().sum() / apart.sum().clamp(min=1)).sqrt().clamp(min=1e-30)
         learned = Evidence(
             against=put(network.against, judges, network.against[judges].index_add(1, mixed, harm)),
             lessons=put(network.lessons, judges, network.lessons[judges] + 1),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...core.settings import Settings
 from ...ops.neighbours import Weights
-from .agreement import agreed
+from .agreement import agreed, vary
 
 LEAST, MOST = 1e-3, 1e3  # of p and q that move by factors, so that they can come back
 
@@ -61,9 +61,12 @@ class Descent(Settings):
         """The learning rates of p and q, zero for what does not move."""
         return lr, lr
 
-    def judges(self, seen: Tensor) -> Tensor:
-        """[N] bool whose gradients count, from who has taken part before, seen: [N] bool; in the first round all."""
-        return seen | ~seen.any()
+    def judges(self, seen: Tensor, cohort: Tensor, grad: Tensor) -> Tensor:
+        """[K] or [G, K] bool whose slopes count, of the cohort: [K]: those who have taken part; at first all.
+
+        seen: [N] bool, who has taken part; grad: [G, K, M], derivatives by the weights.
+        """
+        return (seen | ~seen.any())[cohort]
 
     def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
         """p and q: [K, G] each after a step against their gradients: [G, K] each."""
@@ -78,9 +81,9 @@ class Pooled(Descent):
     clients, so that few examples of each are enough.
     """
 
-    def judges(self, seen: Tensor) -> Tensor:
-        """Nobody in the first round: models are still equal, and slopes are rounding errors."""
-        return seen
+    def judges(self, seen: Tensor, cohort: Tensor, grad: Tensor) -> Tensor:
+        """Those for whom models differ: where they are equal, as in the first round, slopes are rounding errors."""
+        return seen[cohort] & vary(grad)
 
     def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
         moved = (v * (-lr * agreed(v.T * g)).exp() for v, g in zip(values, grads, strict=True))
