@@ -75,10 +75,10 @@ class Descent(Settings):
 
 @dataclass(frozen=True)
 class Pooled(Descent):
-    """One p and one q for each group of layers, multiplied by exp(-lr) at most where all clients agree on less.
+    """For each group of layers, p and q of all clients of a round move by one factor, from exp(-lr) to exp(lr).
 
-    What counts is the direction of a slope, not its size, so that lr fits any loss and any model, and the mean over
-    clients, so that few examples of each are enough.
+    What counts is the direction of slopes, not their size, so that lr fits any loss and any model, and their mean over
+    clients, so that a few examples of each are enough.
     """
 
     def judges(self, seen: Tensor, cohort: Tensor, grad: Tensor) -> Tensor:
