@@ -24,7 +24,7 @@ class Cosines(Settings):
     Members with next to nothing in common part, and so do two halves that agree within themselves only.
     """
 
-    low: Annotated[float, In("[-1, 1]")] = 0.1  # a cluster splits where the mean cosine of two members is below this
+    low: Annotated[float, In("[-1, 1]")] = 0.2  # a cluster splits where the mean cosine of two members is below this
     gap: NonNegative = 0.2  # or where it is larger within the halves than across the cut by more than this
 
     def remember(self, before: Tensor, change: Tensor) -> Tensor:
