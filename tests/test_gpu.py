@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import kinfed
+from processes import kinfed
 from torch import nn
 
 from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Training, fit

@@ -174,11 +174,11 @@ def test_a_pull_that_overshoots_is_refused(bowls):
         trial = bowls(FedAMP(sigma=100.0, **settings), [1.0, 2.0], optimiser=SGD(lr, momentum))
         return trial.method.start(trial.roster)
 
-    with pytest.raises(UsageError, match=r"fedamp: lr \* pull / alpha is 2, and from 2 on .*lower method.pull"):
+    with pytest.raises(UsageError, match=r"fedamp: lr \* pull / alpha is 2, but from 2 on .*lower method.pull"):
         start(0.2, alpha=0.1, pull=1.0)
     start(0.19, alpha=0.1, pull=1.0)
     start(0.37, 0.9, alpha=0.1, pull=1.0)
-    with pytest.raises(UsageError, match=r"is 3.9, and from 3.8 on"):
+    with pytest.raises(UsageError, match=r"is 3.9, but from 3.8 on"):
         start(0.39, 0.9, alpha=0.1, pull=1.0)
     start(5.0, alpha=0.0, pull=1.0)  # no pull
     trial = bowls(FedAMP(alpha=0.1, pull=1.0), [1.0, 2.0], optimiser=Adam(0.5))  # its steps do not grow with the pull

@@ -32,19 +32,19 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     analyse.set_defaults(command=_analyse)
 
 
-def _analyse(asked: argparse.Namespace, console: Console) -> None:
-    if asked.analysis not in ANALYSES:
-        raise UsageError(f"there is no analysis '{asked.analysis}'; {nearest(asked.analysis, ANALYSES)}")
-    table = config.read(asked.source, asked.overrides)
+def _analyse(args: argparse.Namespace, console: Console) -> None:
+    if args.analysis not in ANALYSES:
+        raise UsageError(f"there is no analysis '{args.analysis}'; {nearest(args.analysis, ANALYSES)}")
+    table = config.read(args.source, args.overrides)
     settings = table.pop("analysis", {})
-    out = asked.out or Path("analyses") / asked.analysis / time.strftime("%Y-%m-%d-%H%M%S")
-    with Bar(console, asked.quiet) as bar:
-        study = Study(table, execution(asked, bar), out, bar.begin, data_dir(asked))
-        look, _ = config.call(ANALYSES[asked.analysis], settings, "analysis", given=1)
-        config.warn_of_idle(asked.source, asked.overrides, [study.method])
+    out = args.out or Path("analyses") / args.analysis / time.strftime("%Y-%m-%d-%H%M%S")
+    with Bar(console, args.quiet) as bar:
+        study = Study(table, execution(args, bar), out, bar.begin, data_dir(args))
+        look, _ = config.call(ANALYSES[args.analysis], settings, "analysis", given=1)
+        config.warn_of_idle(args.source, args.overrides, [study.method])
         try:
             found = look(study)
         except KeyboardInterrupt as stop:
             raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
     write(found, out)
-    tell(found, out, asked, console)
+    tell(found, out, args, console)

@@ -18,9 +18,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     beside.set_defaults(command=_compare)
 
 
-def _compare(asked: argparse.Namespace, console: Console) -> None:
-    found = compare(asked.folders)
-    if asked.json:
+def _compare(args: argparse.Namespace, console: Console) -> None:
+    found = compare(args.folders)
+    if args.json:
         print(json.dumps(found.to_dict()))
     else:
         out = literal()

@@ -67,10 +67,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     looked.set_defaults(command=_inspect)
 
 
-def _list(asked: argparse.Namespace, console: Console) -> None:
+def _list(args: argparse.Namespace, console: Console) -> None:
     rows = []
     for name in DATASETS:
-        path = Path(asked.data_dir) / f"{name}.npz" if asked.data_dir else None
+        path = Path(args.data_dir) / f"{name}.npz" if args.data_dir else None
         here = path is not None and path.is_file()
         if name in WITHOUT_FILE:
             way = WITHOUT_FILE[name]
@@ -84,7 +84,7 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
         what = DATASETS.summary(name)
         what = re.sub(rf"[,;] from {name}\.npz$", "", what.rstrip("."))
         rows.append((name, way, size, what))
-    if asked.json:
+    if args.json:
         print(json.dumps([dict(zip(("name", "status", "bytes", "what"), row, strict=True)) for row in rows]))
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -94,21 +94,21 @@ def _list(asked: argparse.Namespace, console: Console) -> None:
     for name, way, size, what in rows:
         shown.add_row(name, way, f"{size / 1e6:.1f}" if size else "", Text(what))
     literal().print(shown)
-    if not asked.data_dir:
+    if not args.data_dir:
         console.print("no data directory: set KINFED_DATA or --data-dir to see which are here")
 
 
-def _fetch(asked: argparse.Namespace, console: Console) -> None:
-    if not asked.data_dir:
+def _fetch(args: argparse.Namespace, console: Console) -> None:
+    if not args.data_dir:
         raise UsageError("where to? set KINFED_DATA or --data-dir to the folder that shall hold NAME.npz")
-    unknown = [name for name in asked.names if name not in ORIGINALS]
+    unknown = [name for name in args.names if name not in ORIGINALS]
     if unknown:
         raise UsageError(f"there is nothing to fetch for '{unknown[0]}'; {nearest(unknown[0], ORIGINALS)}")
-    if asked.folder and len(asked.names) > 1:
+    if args.folder and len(args.names) > 1:
         raise UsageError("--from holds the originals of one data set; name just one")
     done = []
     columns = (TextColumn("{task.description}", markup=False), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
-    for name in asked.names:
+    for name in args.names:
         with Progress(*columns, console=console, transient=True) as bar:
             tasks: dict[str, Any] = {}
 
@@ -118,45 +118,45 @@ def _fetch(asked: argparse.Namespace, console: Console) -> None:
                 bar.update(tasks[file], completed=so_far, total=whole or None)
 
             try:
-                found = obtain(name, Path(asked.data_dir), asked.folder, show)
+                found = obtain(name, Path(args.data_dir), args.folder, show)
             except KeyboardInterrupt as stop:
                 raise type(stop)("interrupted; the same command goes on with what is left") from None
         console.print(f"{name}: {found.path}, {found.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
         for note in found.notes:
             console.print(f"  {note}", soft_wrap=True)
         done.append({"name": name, "path": str(found.path), "notes": found.notes})
-    if asked.json:
+    if args.json:
         print(json.dumps(done))
 
 
-def _inspect(asked: argparse.Namespace, console: Console) -> None:
-    folder = Path(asked.data_dir) if asked.data_dir else None
-    if (table := Path(asked.subject)).suffix in (".csv", ".parquet"):
+def _inspect(args: argparse.Namespace, console: Console) -> None:
+    folder = Path(args.data_dir) if args.data_dir else None
+    if (table := Path(args.subject)).suffix in (".csv", ".parquet"):
         raise UsageError(
             f"'{table}' is a table: kinfed data inspect {table.suffix[1:]} path={table} client=COLUMN target=COLUMN, "
             "or a config that names it"
         )
-    if asked.subject.endswith(".toml") or asked.subject.startswith("papers/"):
+    if args.subject.endswith(".toml") or args.subject.startswith("papers/"):
         # Who trains what is no matter here, so a config of the data alone will do.
         learning = {"method": "local", "model": "linear"}
-        experiment = config.resolve(learning | config.read(asked.subject, asked.overrides))
+        experiment = config.resolve(learning | config.read(args.subject, args.overrides))
         dataset = experiment.dataset(folder)
         settings = experiment.table["federation"]["dataset"]
         found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.seed))
     else:
-        if asked.subject not in DATASETS:
-            raise UsageError(f"there is no data set '{asked.subject}'; {nearest(asked.subject, DATASETS)}")
-        settings = config.override({"name": asked.subject}, asked.overrides)
+        if args.subject not in DATASETS:
+            raise UsageError(f"there is no data set '{args.subject}'; {nearest(args.subject, DATASETS)}")
+        settings = config.override({"name": args.subject}, args.overrides)
         dataset = config.make(DATASETS, settings, "dataset", given=1)[0](folder)
         found = _dataset(dataset)
     name = called(settings)
     path = folder / f"{settings['name']}.npz" if folder else None
     if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
         found = {"file": str(path), "sha256": sha256(path)} | found
-    picture = asked.picture or Path(f"{name}.png")
+    picture = args.picture or Path(f"{name}.png")
     examples(dataset, name, picture)
     found |= {"picture": str(picture)}
-    if asked.json:
+    if args.json:
         print(json.dumps({"name": name, **found}))
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)

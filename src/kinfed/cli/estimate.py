@@ -35,14 +35,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     ahead.set_defaults(command=_estimate)
 
 
-def _estimate(asked: argparse.Namespace, console: Console) -> None:
-    if asked.budget <= 0:
-        raise UsageError(f"--budget is a time in seconds, so it must be positive; got {asked.budget:g}")
-    runs, side_by_side = _runs(asked)
-    where = unwatched(asked, workers=1 if len(runs) > 1 and side_by_side > 1 else None)
+def _estimate(args: argparse.Namespace, console: Console) -> None:
+    if args.budget <= 0:
+        raise UsageError(f"--budget is a time in seconds, so it must be positive; got {args.budget:g}")
+    runs, side_by_side = _runs(args)
+    where = unwatched(args, workers=1 if len(runs) > 1 and side_by_side > 1 else None)
     costs: dict[str, tuple[Cost, int]] = {}
     broken: dict[str, str] = {}
-    silent = asked.quiet or not console.is_terminal
+    silent = args.quiet or not console.is_terminal
     said = TextColumn("timing {task.description}", markup=False)
     with Progress(said, console=console, transient=True, disable=silent) as bar:
         task = bar.add_task("")
@@ -52,38 +52,38 @@ def _estimate(asked: argparse.Namespace, console: Console) -> None:
             try:
                 if experiment.table["federation"] != loaded or federation is None:  # the next row has the same
                     federation = None  # so that two are never held
-                    federation = experiment.federation(data_dir(asked), experiment.seed)
+                    federation = experiment.federation(data_dir(args), experiment.seed)
                     loaded = experiment.table["federation"]
-                costs[name] = estimate(experiment, federation, where, asked.budget), count
+                costs[name] = estimate(experiment, federation, where, args.budget), count
             except (UsageError, RunError) as problem:
                 broken[name] = explain(problem)[1]
     for name, why in broken.items():
         console.print(f"kinfed: {name}: {why}", soft_wrap=True)
     if not costs:
-        raise UsageError(f"{asked.subject}: there is nothing here that can be run")
-    _tell(costs, side_by_side, asked.json)
+        raise UsageError(f"{args.subject}: there is nothing here that can be run")
+    _tell(costs, side_by_side, args.json)
 
 
-def _runs(asked: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
+def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
     """The name of each experiment, the experiment, and how many runs it has; and how many runs go side by side."""
-    if asked.subject not in published_table.tables():
-        if asked.method or asked.column or asked.seeds is not None or asked.scale != 1 or asked.jobs is not None:
+    if args.subject not in published_table.tables():
+        if args.method or args.column or args.seeds is not None or args.scale != 1 or args.jobs is not None:
             raise UsageError(
                 "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
             )
-        found = config.resolve(config.read(asked.subject, asked.overrides))
+        found = config.resolve(config.read(args.subject, args.overrides))
         return [(found.method_name, found, found.seeds)], 1  # a run's seeds come one after the other
-    if asked.overrides:
+    if args.overrides:
         raise UsageError(
-            f"{asked.subject} is a published table, whose settings are fixed; leave {asked.overrides[0]} out"
+            f"{args.subject} is a published table, whose settings are fixed; leave {args.overrides[0]} out"
         )
-    made = read(asked, asked.subject)
+    made = read(args, args.subject)
     runs = [
         (f"{cell.row.name} on {cell.column.name}", cell.experiment, made.count)
         for cell in made.cells()
         if cell.experiment is not None
     ]
-    return runs, max(1, min(jobs(asked), sum(count for *_, count in runs)))
+    return runs, max(1, min(jobs(args), sum(count for *_, count in runs)))
 
 
 def _tell(costs: dict[str, tuple[Cost, int]], side_by_side: int, as_json: bool) -> None:

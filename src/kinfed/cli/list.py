@@ -44,19 +44,19 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     shelf.set_defaults(command=_list)
 
 
-def _list(asked: argparse.Namespace, console: "Console") -> None:
-    if asked.shelf in ("papers", "tables"):
-        if asked.name:
-            raise UsageError(f"kinfed list {asked.shelf} takes no name; got '{asked.name}'")
-        entries = _papers() if asked.shelf == "papers" else _tables()
+def _list(args: argparse.Namespace, console: "Console") -> None:
+    if args.shelf in ("papers", "tables"):
+        if args.name:
+            raise UsageError(f"kinfed list {args.shelf} takes no name; got '{args.name}'")
+        entries = _papers() if args.shelf == "papers" else _tables()
     else:
-        shelf, given = SHELVES[asked.shelf]
-        if asked.name is None and not asked.json:
+        shelf, given = SHELVES[args.shelf]
+        if args.name is None and not args.json:
             entries = {name: {"what": shelf.summary(name)} for name in shelf}
         else:
-            names = list(shelf) if asked.name is None else [asked.name]
+            names = list(shelf) if args.name is None else [args.name]
             entries = {name: _described(shelf, name, given) for name in names}
-    if asked.json:
+    if args.json:
         print(json.dumps(entries))
         return
     for name, entry in entries.items():

@@ -47,12 +47,12 @@ def execute(arguments: list[str] | None) -> int:
     """Run a command; returns the exit code, see `kinfed.cli.main`."""
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _parser(arguments[0] if arguments else "")
-    asked, rest = parser.parse_known_args(arguments)
-    behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(asked, "overrides")]
+    args, rest = parser.parse_known_args(arguments)
+    behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings that stand behind an option
-        asked.overrides = [*asked.overrides, *behind]
+        args.overrides = [*args.overrides, *behind]
     from .console import literal  # rich, for which help and errors about arguments need not wait
 
     console = literal(stderr=True)
@@ -67,14 +67,14 @@ def execute(arguments: list[str] | None) -> int:
     warnings.showwarning = warn
     try:
         with heard():
-            asked.command(asked, console)
+            args.command(args, console)
         return 0
     except BrokenPipeError:  # whoever reads has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, Exception) as problem:
         code, text = explain(problem)
-        if asked.debug:
+        if args.debug:
             traceback.print_exc()
         print(f"kinfed: {text}".replace("\n", " "), file=sys.stderr)
         return code

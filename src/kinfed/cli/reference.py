@@ -36,22 +36,22 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reference.set_defaults(command=_reference)
 
 
-def _reference(asked: argparse.Namespace, console: Console) -> None:
-    table = config.read(asked.source, asked.overrides)
-    reference, settings = config.call(REFERENCES[asked.reference], table.pop("reference", {}), "reference")
+def _reference(args: argparse.Namespace, console: Console) -> None:
+    table = config.read(args.source, args.overrides)
+    reference, settings = config.call(REFERENCES[args.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
     if experiment.seeds > 1:
         raise UsageError("a reference is trained once: write seeds=1, and which seed it has as in seed=2")
     dataset, stamp = experiment.dataset_name, time.strftime("%Y-%m-%d-%H%M%S")
-    folder = RunFolder(asked.out or Path("runs") / asked.reference / dataset / stamp)
+    folder = RunFolder(args.out or Path("runs") / args.reference / dataset / stamp)
     if folder.is_finished:
         raise UsageError(f"{folder} holds a run already; choose another --out")
-    device = pick_device(asked.device)
-    federation = experiment.federation(asked.data_dir, experiment.seed)
+    device = pick_device(args.device)
+    federation = experiment.federation(args.data_dir, experiment.seed)
     new = not folder.path.exists()
     folder.make()
     try:
-        with Bar(console, asked.quiet) as bar:
+        with Bar(console, args.quiet) as bar:
             found = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)
     except BaseException:  # there is nothing to go on with
         if new:
@@ -62,11 +62,11 @@ def _reference(asked: argparse.Namespace, console: Console) -> None:
     write_history(found.history, None, "given", [], folder)
     summary = replace(
         found.summary(),
-        method=asked.reference,
+        method=args.reference,
         dataset=dataset,
         federation=experiment.table["federation"],
         reference=settings,
         out=str(folder),
     )
     folder.write_summary(summary)
-    show(summary, asked, console)
+    show(summary, args, console)

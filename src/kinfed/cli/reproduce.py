@@ -28,11 +28,11 @@ from .running import data_dir, options, told_beside, unwatched
 
 def request() -> argparse.ArgumentParser:
     """Which part of a published table is meant."""
-    asked = argparse.ArgumentParser(add_help=False)
-    asked.add_argument("--method", metavar="NAME,...", default="", help="rows of the table (default: all)")
-    asked.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
-    asked.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as many as the paper has)")
-    asked.add_argument(
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--method", metavar="NAME,...", default="", help="rows of the table (default: all)")
+    parser.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
+    parser.add_argument("--seeds", type=int, metavar="N", help="runs of each cell (default: as many as the paper has)")
+    parser.add_argument(
         "--scale",
         type=float,
         default=1.0,
@@ -42,8 +42,8 @@ def request() -> argparse.ArgumentParser:
         f"least {LEAST_ROUNDS} times where rounds are selected; clients and local epochs stay; the table says so "
         "(default: 1)",
     )
-    asked.add_argument("--jobs", type=int, metavar="N", help="runs side by side (default: a core each; 1 on a GPU)")
-    return asked
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side (default: a core each; 1 on a GPU)")
+    return parser
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -61,25 +61,25 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     reproduce.set_defaults(command=_reproduce)
 
 
-def read(asked: argparse.Namespace, table: str, out: Path | None = None) -> Reproduction:
+def read(args: argparse.Namespace, table: str, out: Path | None = None) -> Reproduction:
     """What the options mean for a table."""
-    scaled = f"-scaled-{asked.scale:g}" if asked.scale < 1 else ""
+    scaled = f"-scaled-{args.scale:g}" if args.scale < 1 else ""
     return Reproduction(
         published_table.load(table),
         out or Path("reproductions") / f"{table}{scaled}",
-        data_dir(asked),
-        [name for name in asked.method.split(",") if name],
-        [name for name in asked.column.split(",") if name],
-        asked.seeds,
-        asked.scale,
+        data_dir(args),
+        [name for name in args.method.split(",") if name],
+        [name for name in args.column.split(",") if name],
+        args.seeds,
+        args.scale,
     )
 
 
-def jobs(asked: argparse.Namespace) -> int:
+def jobs(args: argparse.Namespace) -> int:
     """How many runs go side by side."""
-    if asked.jobs is not None:
-        return int(asked.jobs)
-    return 1 if asked.device != "cpu" and torch.cuda.is_available() else cores()
+    if args.jobs is not None:
+        return int(args.jobs)
+    return 1 if args.device != "cpu" and torch.cuda.is_available() else cores()
 
 
 def cores() -> int:
@@ -87,17 +87,17 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _reproduce(asked: argparse.Namespace, console: Console) -> None:
-    made, side_by_side = read(asked, asked.table, asked.out), jobs(asked)
+def _reproduce(args: argparse.Namespace, console: Console) -> None:
+    made, side_by_side = read(args, args.table, args.out), jobs(args)
     made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
     runs = made.runs()
     left = {name: run for name, run in runs.items() if not RunFolder(run[1]).is_finished}
-    where = unwatched(asked, workers=1 if side_by_side > 1 else None)
+    where = unwatched(args, workers=1 if side_by_side > 1 else None)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
     names = told_beside(45, console)
-    shown_live = console.is_terminal and not asked.quiet
+    shown_live = console.is_terminal and not args.quiet
     with Progress(*columns, *times, names, console=console, transient=True, disable=not shown_live) as bar:
         task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
 
@@ -116,14 +116,14 @@ def _reproduce(asked: argparse.Namespace, console: Console) -> None:
                         console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
                     elif outcome.name in left:
                         _write(made, failed)
-                        if not (shown_live or asked.quiet):  # into a log
+                        if not (shown_live or args.quiet):  # into a log
                             console.print(f"done: {outcome.name}", soft_wrap=True)
         except KeyboardInterrupt as stop:
             raise type(stop)("interrupted; the same command goes on with what is left") from None
     shown = _write(made, failed)
-    if asked.json:
+    if args.json:
         print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
-    if not asked.quiet:
+    if not args.quiet:
         for part in terminal(shown):
             console.print(part)
         console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
@@ -154,8 +154,8 @@ def _command(made: Reproduction, lines: Sequence[Line]) -> str:
         ("--method", {line.row.name for line in lines}, {name: row.asked for name, row in made.protocol.rows.items()}),
         ("--column", {line.column.name for line in lines}, {name: name for name in made.protocol.columns}),
     ):
-        if len(names) < len(whole) or any(asked != name for name, asked in whole.items()):
-            words += [option, ",".join(asked for name, asked in whole.items() if name in names)]
+        if len(names) < len(whole) or any(given != name for name, given in whole.items()):
+            words += [option, ",".join(given for name, given in whole.items() if name in names)]
     seeds = max([made.count, *(len(line.by_seed) for line in lines)])
     if seeds != made.protocol.seeds:
         words += ["--seeds", str(seeds)]

@@ -39,17 +39,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     again.set_defaults(command=_resume)
 
 
-def _run(asked: argparse.Namespace, console: Console) -> None:
-    experiment = config.resolve(config.read(asked.source, asked.overrides))
-    config.warn_of_idle(asked.source, asked.overrides, [experiment.method_name])
-    with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = launch(experiment, asked.out, execution(asked, bar), data_dir(asked))
+def _run(args: argparse.Namespace, console: Console) -> None:
+    experiment = config.resolve(config.read(args.source, args.overrides))
+    config.warn_of_idle(args.source, args.overrides, [experiment.method_name])
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+        summary = launch(experiment, args.out, execution(args, bar), data_dir(args))
     if summary:  # the process that leads has one
-        show(summary, asked, console)
+        show(summary, args, console)
 
 
-def _resume(asked: argparse.Namespace, console: Console) -> None:
-    with distributed.group(), Bar(console, asked.quiet or not distributed.leads()) as bar:
-        summary = resume(asked.folder, execution(asked, bar), data_dir(asked))
+def _resume(args: argparse.Namespace, console: Console) -> None:
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+        summary = resume(args.folder, execution(args, bar), data_dir(args))
     if summary:
-        show(summary, asked, console)
+        show(summary, args, console)

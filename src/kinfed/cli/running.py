@@ -74,25 +74,25 @@ def options() -> argparse.ArgumentParser:
     return running
 
 
-def execution(asked: argparse.Namespace, bar: "Bar") -> Execution:
+def execution(args: argparse.Namespace, bar: "Bar") -> Execution:
     """The options as an Execution that reports to the bar."""
-    return replace(unwatched(asked), progress=bar.update)
+    return replace(unwatched(args), progress=bar.update)
 
 
-def unwatched(asked: argparse.Namespace, workers: int | None = None) -> Execution:
+def unwatched(args: argparse.Namespace, workers: int | None = None) -> Execution:
     """The options as an Execution, with this number of workers where they leave it open."""
     return Execution(
-        executor=asked.executor,
-        workers=workers if asked.workers is None else asked.workers,
-        precision=asked.precision,
-        device=asked.device,
-        checkpoint_seconds=asked.checkpoint,
+        executor=args.executor,
+        workers=workers if args.workers is None else args.workers,
+        precision=args.precision,
+        device=args.device,
+        checkpoint_seconds=args.checkpoint,
     )
 
 
-def data_dir(asked: argparse.Namespace) -> Path | None:
+def data_dir(args: argparse.Namespace) -> Path | None:
     """The folder of data sets, if one is named."""
-    return Path(asked.data_dir) if asked.data_dir else None
+    return Path(args.data_dir) if args.data_dir else None
 
 
 def told_beside(width: int, console: Console) -> TextColumn:
@@ -136,11 +136,11 @@ class Bar:
         self._bar.update(self._task, completed=history.done, total=rounds, description=said)
 
 
-def show(summary: Summary, asked: argparse.Namespace, console: Console) -> None:
+def show(summary: Summary, args: argparse.Namespace, console: Console) -> None:
     """The closing table on standard error, or JSON on standard output."""
-    if asked.json:
+    if args.json:
         print(json.dumps(summary.to_dict()))
-    if asked.quiet:
+    if args.quiet:
         return
     seeds = f"seeds {summary.seeds[0]} to {summary.seeds[-1]}" if summary.seeds else f"seed {summary.seed}"
     console.print(

@@ -39,12 +39,12 @@ def write(found: Finding, out: Path) -> None:
     sweep_up(out)
 
 
-def tell(found: Finding, out: Path, asked: argparse.Namespace, console: Console) -> None:
+def tell(found: Finding, out: Path, args: argparse.Namespace, console: Console) -> None:
     """The table on standard error, or JSON on standard output."""
-    if asked.json:
+    if args.json:
         pictures = [str(path) for path in found.pictures]
         print(json.dumps({"title": found.title, "rows": found.rows, "pictures": pictures, "notes": found.notes}))
-    if asked.quiet:
+    if args.quiet:
         return
     console.print(found.title)
     for columns in _fitting(_columns(found), console.width):
