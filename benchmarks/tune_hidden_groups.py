@@ -46,7 +46,13 @@ GRID = {
         "reconstruction": [0.0, 0.1, 1.0],
         "steps": [3, 10],
     },
-    "cfl": {"eps1": [0.3, 0.5, 0.8, 1.2], "eps2": [0.5, 0.8, 1.2], "begin": [1]},
+    "cfl": {
+        "split.name": ["lengths"],
+        "split.eps1": [0.3, 0.5, 0.8, 1.2],
+        "split.eps2": [0.5, 0.8, 1.2],
+        "begin": [1],
+        "min_size": [2],
+    },
     "sfl": {
         "structure.name": ["similarity"],
         "structure.neighbours": [3, 5, 10],
@@ -77,7 +83,13 @@ FEW = {
         "reconstruction": [0.0],
         "steps": [1, 3, 10],
     },
-    "cfl": {"eps1": [0.5, 0.8, 1.2], "eps2": [0.5, 1.2], "begin": [1]},
+    "cfl": {
+        "split.name": ["lengths"],
+        "split.eps1": [0.5, 0.8, 1.2],
+        "split.eps2": [0.5, 1.2],
+        "begin": [1],
+        "min_size": [2],
+    },
     "sfl": {
         "structure.name": ["similarity"],
         "structure.neighbours": [3, 5],

@@ -146,8 +146,8 @@ def test_another_method_comes_with_its_own_tuned_settings_and_leaves_the_formers
     table = {**LEAST, "method": {"name": "fedamp", "alpha": 0.7}, "methods": {"cfl": {"begin": 2}}}
     assert resolve(override(deepcopy(table), ['method.name="cfl"'])).method == CFL(begin=2)
     # Whatever the order, what is asked for in the same breath is kept.
-    for asked in (["method.name=cfl", "method.eps1=0.1"], ["method.eps1=0.1", "method.name=cfl"]):
-        assert resolve(override(deepcopy(table), asked)).method == CFL(begin=2, eps1=0.1)
+    for asked in (["method.name=cfl", "method.min_size=3"], ["method.min_size=3", "method.name=cfl"]):
+        assert resolve(override(deepcopy(table), asked)).method == CFL(begin=2, min_size=3)
     assert resolve(override(deepcopy(table), ["method.name=fedamp"])).method == FedAMP(alpha=0.7)
 
 

@@ -124,7 +124,7 @@ def test_folders_are_safe_different_and_the_same_again(ask):
         (["method=local,fedavg"], [], "methods are named by --method local,fedavg, not by method="),
         ([], ["locl"], "--method: there is no 'locl'; did you mean 'local'?"),
         ([], ["local", "local"], "names a method twice"),
-        (["methods.cfl.eps1=1,2"], ["local"], "methods.cfl.eps1 is a setting of cfl, which is not swept"),
+        (["methods.cfl.begin=1,2"], ["local"], "methods.cfl.begin is a setting of cfl, which is not swept"),
         (["methods.fedprox.nu=1,2"], ["fedprox"], "unknown key 'method.nu'; known: bn, frozen, mu, noise"),
         (["method.mu=1,2"], ["fedprox", "local"], r"local: .*unknown key 'method.mu'.*methods.NAME.KEY"),
         (["federation.split.validation=0"], [], "a sweep chooses on validation data"),

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -7,9 +8,15 @@ from kinfed.core.method import Params
 from kinfed.errors import UsageError
 from kinfed.methods import CFL, FedAvg
 from kinfed.methods.cfl import Server
+from kinfed.methods.parts.cluster_splits import Cosines, Lengths
 
 float64 = torch.float64
 PAIRS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, 0.0]], dtype=float64)
+
+
+def printed(eps1, eps2, linkage="complete", gamma=0.0, **settings):
+    """With the paper's rule."""
+    return CFL(split=Lengths(eps1, eps2, linkage, gamma), **{"begin": 0, "min_size": 2, **settings})
 
 
 def groups(label):
@@ -33,7 +40,7 @@ def test_splits_by_hand(roster, linkage):
     known = roster(4, size=2)
     # The mean update has length 0.05 and the longest 1.004988.
     for eps1, eps2, splits in [(0.4, 1.6, 0), (0.4, 0.5, 1), (0.0501, 1.0049, 1), (0.0499, 0.5, 0), (0.4, 1.0051, 0)]:
-        method = CFL(eps1=eps1, eps2=eps2, begin=0, linkage=linkage)
+        method = printed(eps1=eps1, eps2=eps2, linkage=linkage)
         server = aggregate(method, known, method.start(known), PAIRS)
         assert groups(server.label) == ({frozenset({0, 1}), frozenset({2, 3})} if splits else {frozenset(range(4))})
 
@@ -42,14 +49,14 @@ def test_splits_by_hand(roster, linkage):
 def test_ties_are_split_too(roster, linkage):
     # Three pairs at right angles: every merge of two pairs is as good as every other.
     change = torch.eye(3, dtype=float64).repeat_interleave(2, 0) * torch.tensor([2.0, 2.1] * 3, dtype=float64)[:, None]
-    known, method = roster(6, size=3), CFL(eps1=10, eps2=0.5, begin=0, linkage=linkage)
+    known, method = roster(6, size=3), printed(eps1=10, eps2=0.5, linkage=linkage)
     found = groups(aggregate(method, known, method.start(known), change).label)
     assert len(found) == 2
     assert all({0, 1} <= part or not {0, 1} & part for part in found)
 
 
 def test_new_clusters_move_by_their_own_members_mean(roster):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0)
+    known, method = roster(4, size=2), printed(eps1=0.4, eps2=0.5)
     start = method.start(known)
     server = aggregate(method, known, start, PAIRS)
     expected = start.theta + torch.tensor([[0.95, 0.05], [-0.95, 0.05]], dtype=float64)
@@ -58,7 +65,7 @@ def test_new_clusters_move_by_their_own_members_mean(roster):
 
 def test_splits_of_splits_keep_clients_ids(roster):
     # Two rounds: east against west, then each against its own north and south; clients are interleaved on purpose.
-    known, method = roster(8, size=2), CFL(eps1=0.5, eps2=0.5, begin=0)
+    known, method = roster(8, size=2), printed(eps1=0.5, eps2=0.5)
     east, west = {1, 3, 4, 6}, {0, 2, 5, 7}
     north = {1, 5, 6, 7}
     first = torch.tensor([[1.0 if i in east else -1.0, 0.01 * i] for i in range(8)], dtype=float64)
@@ -81,14 +88,14 @@ def test_linkages_differ(roster, linkage, expected, cross):
     known, change = roster(4, size=2), directions(0, 40, 80 + 1e-6, 125)
     bound = math.sqrt((1 - cross) / 2)
     for gamma, splits in ((bound - 1e-6, True), (bound + 1e-6, False)):
-        method = CFL(eps1=10.0, eps2=0.5, begin=0, linkage=linkage, gamma=gamma)
+        method = printed(eps1=10.0, eps2=0.5, linkage=linkage, gamma=gamma)
         server = aggregate(method, known, method.start(known), change)
         halves = {frozenset(expected), frozenset(range(4)) - expected}
         assert groups(server.label) == (halves if splits else {frozenset(range(4))})
 
 
 def test_single_linkage_is_the_best_cut(roster):
-    known, method = roster(7, size=3), CFL(eps1=10.0, eps2=0.1, begin=0, linkage="single")
+    known, method = roster(7, size=3), printed(eps1=10.0, eps2=0.1, linkage="single")
     for seed in range(10):
         change = torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=float64)
         alike = torch.corrcoef(torch.cat([change, -change], 1))  # centred already, so these are the cosines
@@ -102,7 +109,7 @@ def test_single_linkage_is_the_best_cut(roster):
 
 
 def test_before_begin_it_is_uniform_fedavg(bowls, executor):
-    method = CFL(eps1=100.0, eps2=0.0, begin=3)
+    method = printed(eps1=100.0, eps2=0.0, begin=3)
     clients = {"h": [1.0, 2.0, 1.5], "epochs": 2, "executor": executor}
     trial = bowls(method, [0.0, 4.0, 9.0], copies=[1, 2, 3], **clients)
     uniform = bowls(FedAvg(), [0.0, 4.0, 9.0], **clients)
@@ -114,7 +121,7 @@ def test_before_begin_it_is_uniform_fedavg(bowls, executor):
 
 
 def test_clusters_relate_their_members(bowls, executor):
-    trial = bowls(CFL(eps1=10.0, eps2=0.0, begin=0, min_size=2), [0.0, 1.0, 9.0], start=5.0, executor=executor)
+    trial = bowls(printed(eps1=10.0, eps2=0.0, min_size=2), [0.0, 1.0, 9.0], start=5.0, executor=executor)
     trial.run(1)
     half = [[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]
     torch.testing.assert_close(trial.history.relations[0], torch.tensor(half))
@@ -124,13 +131,13 @@ def test_clusters_relate_their_members(bowls, executor):
 
 @pytest.mark.parametrize(("size", "splits"), [(1, True), (2, True), (3, True), (4, False), (5, False)])
 def test_small_clusters_stay_whole(roster, size, splits):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0, min_size=size)
+    known, method = roster(4, size=2), printed(eps1=0.4, eps2=0.5, min_size=size)
     server = aggregate(method, known, method.start(known), PAIRS)
     assert len(server.theta) == (2 if splits else 1)
 
 
 def test_one_client_never_splits(roster):
-    known, method = roster(3, size=2), CFL(eps1=10.0, eps2=0.0, begin=0, min_size=1)
+    known, method = roster(3, size=2), printed(eps1=10.0, eps2=0.0, min_size=1)
     server = method.start(known)
     for _ in range(4):
         server = aggregate(method, known, server, directions(0, 90, 200))
@@ -138,7 +145,7 @@ def test_one_client_never_splits(roster):
 
 
 def test_a_cluster_waits_until_all_have_taken_part(roster):
-    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5, begin=0)
+    known, method = roster(4, size=2), printed(eps1=0.4, eps2=0.5)
     server = method.start(known)
     for cohort, clusters in ((torch.tensor([0, 2]), 1), (torch.tensor([1]), 1), (torch.tensor([3]), 2)):
         sent = method.send(known, server, cohort).theta
@@ -151,7 +158,7 @@ def test_a_cluster_waits_until_all_have_taken_part(roster):
 
 
 def test_running_statistics_do_not_split(roster, perceptron):
-    known, method = roster(4, perceptron(norm=True)), CFL(eps1=1e9, eps2=0.0, begin=0, linkage="single")
+    known, method = roster(4, perceptron(norm=True)), printed(eps1=1e9, eps2=0.0, linkage="single")
     change = torch.zeros(4, known.layout.size, dtype=float64)
     change[:, known.layout.trainable.nonzero()[:2, 0]] = PAIRS
     change[:, ~known.layout.trainable] = 100 * directions(0, 180, 0, 180).repeat(1, 3)
@@ -164,15 +171,72 @@ def test_state_has_the_clients_first(roster):
     assert [tuple(t.shape) for t in server] == [(1, 2), (3,), (3, 2), (3,)]
 
 
-@pytest.mark.parametrize("wrong", [{"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}, {"min_size": 0}])
+@pytest.mark.parametrize("wrong", [{"begin": -1}, {"min_size": 0}])
 def test_refuses(wrong):
     with pytest.raises(UsageError, match=rf"^CFL\.{next(iter(wrong))} must be "):
         CFL(**wrong)
 
 
+@pytest.mark.parametrize("wrong", [{"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}])
+def test_refuses_lengths(wrong):
+    with pytest.raises(UsageError, match=rf"^Lengths\.{next(iter(wrong))} must be "):
+        Lengths(**wrong)
+
+
+def test_cosines_by_hand(roster):
+    change = directions(0, 20, 90, 110)
+    within = math.cos(math.radians(20))
+    across = (math.cos(math.pi / 2) * 2 + math.cos(math.radians(70)) + math.cos(math.radians(110))) / 4
+    mean = (2 * within + 4 * across) / 6  # 0.313
+    known, halves = roster(4, size=2), {frozenset({0, 1}), frozenset({2, 3})}
+    for low, gap, splits in [
+        (mean - 1e-9, within - across - 1e-9, True),
+        (mean - 1e-9, within - across + 1e-9, False),
+        (mean + 1e-9, 2.0, True),
+    ]:
+        method = CFL(split=Cosines(low, gap), begin=0)
+        server = aggregate(method, known, method.start(known), change)
+        assert groups(server.label) == (halves if splits else {frozenset(range(4))})
+
+
+def test_cosines_say_the_same_at_every_scale(roster):
+    known, method = roster(6, size=4), CFL(begin=0)
+    for seed in range(10):
+        change = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed), dtype=float64) + 0.5
+        labels = [aggregate(method, known, method.start(known), scale * change).label for scale in (1e-6, 1, 1e6)]
+        assert torch.equal(labels[0], labels[1])
+        assert torch.equal(labels[2], labels[1])
+
+
+def test_clients_that_are_alike_stay_together_and_those_that_differ_end_alone(roster):
+    known = roster(6, size=6)
+    for change, count in ((torch.ones(6, 6, dtype=float64) + torch.eye(6, dtype=float64), 1), (torch.eye(6), 6)):
+        method, server = CFL(begin=0), CFL().start(known)
+        for _ in range(5):
+            server = aggregate(method, known, server, change.double())
+        assert len(server.theta) == count
+
+
+def test_one_that_differs_does_not_leave_alone_while_the_others_agree(roster):
+    known, method = roster(4, size=2), CFL(begin=0)
+    server = aggregate(method, known, method.start(known), directions(0, 5, 10, 80))
+    assert len(server.theta) == 1
+
+
+def test_cosines_are_of_updates_summed_over_rounds(roster):
+    known, method = roster(4, size=2), CFL(begin=2)
+    noise = directions(0, 90, 180, 270) * 3
+    server = method.start(known)
+    for round, change in enumerate((PAIRS + noise, PAIRS - noise, PAIRS)):
+        known = replace(known, round=round)
+        server = aggregate(method, known, server, change)
+    torch.testing.assert_close(server.change, 3 * PAIRS, rtol=0, atol=1e-12)
+    assert groups(server.label) == {frozenset({0, 1}), frozenset({2, 3})}
+
+
 def test_a_newcomer_is_put_into_the_largest_cluster(roster):
     known, everyone = roster(5, size=2), roster(7, size=2)
-    method = CFL(eps1=9.0, eps2=0.0, begin=0)
+    method = printed(eps1=9.0, eps2=0.0)
     server = aggregate(method, known, method.start(known), directions(180, 0, 170, 10, 20))
     assert groups(server.label) == {frozenset({0, 2}), frozenset({1, 3, 4})}
     newcomers = torch.tensor([0, 4])

@@ -24,6 +24,7 @@ from kinfed.experiments.fit import fit
 from kinfed.experiments.results import load_model, save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.cluster_splits import Lengths
 from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
@@ -36,7 +37,7 @@ LINKS = torch.tensor([[0, 1], [1, 2], [2, 3], [0, 4], [1, 4]])  # of clients; th
 ROUNDS = 4
 LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
-    "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0},
+    "cfl": {"begin": 2, "split": Lengths(10.0, 0.0), "min_size": 2},
     "fedcedar": {"clusters": 2, "similarity": Softmax(0.5)},
     "fedamp": {"alpha": 0.1, "sigma": 1.0},
     "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},

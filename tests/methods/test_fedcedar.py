@@ -31,7 +31,7 @@ VARIANTS = [
 
 def recipe(**settings):
     """The paper's, which the worked numbers are of, but for some settings."""
-    return FedCedar(**{"steps": 2, "feature": "params", "similarity": Relu(), **settings})
+    return FedCedar(**{"clusters": 5, "steps": 2, "feature": "params", "similarity": Relu(), **settings})
 
 
 def test_defaults_leave_something_of_the_centres_distances(roster):
@@ -123,7 +123,7 @@ def test_models_that_resemble_each_other_are_averaged(worked, roster):
     count, cosine = int(numbers["K"]), float(numbers["c"])
     known = roster(count, size=count)
     method = recipe(clusters=count)
-    with pytest.warns(UserWarning, match=r"round 1: mixing leaves 1.7e-05 of the distance .* use feature='centred'"):
+    with pytest.warns(UserWarning, match=r"round 1: mixing leaves 1.7e-05 of the distance .* use feature='moved'"):
         server = after(method, known, near_parallel(cosine, count))
     close(server.spread, numbers["lambda2_P2"], atol=1e-11)
     assert bool(server.warned)
@@ -222,6 +222,7 @@ def test_features_by_a_loop_over_pairs(roster):
     for feature, described in {
         "params": uploads,
         "centred": uploads - uploads.mean(0),
+        "moved": uploads - known.theta,
     }.items():
         mine = replace(method, feature=feature)
         graph = mine.aggregate(known, server, everyone, Params(uploads)).graph
@@ -387,7 +388,7 @@ def test_the_server_keeps_clusters_and_not_clients(roster):
     [
         ({"clusters": -1}, "clusters must be zero or more; got -1"),
         ({"steps": -1}, "steps must be zero or more"),
-        ({"feature": "weights"}, "feature must be one of 'params', 'centred'; got 'weights'"),
+        ({"feature": "weights"}, "feature must be one of 'moved', 'params', 'centred'; got 'weights'"),
         ({"similarity": "softmax"}, r"similarity must be Relu\(...\) or Softmax\(...\); got 'softmax'"),
         ({"distribution": "none"}, "distribution must be one of 'precise', 'mean'"),
     ],

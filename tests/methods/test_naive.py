@@ -357,6 +357,7 @@ def partitions(items, count):
 
 CEDARS = [
     {"similarity": Relu()},
+    {},
     {"similarity": Softmax(0.5), "feature": "params"},
     {"similarity": Softmax(0.1), "feature": "centred", "steps": 2},
     {"clusters": 0},
@@ -376,7 +377,9 @@ def test_fedcedar(settings, share, rounds):
         sent = {i: start(i) for i in cohort}
         upload = {i: descended(sent[i], ours.train[i]) for i in cohort}
         middle = sum(upload.values()) / len(cohort)
-        feature = {i: {"params": w, "centred": w - middle}[method.feature] for i, w in upload.items()}
+        feature = {
+            i: {"params": w, "centred": w - middle, "moved": w - ours.theta}[method.feature] for i, w in upload.items()
+        }
 
         def cost(clusters, feature=feature):
             total = 0.0

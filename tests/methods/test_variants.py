@@ -25,6 +25,7 @@ from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, FedCedar
 from kinfed.methods.parts.attention import Attention, DynamicAttention
+from kinfed.methods.parts.cluster_splits import Cosines, Lengths
 from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
@@ -48,7 +49,7 @@ LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0,
 ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
 SMALL = Attention(heads=2, width=3)
 BASE = {
-    "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0},
+    "cfl": {"begin": 1, "split": Lengths(10.0, 0.0), "min_size": 2},
     "fedcedar": {"clusters": 2},
     "pfedgat": {"graph": SMALL, "lr": 1.0, "feedback": "val"},
     "pfedhn": {"hidden": 5},
@@ -98,7 +99,17 @@ VARIANTS = {
         {"decoder": ChunkedHeads(hidden=5, chunk=6, code=3, memory=0.1)},
         {"decoder": ChunkedHeads(layers=2, hidden=5, chunk=9, code=3)},
     ],
-    "cfl": [{"begin": 3}, {"eps1": 0.1}, {"eps2": 9.0}, {"min_size": 4}, {"linkage": "single", "gamma": 0.1}],
+    "cfl": [{"begin": 3}, {"min_size": 4}]
+    + [
+        {"split": split}
+        for split in (
+            Lengths(0.1, 0.0),
+            Lengths(10.0, 9.0),
+            Lengths(10.0, 0.0, "single", 0.1),
+            Cosines(0.9),
+            Cosines(gap=0.0),
+        )
+    ],
     "sfl": [
         {"steps": 2, "rho": 0.5},
         {"pull": 0.7, "begin": "mixed"},
@@ -110,6 +121,7 @@ VARIANTS = {
     ],
     "fedcedar": [
         {"clusters": 0},
+        {"feature": "centred"},
         {"steps": 0},
         {"similarity": Softmax(0.3)},
         {"similarity": Relu(), "feature": "params"},
@@ -286,4 +298,4 @@ def test_a_part_without_a_variant_of_its_own_is_noticed():
     ):
         settings = [replace(one, clusters=2, steps=0, feature="params", distribution="mean") for one in tried]
         with pytest.raises(AssertionError, match=lacks):
-            assert_varied(FedCedar, [*settings, FedCedar()], "fedcedar")
+            assert_varied(FedCedar, [*settings, FedCedar(feature="centred")], "fedcedar")

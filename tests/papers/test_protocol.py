@@ -183,7 +183,7 @@ def test_a_file_of_your_own_goes_first(tmp_path, monkeypatch):
 
 def test_other_methods_have_the_papers_settings_for_them():
     found = config.resolve(config.read("papers/fedaghn/table1/cifar10/dirichlet", ["method.name=cfl"]))
-    assert (found.method.eps1, found.method.eps2) == (0.5, 0.5)
+    assert (found.method.split.eps1, found.method.split.eps2) == (0.5, 0.5)
 
 
 def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):

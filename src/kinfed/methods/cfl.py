@@ -1,17 +1,16 @@
 """CFL: clusters of clients, split in two when their updates disagree (Sattler et al., 2020)."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from ..core.method import Method, Params
-from ..core.settings import Count, CountOrZero, NonNegative
+from ..core.settings import Count, CountOrZero
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
-from ..ops.mixing import mix, weighted_mean
-from ..ops.similarity import cosine, gram
+from ..ops.mixing import mix
+from .parts.cluster_splits import Cosines, Lengths
 
 
 class Server(NamedTuple):
@@ -19,25 +18,21 @@ class Server(NamedTuple):
 
     theta: Shared  # [C, d] one model a cluster
     label: PerClient  # [N] int64 each client's cluster
-    change: PerClient  # [N, d] each client's latest update
+    change: PerClient  # [N, d] what is kept of each client's updates: their sum, or the latest
     seen: PerClient  # [N] bool, has taken part
 
 
 @dataclass(frozen=True)
 class CFL(Method):
-    r"""A cluster splits when $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
+    """A cluster splits in two where its members' updates disagree: `split` says when, and who goes where.
 
-    Cosines of the updates decide how it splits. `linkage="complete"` is what public codes run; "single" gives the
-    paper's split, which minimises the largest cosine across the cut. With partial participation a cluster is judged
-    by its members' latest updates, once all of them have taken part.
+    The paper's rule is `Lengths()`, by thresholds on lengths of the latest updates; ours compares cosines of the
+    updates summed over rounds. With partial participation a cluster is judged once all of its members have taken part.
     """
 
-    eps1: NonNegative = 0.4  # a cluster may split if its mean update is shorter than this
-    eps2: NonNegative = 1.6  # and one member's update is longer than this
-    begin: CountOrZero = 20  # rounds before clusters may split
-    min_size: Count = 2  # a cluster with this many members or fewer is not split
-    linkage: Literal["complete", "single"] = "complete"  # how clusters of clients are merged before the cut into two
-    gamma: NonNegative = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
+    split: Cosines | Lengths = Cosines()  # when a cluster splits, and where
+    begin: CountOrZero = 1  # rounds before clusters may split
+    min_size: Count = 1  # a cluster with this many members or fewer is not split
     origin = "learned"
 
     def start(self, roster):
@@ -51,7 +46,7 @@ class CFL(Method):
     def aggregate(self, roster, server, cohort, uploads):
         sent = self.send(roster, server, cohort).theta
         moved = torch.sub(uploads.theta, sent, out=blank(len(cohort), sent))
-        change = put(server.change, cohort, moved)
+        change = put(server.change, cohort, self.split.remember(take(server.change, cohort), moved))
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
         label, parents = server.label.clone(), []
         for cluster in range(len(server.theta)):
@@ -68,20 +63,9 @@ class CFL(Method):
         return Server(theta.add_(server.theta[parents]), label, change, seen)
 
     def _split(self, members, change, layout):
-        """The members as one group or two; change: [K, d] are their updates."""
-        if weighted_mean(change, torch.ones_like(members))[layout.trainable_on(members.device)].norm() >= self.eps1:
-            return [members]
-        inner = gram(change[:, layer.trainable] for layer in layout.layers).inner
-        if inner.diagonal().max().sqrt() <= self.eps2:
-            return [members]
-        alike = cosine(inner).cpu().numpy()
-        from scipy.cluster.hierarchy import cut_tree, linkage  # here, as it would add to every start
-        from scipy.spatial.distance import squareform
-
-        apart = squareform(1 - alike, checks=False)
-        first = torch.from_numpy(cut_tree(linkage(apart, self.linkage), 2)[:, 0] == 0)
-        across = alike[np.ix_(first.numpy(), ~first.numpy())].max()
-        if np.sqrt(max(0.0, 1 - across) / 2) <= self.gamma:
+        """The members as one group or two; change: [K, d] is what is kept of their updates."""
+        first = self.split.cut(change, layout)
+        if first is None:
             return [members]
         first = first.to(members.device)
         return sorted((members[first], members[~first]), key=lambda part: int(part[0]))

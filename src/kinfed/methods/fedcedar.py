@@ -36,13 +36,13 @@ class FedCedar(Method):
     r"""k-means of the cohort's models; $\hat V = R^P V$, the rows of $R$ weights from $\cos(v_k, v_l)$ summing to one.
 
     A client of the last cohort is sent its cluster's $\hat v_k$, all others the mean of all (Section 3.5). The paper's
-    recipe, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly the same, so it
-    is not the default. Its ablations are settings: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
+    recipe, `clusters=5`, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly the
+    same, so it is not the default. Ablations: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
     """
 
-    clusters: CountOrZero = 5  # K, the number of clusters; 0: every client of the cohort is a node of its own
+    clusters: CountOrZero = 0  # K, the number of clusters; 0: every client of the cohort is a node of its own
     steps: CountOrZero = 1  # P, how often the centres are mixed along their graph
-    feature: Literal["params", "centred"] = "centred"  # clustered and compared: models, or models minus their mean
+    feature: Literal["moved", "params", "centred"] = "moved"  # models, minus the initial one, or minus their mean
     similarity: Relu | Softmax = Softmax()  # how cosines of the centres become weights
     distribution: Literal["precise", "mean"] = "precise"  # "mean": all clients are sent the mean of the mixed centres
     origin = "learned"
@@ -69,8 +69,8 @@ class FedCedar(Method):
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
             warnings.warn(
-                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so every client "
-                "is a cluster of its own; set fewer clusters or a larger participation",
+                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so each is a "
+                "cluster of its own; set fewer clusters or a larger participation",
                 stacklevel=2,
             )
         clusters, graph = self._cluster(roster, cohort, uploads)
@@ -79,12 +79,12 @@ class FedCedar(Method):
         theta = mix(graph, centres, roster.layout)
         before = _spread(centres, roster.layout)
         spread = torch.where(before > 0, _spread(theta, roster.layout) / before, 1.0)
-        collapsed = bool(spread < COLLAPSED) and self.distribution == "precise"
+        meant = self.feature == "moved" or self.distribution == "mean"  # one model, for clients that are alike
+        collapsed = bool(spread < COLLAPSED) and not meant
         if collapsed and not server.warned:
             warnings.warn(
                 f"fedcedar: round {roster.round + 1}: mixing leaves {float(spread):.2g} of the distance between the "
-                "centres, so all clients are sent nearly the same mean; use feature='centred', similarity='softmax' "
-                "with a small tau, or steps=1",
+                "centres, so all clients are sent nearly the same mean; use feature='moved' and similarity='softmax'",
                 stacklevel=2,
             )
         return Server(
@@ -99,7 +99,8 @@ class FedCedar(Method):
 
     def _cluster(self, roster, cohort, uploads):
         """Clusters of the cohort, and the [C, C] graph of their centres before it is raised to the power P."""
-        parts = (uploads.theta[:, layer.trainable] for layer in roster.layout.layers)
+        theta = uploads.theta - roster.theta if self.feature == "moved" else uploads.theta
+        parts = (theta[:, layer.trainable] for layer in roster.layout.layers)
         if self.feature == "centred":
             parts = (part.double() - part.mean(0, dtype=torch.float64) for part in parts)
         vectors = gram(parts, torch.float64)
