@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,16 +10,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kinfed.core.client import Training
+from kinfed.core.engine import run
+from kinfed.core.history import History
+from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
+from kinfed.core.tasks import Regression
+from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import FedAGHN, FedAvg, Local
 from kinfed.methods.fedaghn import Server, Upload
-from kinfed.methods.parts.tuning import Descent
+from kinfed.methods.parts.agreement import agreed
+from kinfed.methods.parts.tuning import LEAST, MOST, Descent
 from kinfed.ops.similarity import cosine
 from kinfed.ops.sketch import SIZE
 from kinfed.papers.fedaghn.ablations import Printed
+from kinfed.simulation.execution import Execution
+from kinfed.simulation.simulation import Simulation
 
 float64 = torch.float64
+paper = partial(FedAGHN, home=0.03, sharpness=0.5, past=0.0, lr=0.005, feedback="val", tuning=Descent())
 SIGNS = {Descent(): 1, Printed(): -1}
 
 
@@ -76,21 +86,19 @@ def example(worked, roster):
 def test_graph_by_hand(example):
     numbers, known, server = example
     close(cosine(server.change @ server.change.T), numbers["cos"])
-    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    graph = paper().graph(known, server, known.everyone)[0]
     close(graph, numbers["alpha"])
     assert (graph - numbers["alpha_all_j_reading"]).abs().max() > 0.01  # a softmax over oneself too is another method
-    close(FedAGHN().send(known, server, known.everyone).theta, numbers["theta_bar"])
-    close(
-        FedAGHN().graph(known, server._replace(sharpness=0 * server.sharpness), known.everyone)[0], numbers["alpha_q0"]
-    )
-    close(FedAGHN().graph(known, server._replace(home=0 * server.home), known.everyone)[0], numbers["alpha_p0"])
+    close(paper().send(known, server, known.everyone).theta, numbers["theta_bar"])
+    close(paper().graph(known, server._replace(sharpness=0 * server.sharpness), known.everyone)[0], numbers["alpha_q0"])
+    close(paper().graph(known, server._replace(home=0 * server.home), known.everyone)[0], numbers["alpha_p0"])
 
 
 @pytest.mark.parametrize(("sign", "printed"), [(Descent(), "descent"), (Printed(), "printed")], ids=str)
 @pytest.mark.parametrize("feedback", ["train", "val"])
 def test_step_by_hand(example, sign, printed, feedback):
     numbers, known, server = example
-    method = FedAGHN(tuning=sign, feedback=feedback, lr=float(numbers["eta_hn"]))
+    method = paper(tuning=sign, feedback=feedback, lr=float(numbers["eta_hn"]))
     trained = method.send(known, server, known.everyone).theta + numbers["Delta_new"]
     # The gradient on held-out examples takes the place of minus what training changed.
     upload = Upload(trained, -numbers["Delta_new"] if feedback == "val" else trained[:, :0])
@@ -117,7 +125,7 @@ def test_derivatives_of_the_mixed_models_by_hand(example):
 def test_step_follows_the_closed_forms(roster, sign, feedback):
     known = roster(5, two_layers())
     server, new = anything(known), random(5, 9, seed=9)
-    method = FedAGHN(tuning=sign, feedback=feedback, lr=1e-3)
+    method = paper(tuning=sign, feedback=feedback, lr=1e-3)
     trained = method.send(known, server, known.everyone).theta + (new if feedback == "train" else 7.0)
     after = method.aggregate(known, server, known.everyone, Upload(trained, -new))
     slope_home, slope_sharpness = derivatives(known, server, new)
@@ -126,7 +134,7 @@ def test_step_follows_the_closed_forms(roster, sign, feedback):
 
 
 def test_closed_forms_are_finite_differences(roster):
-    known, method, eps = roster(4, two_layers()), FedAGHN(), 1e-6
+    known, method, eps = roster(4, two_layers()), paper(), 1e-6
     server, new = anything(known), random(4, 9, seed=9)
     for name, slope in zip(("home", "sharpness"), derivatives(known, server, new), strict=True):
         for i in range(4):
@@ -148,17 +156,17 @@ def test_closed_forms_are_finite_differences(roster):
 def test_rows_are_convex_and_keep_p_of_themselves(roster, count, seed):
     known = roster(count, two_layers())
     server = anything(known, seed)
-    graph = FedAGHN().graph(known, server, known.everyone)
+    graph = paper().graph(known, server, known.everyone)
     assert (graph >= 0).all()
     close(graph.sum(-1), torch.ones(2, count, dtype=float64), atol=1e-12)
     close(graph.diagonal(dim1=1, dim2=2), (server.home / (1 + server.home)).T, atol=1e-12)
-    sent = FedAGHN().send(known, server, known.everyone).theta
+    sent = paper().send(known, server, known.everyone).theta
     assert (sent <= server.theta.max(0).values + 1e-12).all()
     assert (sent >= server.theta.min(0).values - 1e-12).all()
 
 
 def test_renaming_clients_renames_everything(roster):
-    known, method, order = roster(5, two_layers()), FedAGHN(lr=0.1, feedback="train"), torch.tensor([3, 0, 4, 1, 2])
+    known, method, order = roster(5, two_layers()), paper(lr=0.1, feedback="train"), torch.tensor([3, 0, 4, 1, 2])
     server, trained = anything(known), random(5, 9, seed=8)
     renamed = Server(*(t[order] for t in server))
     one = method.aggregate(known, server, known.everyone, Upload(trained, trained[:, :0]))
@@ -171,7 +179,7 @@ def test_renaming_clients_renames_everything(roster):
 
 
 def test_length_of_updates_does_not_matter(roster):
-    known, method = roster(4, two_layers()), FedAGHN()
+    known, method = roster(4, two_layers()), paper()
     server = anything(known)
     scale = torch.tensor([1.0, 1e-3, 50.0, 7.0], dtype=float64)[:, None]
     scaled = server._replace(change=server.change * scale)
@@ -179,7 +187,7 @@ def test_length_of_updates_does_not_matter(roster):
 
 
 def test_layers_are_independent(roster):
-    known, method = roster(4, two_layers()), FedAGHN()
+    known, method = roster(4, two_layers()), paper()
     server, (first, second) = anything(known), known.layout.layers
     change, theta = server.change.clone(), server.theta.clone()
     change[:, second.at] = random(4, 3, seed=11)
@@ -193,7 +201,7 @@ def test_layers_are_independent(roster):
 def test_identical_updates_are_listened_to_alike(roster, worked):
     known, numbers = roster(20, size=2), worked["fedaghn"]["identical_N20"]
     server = state(random(20, 2), torch.tensor([[0.3, -0.4]], dtype=float64).expand(20, 2), sharpness=3.0)
-    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    graph = paper().graph(known, server, known.everyone)[0]
     itself = torch.eye(20, dtype=torch.bool)
     close(graph[itself], numbers["alpha_self"].expand(20))
     close(graph[~itself], numbers["alpha_other"].expand(380))
@@ -204,14 +212,14 @@ def test_extreme_sharpness_hears_one_client(example, sharpness, best):
     # By cosine: client 0 is nearest to 1 and furthest from 2, 1 from 2, 2 from 1.
     _, known, server = example
     server = state(server.theta, server.change, home=0.0, sharpness=sharpness)
-    graph = FedAGHN().graph(known, server, known.everyone)[0]
+    graph = paper().graph(known, server, known.everyone)[0]
     close(graph, torch.eye(3, dtype=float64)[torch.tensor(best)], atol=1e-12)
 
 
 def test_large_home_is_local(examples, noisy, perceptron, executor):
     x, y = noisy(3, 2, sizes=[7, 5, 9])
     training = Training(epochs=2, batch=3, optimiser=SGD(0.1))
-    method = FedAGHN(home=1e15, lr=0.0, feedback="train")
+    method = paper(home=1e15, lr=0.0, feedback="train")
     mixed, own = (examples(perceptron(), x, y, m, training=training, executor=executor) for m in (method, Local()))
     mixed.run(3)
     own.run(3)
@@ -220,7 +228,7 @@ def test_large_home_is_local(examples, noisy, perceptron, executor):
 
 def test_no_sharpness_and_equal_home_is_uniform_fedavg(bowls, executor):
     clients = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 2, "executor": executor}
-    method = FedAGHN(home=1 / 3, sharpness=0.0, lr=0.0, feedback="train")
+    method = paper(home=1 / 3, sharpness=0.0, lr=0.0, feedback="train")
     trial = bowls(method, copies=[1, 2, 3, 4], **clients)
     server, shared = trial.run(4), bowls(FedAvg(), **clients).run(4)
     sent = method.send(trial.roster, server, trial.roster.everyone).theta
@@ -229,7 +237,7 @@ def test_no_sharpness_and_equal_home_is_uniform_fedavg(bowls, executor):
 
 
 def test_equal_models_teach_nothing(roster):
-    known, method = roster(4, two_layers()), FedAGHN(lr=1.0, feedback="train")
+    known, method = roster(4, two_layers()), paper(lr=1.0, feedback="train")
     server = anything(known)._replace(theta=random(9, seed=5).expand(4, 9).clone())
     after = method.aggregate(known, server, known.everyone, Upload(random(4, 9, seed=6), server.theta[:, :0]))
     close(after.home, server.home, atol=1e-13)
@@ -237,7 +245,7 @@ def test_equal_models_teach_nothing(roster):
 
 
 def test_slopes_do_not_depend_on_the_origin(roster):
-    known, method = roster(4, two_layers()), FedAGHN(lr=0.1)
+    known, method = roster(4, two_layers()), paper(lr=0.1)
     server, uphill, shift = anything(known), random(4, 9, seed=6), random(9, seed=7)
     one, other = (
         method.aggregate(known, s, known.everyone, Upload(s.theta, uphill))
@@ -249,7 +257,7 @@ def test_slopes_do_not_depend_on_the_origin(roster):
 
 def test_first_round_is_uniform_and_moves_no_scalar(bowls, executor):
     # All start from one model: only the second aggregation can tell clients apart.
-    method = FedAGHN(feedback="train")
+    method = paper(feedback="train")
     trial = bowls(method, [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]], executor=executor, copies=[1, 2, 3])
     start = method.start(trial.roster)
     graph = method.graph(trial.roster, start, trial.roster.everyone)[0]
@@ -265,7 +273,7 @@ def test_first_round_is_uniform_and_moves_no_scalar(bowls, executor):
 
 def test_engine_reaches_the_worked_graph(bowls, worked, executor):
     # From 0 one step of rate 1 lands on the optima, so update and model are both the optimum.
-    trial = bowls(FedAGHN(sharpness=1.0, feedback="train"), worked["fedaghn"]["Delta"], lr=1.0, executor=executor)
+    trial = bowls(paper(sharpness=1.0, feedback="train"), worked["fedaghn"]["Delta"], lr=1.0, executor=executor)
     trial.run(1)
     close(trial.history.relations[0][0], worked["fedaghn"]["alpha"].float())
 
@@ -275,12 +283,12 @@ def test_descent_lowers_the_loss_and_the_printed_sign_raises_it(roster):
     server, goal = anything(known), random(4, 9, seed=9)
 
     def loss(server):
-        return float((FedAGHN().send(known, server, known.everyone).theta - goal).square().sum() / 2)
+        return float((paper().send(known, server, known.everyone).theta - goal).square().sum() / 2)
 
-    uphill = FedAGHN().send(known, server, known.everyone).theta - goal
+    uphill = paper().send(known, server, known.everyone).theta - goal
     found = {}
     for sign in SIGNS:
-        after = FedAGHN(tuning=sign, lr=1e-4).aggregate(known, server, known.everyone, Upload(server.theta, uphill))
+        after = paper(tuning=sign, lr=1e-4).aggregate(known, server, known.everyone, Upload(server.theta, uphill))
         found[sign] = loss(server._replace(home=after.home, sharpness=after.sharpness)) - loss(server)
     squares = sum(float(s.square().sum()) for s in derivatives(known, server, -uphill))
     assert found[Descent()] == pytest.approx(-1e-4 * squares, rel=0.02)
@@ -290,26 +298,26 @@ def test_descent_lowers_the_loss_and_the_printed_sign_raises_it(roster):
 def test_no_rate_freezes_the_scalars(roster):
     known = roster(4, two_layers())
     server, upload = anything(known), Upload(random(4, 9, seed=6), random(4, 9, seed=7))
-    paper, descent = (
-        FedAGHN(tuning=sign, lr=0.0).aggregate(known, server, known.everyone, upload) for sign in (Printed(), Descent())
+    printed, descent = (
+        paper(tuning=sign, lr=0.0).aggregate(known, server, known.everyone, upload) for sign in (Printed(), Descent())
     )
-    for one, other in zip(paper, descent, strict=True):
+    for one, other in zip(printed, descent, strict=True):
         assert torch.equal(one, other)
-    assert torch.equal(paper.home, server.home)
-    assert torch.equal(paper.sharpness, server.sharpness)
+    assert torch.equal(printed.home, server.home)
+    assert torch.equal(printed.sharpness, server.sharpness)
 
 
 def test_home_is_never_negative(example):
     numbers, known, server = example
-    method = FedAGHN(tuning=Printed(), feedback="train", lr=100.0)
+    method = paper(tuning=Printed(), feedback="train", lr=100.0)
     trained = method.send(known, server, known.everyone).theta + numbers["Delta_new"]
     after = method.aggregate(known, server, known.everyone, Upload(trained, trained[:, :0]))
     assert (after.home == 0).all()
-    assert (FedAGHN().graph(known, after, known.everyone)[0].diagonal() == 0).all()
+    assert (paper().graph(known, after, known.everyone)[0].diagonal() == 0).all()
 
 
 def test_zero_updates_resemble_nobody(roster):
-    known, method = roster(3, size=2), FedAGHN(feedback="train")
+    known, method = roster(3, size=2), paper(feedback="train")
     change = torch.tensor([[0.0, 0.0], [1.0, 1.0], [1.0, 1.0]], dtype=float64)
     server = state(random(3, 2), change, home=0.0, sharpness=1.0)
     e = torch.tensor(1.0, dtype=float64).exp()
@@ -322,7 +330,7 @@ def test_zero_updates_resemble_nobody(roster):
 
 
 def test_only_participants_move_and_newcomers_listen_to_all(roster):
-    known, method, cohort = roster(4, two_layers()), FedAGHN(lr=0.1), torch.tensor([0, 2])
+    known, method, cohort = roster(4, two_layers()), paper(lr=0.1), torch.tensor([0, 2])
     server = anything(known)._replace(seen=torch.tensor([True, True, True, False]))
     graph = method.graph(known, server, known.everyone)
     third = torch.tensor([1 / 3, 1 / 3, 1 / 3, 0], dtype=float64)
@@ -336,7 +344,7 @@ def test_only_participants_move_and_newcomers_listen_to_all(roster):
 
 def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, executor):
     x, y = noisy(3, 2)
-    trial = examples(perceptron(norm=True), x, y, FedAGHN(), training=Training(1, 4, SGD(0.1)), executor=executor)
+    trial = examples(perceptron(norm=True), x, y, paper(), training=Training(1, 4, SGD(0.1)), executor=executor)
     server = trial.run(2)
     statistics = ~trial.roster.layout.trainable
     models = trial.method.send(trial.roster, server, trial.roster.everyone)
@@ -360,7 +368,7 @@ def test_running_statistics_stay_with_the_client(examples, noisy, perceptron, ex
 
 @pytest.mark.parametrize(("feedback", "up"), [("train", 1), ("val", 2)])
 def test_bytes(bowls, feedback, up):
-    trial = bowls(FedAGHN(feedback=feedback), [[1.0, 0.0], [0.0, 1.0]], copies=2)
+    trial = bowls(paper(feedback=feedback), [[1.0, 0.0], [0.0, 1.0]], copies=2)
     trial.run(3)
     assert (trial.history.bytes_up, trial.history.bytes_down) == (up * 3 * 2 * 2 * 8, 3 * 2 * 2 * 8)
 
@@ -420,7 +428,7 @@ def slowly(server, cohort, granularity, ablation, home, sharpness):
 def test_every_variant_against_autograd(roster, granularity, ablation):
     # Five clients of which one has not taken part; the cohort has it and two others.
     known, cohort = roster(5, NORMED), torch.tensor([0, 2, 3])
-    method = FedAGHN(granularity=granularity, tuning=ABLATIONS[ablation], lr=1e-3, home=0.3, sharpness=2.0)
+    method = paper(granularity=granularity, tuning=ABLATIONS[ablation], lr=1e-3, home=0.3, sharpness=2.0)
     server = method.start(known)
     assert server.home.shape == (5, 1 if ablation == "shared" else len(PARTS[granularity]))
     free = [ablation not in ("without-p", "without-p-q", "without-self"), ablation not in ("without-q", "without-p-q")]
@@ -456,19 +464,17 @@ def test_every_variant_against_autograd(roster, granularity, ablation):
 def test_without_p_by_hand(example):
     numbers, known, server = example
     server = server._replace(home=0 * server.home)
-    found = FedAGHN(tuning=ABLATIONS["without-p"]).graph(known, server, known.everyone)[0]
+    found = paper(tuning=ABLATIONS["without-p"]).graph(known, server, known.everyone)[0]
     by_hand = [[0.473041, 0.352937, 0.174022], [0.387084, 0.518809, 0.094107], [0.237454, 0.117081, 0.645466]]
     close(found, torch.tensor(by_hand, dtype=float64))
-    close(
-        FedAGHN(tuning=ABLATIONS["without-p-q"]).graph(known, server, known.everyone)[0], found, atol=0
-    )  # here q is 1
-    close(FedAGHN(tuning=ABLATIONS["without-self"]).graph(known, server, known.everyone)[0], numbers["alpha_p0"])
+    close(paper(tuning=ABLATIONS["without-p-q"]).graph(known, server, known.everyone)[0], found, atol=0)  # here q is 1
+    close(paper(tuning=ABLATIONS["without-self"]).graph(known, server, known.everyone)[0], numbers["alpha_p0"])
 
 
 @pytest.mark.parametrize("frozen", [{"lr": 0.0}, {"lr": 0.5, "tuning": Printed(without="p-q")}], ids=str)
 def test_what_does_not_move_asks_for_no_gradient(bowls, executor, frozen):
     clients = {"b": [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]], "copies": 3, "epochs": 2, "executor": executor}
-    still = bowls(FedAGHN(**frozen), **clients)
+    still = bowls(paper(**frozen), **clients)
     first, last = still.method.start(still.roster), still.run(3)
     assert torch.equal(first.home, last.home)
     assert torch.equal(first.sharpness, last.sharpness)
@@ -480,8 +486,8 @@ def test_shared_scalars_move_by_the_sum_over_layers(roster):
     server, upload = anything(known), Upload(random(3, 9, seed=6), random(3, 9, seed=7))
     server = server._replace(home=server.home[:, :1].expand(4, 2), sharpness=server.sharpness[:, :1].expand(4, 2))
     shared = server._replace(home=server.home[:, :1], sharpness=server.sharpness[:, :1])
-    apart = FedAGHN(lr=1e-3).aggregate(known, server, cohort, upload)
-    together = FedAGHN(lr=1e-3, tuning=ABLATIONS["shared"]).aggregate(known, shared, cohort, upload)
+    apart = paper(lr=1e-3).aggregate(known, server, cohort, upload)
+    together = paper(lr=1e-3, tuning=ABLATIONS["shared"]).aggregate(known, shared, cohort, upload)
     for name in ("home", "sharpness"):
         moved = (getattr(apart, name) - getattr(server, name)).sum(1, keepdim=True)
         close(getattr(together, name), getattr(shared, name) + moved, atol=1e-14)
@@ -491,7 +497,7 @@ def test_shared_scalars_move_by_the_sum_over_layers(roster):
 @settings(max_examples=30, deadline=None)
 @given(st.sampled_from(list(PARTS)), st.sampled_from([*ABLATIONS.values()]), st.integers(1, 6), st.integers(0, 10_000))
 def test_rows_of_every_variant_are_convex(roster, granularity, tuning, count, seed):
-    known, method = roster(count, NORMED), FedAGHN(granularity=granularity, tuning=tuning)
+    known, method = roster(count, NORMED), paper(granularity=granularity, tuning=tuning)
     server = method.start(known)._replace(theta=random(count, 25, seed=seed), change=random(count, 25, seed=seed + 1))
     for seen in (torch.rand(count, generator=torch.Generator().manual_seed(seed)) < 0.5, server.seen | True):
         graph = method.graph(known, server._replace(seen=seen), known.everyone)
@@ -503,7 +509,7 @@ def test_rows_of_every_variant_are_convex(roster, granularity, tuning, count, se
 
 
 def test_relation_of_tensors_is_their_mean_by_entries(roster):
-    known, method = roster(4, NORMED), FedAGHN(granularity="tensor", sharpness=5.0)
+    known, method = roster(4, NORMED), paper(granularity="tensor", sharpness=5.0)
     server = method.start(known)._replace(change=random(4, 25), seen=torch.ones(4, dtype=torch.bool))
     graph = method.graph(known, server, known.everyone)
     relation = method.relation(known, server, known.everyone)
@@ -516,7 +522,7 @@ def test_a_model_of_one_layer_is_one_whatever_the_granularity(bowls, executor):
     found = []
     for granularity in ("module", "model", "tensor"):
         trial = bowls(
-            FedAGHN(granularity=granularity, sharpness=3.0, lr=0.1), [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]],
+            paper(granularity=granularity, sharpness=3.0, lr=0.1), [[1.0, 0.0], [1.0, 1.0], [0.0, -1.0]],
             copies=3, epochs=2, executor=executor,
         )  # fmt: skip
         trial.run(4)
@@ -534,7 +540,7 @@ def test_executors_agree_on_every_variant(examples, noisy, perceptron, variant, 
     x, y = noisy(4, 2, sizes=[7, 2, 9, 4])
     found = []
     for executor in ("loop", "vmap"):
-        method = FedAGHN(feedback=feedback, home=0.3, sharpness=2.0, lr=0.5, **variant)
+        method = paper(feedback=feedback, home=0.3, sharpness=2.0, lr=0.5, **variant)
         trial = examples(perceptron(norm=True), x, y, method, training=Training(2, 3, SGD(0.1)), executor=executor)
         found.append((trial.run(4, participation=0.5), trial.headline))
     for one, other in zip(found[0][0], found[1][0], strict=True):
@@ -545,7 +551,7 @@ def test_executors_agree_on_every_variant(examples, noisy, perceptron, variant, 
 def test_uniform_softmax_over_all_is_fedavg(bowls, executor):
     # Without p the own model is one of the softmax; with q = 0 everyone counts alike.
     clients = {"b": [0.0, 4.0, 9.0, -2.0], "h": [1.0, 2.0, 0.5, 1.5], "epochs": 2, "executor": executor}
-    method = FedAGHN(tuning=Printed(without="p"), sharpness=0.0, lr=0.0)
+    method = paper(tuning=Printed(without="p"), sharpness=0.0, lr=0.0)
     trial = bowls(method, copies=2, **clients)
     server, shared = trial.run(4), bowls(FedAvg(), **clients).run(4)
     close(method.send(trial.roster, server, trial.roster.everyone).theta, shared.theta.expand(4, 1), atol=1e-13)
@@ -578,7 +584,7 @@ def test_looking_at_all_others_is_looking_at_everyone(roster, granularity, feedb
     known, cohorts = roster(6, NORMED), [[0, 2, 3], [1, 2, 5], [0, 1, 2, 3, 4, 5]]  # client 4 comes late
     found = []
     for neighbours in (0, 5, 50):
-        method = FedAGHN(neighbours=neighbours, granularity=granularity, feedback=feedback, lr=0.1, sharpness=3.0)
+        method = paper(neighbours=neighbours, granularity=granularity, feedback=feedback, lr=0.1, sharpness=3.0)
         server, sent = method.start(known)._replace(theta=random(6, 25, seed=1)), []
         for r, cohort in enumerate(map(torch.tensor, cohorts)):
             now = replace(known, round=r)
@@ -595,7 +601,7 @@ def test_looking_at_all_others_is_looking_at_everyone(roster, granularity, feedb
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 9), st.integers(1, 4), st.sampled_from([*ABLATIONS.values()]), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean(roster, count, neighbours, tuning, seed):
-    known, method = roster(count, NORMED), FedAGHN(neighbours=neighbours, tuning=tuning)
+    known, method = roster(count, NORMED), paper(neighbours=neighbours, tuning=tuning)
     cohort = torch.randperm(count, generator=torch.Generator().manual_seed(seed))[: max(1, count // 2)].sort().values
     server = method.start(known)
     for r in range(2):
@@ -613,7 +619,7 @@ def test_few_neighbours_are_still_a_mean(roster, count, neighbours, tuning, seed
 
 def test_neighbours_are_those_whose_updates_are_most_alike(roster):
     # Two groups whose updates point the same way, up to noise: a sketch of 512 numbers tells them apart.
-    known, method = roster(12, nn.Linear(400, 5).double()), FedAGHN(neighbours=5)
+    known, method = roster(12, nn.Linear(400, 5).double()), paper(neighbours=5)
     group = torch.arange(12) % 2
     change = random(2, 2005)[group] + 0.5 * random(12, 2005, seed=1)
     server = method.aggregate(known, method.start(known), known.everyone, Upload(known.theta + change, change))
@@ -622,7 +628,7 @@ def test_neighbours_are_those_whose_updates_are_most_alike(roster):
 
 
 def test_a_client_without_an_update_looks_at_anyone_the_same_on_every_call(roster):
-    known, method = roster(40, size=3), FedAGHN(neighbours=4)
+    known, method = roster(40, size=3), paper(neighbours=4)
     cohort = torch.arange(30)
     server = method.aggregate(known, method.start(known), cohort, Upload(random(30, 3), random(30, 3, seed=1)))
     late = torch.arange(30, 40)
@@ -636,7 +642,7 @@ def test_a_client_without_an_update_looks_at_anyone_the_same_on_every_call(roste
 
 def test_no_table_of_all_pairs(roster):
     # Sketches, 512 numbers a client, are the largest table here.
-    known, method, cohort = roster(3000, size=8), FedAGHN(neighbours=6), torch.arange(0, 3000, 300)
+    known, method, cohort = roster(3000, size=8), paper(neighbours=6), torch.arange(0, 3000, 300)
     server = method.aggregate(known, method.start(known), cohort, Upload(random(10, 8), random(10, 8, seed=1)))
     made = Sizes()
     with made:
@@ -656,3 +662,67 @@ class Sizes(TorchDispatchMode):
             if isinstance(tensor, torch.Tensor):
                 self.largest = max(self.largest, tensor.nbytes)
         return found
+
+
+def test_pooled_scalars_move_by_what_clients_agree_on(roster):
+    known = roster(5, two_layers())
+    server, new = anything(known), random(5, 9, seed=9)
+    server = server._replace(home=server.home * 0 + 0.3, sharpness=server.sharpness * 0 + torch.tensor([4.0, -2.0]))
+    for lr in (0.5, 2.0):
+        after = FedAGHN(lr=lr).aggregate(known, server, known.everyone, Upload(random(5, 9, seed=3), -new))
+        for name, slopes in zip(("home", "sharpness"), derivatives(known, server, new), strict=True):
+            values = getattr(server, name)
+            expected = values * (lr * agreed((values * slopes).T)).exp()  # one factor for each layer
+            close(getattr(after, name), expected, atol=1e-12)
+            assert (expected != values).any()
+
+
+def test_pooled_scalars_depend_on_no_scale(roster):
+    known = roster(5, two_layers())
+    server, new = anything(known), random(5, 9, seed=9)
+    one, other = (
+        FedAGHN().aggregate(known, server, known.everyone, Upload(server.theta + 1, scale * new))
+        for scale in (1.0, 1e-9)
+    )
+    close(other.home, one.home, atol=1e-12)
+    close(other.sharpness, one.sharpness, atol=1e-12)
+
+
+def test_pooled_scalars_stay_within_bounds_and_wait_for_models_that_differ(roster):
+    known = roster(5, two_layers())
+    first = FedAGHN().start(known)
+    after = FedAGHN().aggregate(known, first, known.everyone, Upload(random(5, 9), random(5, 9, seed=1)))
+    assert torch.equal(after.home, first.home)
+    assert torch.equal(after.sharpness, first.sharpness)
+    server = anything(known)
+    far = FedAGHN(lr=1e3).aggregate(known, server, known.everyone, Upload(server.theta, random(5, 9, seed=9)))
+    for values in (far.home, far.sharpness.abs()):
+        assert ((values >= LEAST) & (values <= MOST)).all()
+    assert torch.equal(far.sharpness.sign(), server.sharpness.sign())
+
+
+def test_past_updates_count_in_the_cosines(roster):
+    known, cohort = roster(4, two_layers()), torch.tensor([0, 3])
+    server = anything(known)._replace(seen=torch.tensor([True, True, True, False]))
+    method = FedAGHN(past=0.5, feedback="train")
+    change = random(2, 9, seed=6)
+    trained = method.send(known, server, cohort).theta + change
+    after = method.aggregate(known, server, cohort, Upload(trained, trained[:, :0]))
+    close(after.change[0], change[0] + 0.5 * server.change[0], atol=1e-12)
+    close(after.change[3], change[1], atol=1e-12)  # its first
+    assert torch.equal(after.change[1:3], server.change[1:3])
+    close(after.theta[cohort], trained, atol=0)
+
+
+@pytest.mark.parametrize("validation", [0, 2])
+def test_without_validation_examples_the_scalars_stay_as_they_are(validation, executor):
+    x, y, rows = random(40, 3), random(40, 1, seed=1), torch.arange(40).view(4, 10)
+    split = {"train": rows[:, :6], "validation": rows[:, 6 : 6 + validation], "test": rows[:, 8:]}
+    data = Federation(x, y, {name: list(part) for name, part in split.items()}, Regression())
+    how = {"seed": 0, "execution": Execution(executor)}
+    torch.manual_seed(0)
+    fleet = Simulation(data, Model(nn.Linear(3, 1).double()), FedAGHN(), Training(2, 3, SGD(0.1)), **how)
+    server = run(fleet.method, fleet.roster(), fleet, History(data.names, data.task), rounds=3)
+    still = (server.home == 0.3).all() and (server.sharpness == 10).all()
+    assert still == (validation == 0)
+    assert torch.isfinite(server.theta).all()

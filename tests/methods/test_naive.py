@@ -27,6 +27,7 @@ from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.graph_learning import Similarity
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.methods.parts.tuning import Descent
 from kinfed.papers.fedaghn import ablations
 from kinfed.papers.panacea.printed import Printed
 from kinfed.simulation.execution import Execution
@@ -271,7 +272,7 @@ AGHNS = [
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), *ROUNDS])
 @pytest.mark.parametrize("settings", AGHNS, ids=str)
 def test_fedaghn(settings, share, rounds):
-    method = FedAGHN(home=0.3, sharpness=2.0, lr=0.5, **settings)
+    method = FedAGHN(home=0.3, sharpness=2.0, past=0.0, lr=0.5, **{"tuning": Descent(), **settings})
     ours = Ours(method, share, rounds)
     layers = [range(9)] if method.granularity == "model" else LAYERS
     without = getattr(method.tuning, "without", "")

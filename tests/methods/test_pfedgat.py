@@ -22,7 +22,11 @@ from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.ops.sketch import count_sketch
 
 float64 = torch.float64
-SMALL = Attention(heads=2, width=3)
+SMALL, PAPER = Attention(heads=2, width=3), Attention()
+
+
+def paper(graph=PAPER, **settings):
+    return PFedGAT(graph, **{"lr": 0.01, "feedback": "val", **settings})
 
 
 def close(found, expected, atol=1e-6):
@@ -74,7 +78,7 @@ def test_rounds_by_hand(bowls, worked, heads, executor):
     # rounds; the test losses, which here are the feedback, have their optima at c.
     numbers = worked["pfedgat"]
     expected, attention = numbers[f"K{heads}"], attention_of(numbers, heads)
-    method = PFedGAT(Attention(heads, 2), lr=0.01, feedback="test")
+    method = paper(Attention(heads, 2), lr=0.01, feedback="test")
     trial = bowls(method, numbers["Theta"], held=numbers["targets_c"], lr=1.0, executor=executor)
     server = trial.run(2, begin=1, server=method.start(trial.roster)._replace(network=attention))
     for found, start in zip(server.network, attention, strict=True):
@@ -133,7 +137,7 @@ def test_renaming_clients_renames_the_graph():
 
 
 def test_equal_models_are_equal_in_the_graph(roster):
-    known, method, theta = roster(4, size=5), PFedGAT(SMALL), random(4, 5)
+    known, method, theta = roster(4, size=5), paper(SMALL), random(4, 5)
     theta[2] = theta[1]
     graph = attend(network(), theta, 0.2)
     close(graph[2], graph[1], atol=1e-15)
@@ -154,7 +158,7 @@ def test_scale_and_shift_of_a_model_do_not_matter():
 @pytest.mark.parametrize("zero", ["a", "W"])
 def test_without_a_or_w_it_is_uniform_fedavg(bowls, zero, executor):
     clients = {"b": [[0.0, 1.0], [4.0, 2.0], [-1.0, 5.0]], "h": [1.0, 2.0, 0.5], "epochs": 2, "executor": executor}
-    method = PFedGAT(SMALL, feedback="test")
+    method = paper(SMALL, feedback="test")
     trial = bowls(method, copies=[1, 2, 3], **clients)
     attention = network(size=2)
     if zero == "a":
@@ -184,7 +188,7 @@ def test_one_head_orders_speakers_alike_for_all_listeners():
 
 
 def test_step_is_the_gradient_of_the_summed_losses(roster):
-    known, method, goal = roster(4, size=5), PFedGAT(SMALL, lr=0.1), random(4, 5, seed=20)
+    known, method, goal = roster(4, size=5), paper(SMALL, lr=0.1), random(4, 5, seed=20)
     uploads = random(4, 5, seed=21)
     server = ready(method, known, network(), uploads)
     leaves = Heads(*(t.clone().requires_grad_() for t in network()))
@@ -205,7 +209,7 @@ def test_step_is_the_gradient_of_the_summed_losses(roster):
 
 
 def test_no_feedback_moves_nothing(roster):
-    known, method = roster(4, size=5), PFedGAT(SMALL)
+    known, method = roster(4, size=5), paper(SMALL)
     server = ready(method, known, network(), random(4, 5))
     after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=1), torch.zeros(4, 5).double()))
     for found, start in zip(after.network, network(), strict=True):
@@ -213,7 +217,7 @@ def test_no_feedback_moves_nothing(roster):
 
 
 def test_only_the_cohort_is_mixed_and_only_its_mix_is_judged(roster):
-    known, method = roster(4, size=5), PFedGAT(SMALL, lr=0.1)
+    known, method = roster(4, size=5), paper(SMALL, lr=0.1)
     first, second = torch.tensor([0, 1, 3]), torch.tensor([1, 2, 3])
     uploads, uphill = random(4, 5, seed=30), random(4, 5, seed=31)
     server = method.start(known)._replace(network=network())
@@ -238,7 +242,7 @@ def test_only_the_cohort_is_mixed_and_only_its_mix_is_judged(roster):
 
 def test_network_size_and_start(roster):
     known = roster(3, size=100)
-    attention = PFedGAT().start(known).network
+    attention = paper().start(known).network
     assert [tuple(t.shape) for t in attention] == [(8, 8, 100), (8, 8), (8, 8)]
     for tensor, fans in zip(attention, (8 + 100, 16 + 1, 16 + 1), strict=True):
         bound = (6 / fans) ** 0.5
@@ -250,7 +254,7 @@ def test_what_the_network_sees(roster, perceptron):
     layout, sizes = known.layout, {Full(): 9 + 6 + 4, Head(): 4, Update(): 9 + 6 + 4}
     uploads = known.theta + random(3, layout.size)
     for features, size in sizes.items():
-        method = PFedGAT(replace(SMALL, features=features))
+        method = paper(replace(SMALL, features=features))
         server = method.start(known)
         assert server.network.project.shape[2] == size
         server = ready(method, known, server.network, uploads)
@@ -260,7 +264,7 @@ def test_what_the_network_sees(roster, perceptron):
 
 
 def test_feedback_doubles_the_upload(bowls):
-    trial = bowls(PFedGAT(Attention(1, 2)), [[1.0, 0.0], [0.0, 1.0]], copies=2)
+    trial = bowls(paper(Attention(1, 2)), [[1.0, 0.0], [0.0, 1.0]], copies=2)
     trial.run(3)
     assert (trial.history.bytes_up, trial.history.bytes_down) == (2 * 3 * 2 * 2 * 8, 3 * 2 * 2 * 8)
 
@@ -297,7 +301,7 @@ def test_one_dynamic_head_can_rank_speakers_differently():
 
 
 def test_dynamic_step_is_the_gradient_too(roster):
-    known, method, uploads = roster(4, size=5), PFedGAT(DynamicAttention(2, 3), lr=0.1), random(4, 5, seed=21)
+    known, method, uploads = roster(4, size=5), paper(DynamicAttention(2, 3), lr=0.1), random(4, 5, seed=21)
     assert [tuple(t.shape) for t in method.start(known).network] == [(2, 3, 5), (2, 3, 5), (2, 3)]
     server, uphill = ready(method, known, dynamic(), uploads), random(4, 5, seed=22)
     after = method.aggregate(known, server, known.everyone, Upload(uploads, uphill)).network
@@ -316,7 +320,7 @@ BY_HAND = {
 
 @pytest.mark.parametrize("graph", BY_HAND, ids=str)
 def test_without_attention_by_hand(bowls, worked, graph, executor):
-    numbers, method = worked["pfedgat"], PFedGAT(graph=graph, feedback="test")
+    numbers, method = worked["pfedgat"], paper(graph=graph, feedback="test")
     trial = bowls(method, numbers["Theta"], held=numbers["targets_c"], lr=1.0, executor=executor)
     server = trial.run(1)
     close(trial.history.relations[0], torch.full((3, 3), 1 / 3), atol=1e-7)
@@ -331,7 +335,7 @@ def test_without_attention_by_hand(bowls, worked, graph, executor):
 @pytest.mark.parametrize("graph", BY_HAND, ids=str)
 def test_without_attention_a_cohort_listens_to_itself(roster, graph):
     known, cohort = roster(4, size=5), torch.tensor([0, 2, 3])
-    method = PFedGAT(graph=graph, lr=0.1)
+    method = paper(graph=graph, lr=0.1)
     weights = torch.tensor([[1, 2, 3, 4], [0, 10, 0, 0], [0, 6, 1, 3], [0, 10, 0, 0]], dtype=float64) / 10
     server, uploads = method.start(known)._replace(network=Pairs(weights)), random(4, 5)
     server = method.aggregate(known, server, cohort, Upload(uploads[cohort], torch.zeros(3, 5)))
@@ -360,7 +364,7 @@ def test_channels_that_lead_where_the_exact_one_leads(bowls, monkeypatch, graph,
     clients = {"b": [[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]], "held": [[1.5, 2.0], [0.0, 0.0], [2.0, 1.0]]}
     found, feedback = [], "train" if channel == Delta() else "test"
     for one in (Exact(), channel):
-        method = PFedGAT(graph, lr=0.5, channel=one, feedback=feedback)
+        method = paper(graph, lr=0.5, channel=one, feedback=feedback)
         trial = bowls(method, **clients, h=[1.0, 2.0, 0.5], lr=0.2, executor=executor)
         found.append(trial.run(4))
     for one, other in zip(found[0].network, found[1].network, strict=True):
@@ -371,7 +375,7 @@ def test_channels_that_lead_where_the_exact_one_leads(bowls, monkeypatch, graph,
 
 
 def test_sketched_features_are_the_same_sketch_in_every_round(roster, perceptron):
-    known, method = roster(3, perceptron(norm=True)), PFedGAT(replace(SMALL, features=Sketched(7)))
+    known, method = roster(3, perceptron(norm=True)), paper(replace(SMALL, features=Sketched(7)))
     assert method.start(known).network.project.shape == (2, 3, 7)
     uploads, graphs = known.theta + random(3, known.layout.size), []
     server = ready(method, known, network(size=7), uploads)
@@ -395,7 +399,7 @@ def test_sketched_features_are_the_same_sketch_in_every_round(roster, perceptron
 )
 def test_bytes_of_a_channel(bowls, channel, up, down, executor):
     # Three clients and rounds, models of two doubles.
-    method = PFedGAT(SMALL, channel=channel, feedback="train" if channel == Delta() else "test")
+    method = paper(SMALL, channel=channel, feedback="train" if channel == Delta() else "test")
     trial = bowls(method, [[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]], executor=executor)
     trial.run(3)
     assert trial.history.bytes_up == 3 * 3 * (16 + up)
@@ -418,7 +422,7 @@ def test_executors_agree_on_every_variant(examples, noisy, perceptron, variant, 
     x, y = noisy(4, 2, sizes=[7, 2, 9, 4])
     found = []
     for executor in ("loop", "vmap"):
-        method = PFedGAT(**{"graph": SMALL, "lr": 0.5, **variant})
+        method = paper(**{"graph": SMALL, "lr": 0.5, **variant})
         trial = examples(perceptron(norm=True), x, y, method, training=Training(2, 3, SGD(0.1)), executor=executor)
         found.append((trial.run(4, participation=participation), trial.headline, trial.history))
     start = method.start(trial.roster).network
@@ -433,7 +437,7 @@ def test_executors_agree_on_every_variant(examples, noisy, perceptron, variant, 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
 def test_renaming_clients_renames_everything(roster, variant):
-    method = PFedGAT(**{"graph": SMALL, "lr": 1e-3, **variant})
+    method = paper(**{"graph": SMALL, "lr": 1e-3, **variant})
     known, order, cohort = (
         roster(4, nn.Sequential(nn.Linear(4, 1)).double()),
         torch.tensor([2, 0, 3, 1]),
@@ -459,21 +463,21 @@ def test_renaming_clients_renames_everything(roster, variant):
 
 def test_a_network_too_large_is_refused_by_name(roster):
     wide = nn.Linear(3000, 700).double()
-    method = PFedGAT()  # 8 x 8 x 2,100,700 doubles are 1.002 GiB
+    method = paper()  # 8 x 8 x 2,100,700 doubles are 1.002 GiB
     with pytest.raises(UsageError, match=r"8 heads of width 8 over 2,100,700 features .* 1 GiB.*features='sketch'"):
         method.start(roster(2, wide))
-    assert PFedGAT(Attention(features=Sketched())).start(roster(2, wide)).network.project.shape == (8, 8, 4096)
+    assert paper(Attention(features=Sketched())).start(roster(2, wide)).network.project.shape == (8, 8, 4096)
     small = roster(2, nn.Linear(100, 10).double())
     gib = 8 * 8 * 1010 * 8 / 2**30
-    PFedGAT(Attention(memory=1.001 * gib)).start(small)
+    paper(Attention(memory=1.001 * gib)).start(small)
     for refused in (Attention(memory=0.999 * gib), DynamicAttention(memory=1.001 * gib)):
         with pytest.raises(UsageError, match="attention: a network"):
-            PFedGAT(refused).start(small)
+            paper(refused).start(small)
 
 
 def test_features_of_a_head_need_one(roster):
     with pytest.raises(UsageError, match="features='head' needs"):
-        PFedGAT(Attention(features=Head())).start(roster(2, nn.Conv1d(1, 1, 2).double()))
+        paper(Attention(features=Head())).start(roster(2, nn.Conv1d(1, 1, 2).double()))
 
 
 @pytest.mark.parametrize(
@@ -501,7 +505,7 @@ def test_delta_counts_each_clients_own_steps(roster):
     # Two epochs in batches of 16 at rate 0.01: 2 steps for 5 examples, 6 for 40. By the logits the loss has the slopes
     # R (G - <R, G>), with R a half everywhere.
     known, uploads = roster(2, size=3, sizes=[5, 40]), random(2, 3)
-    method = PFedGAT(Logits(), channel=Delta(), feedback="train", lr=1.0)
+    method = paper(Logits(), channel=Delta(), feedback="train", lr=1.0)
     server = ready(method, known, Pairs(torch.zeros(2, 2, dtype=float64)), uploads)
     again = random(2, 3, seed=1)
     after = method.aggregate(known, server, known.everyone, Upload(again, again[:, :0])).network.weights
@@ -512,15 +516,15 @@ def test_delta_counts_each_clients_own_steps(roster):
 
 @pytest.mark.parametrize("optimiser", [SGD(0.1, momentum=0.9), SGD(0.1, weight_decay=0.1), Adam()])
 def test_delta_needs_plain_sgd(bowls, optimiser):
-    delta = PFedGAT(SMALL, channel=Delta(), feedback="train")
+    delta = paper(SMALL, channel=Delta(), feedback="train")
     with pytest.raises(UsageError, match=r"pfedgat: channel 'delta' .* plain SGD; .* without momentum or weight decay"):
         bowls(delta, [1.0, 2.0], optimiser=optimiser).run(1)
-    bowls(PFedGAT(SMALL, feedback="train"), [1.0, 2.0], optimiser=optimiser).run(1)  # who asks for gradients may
+    bowls(paper(SMALL, feedback="train"), [1.0, 2.0], optimiser=optimiser).run(1)  # who asks for gradients may
 
 
 @pytest.mark.parametrize("graph", [Projected(), Logits()], ids=str)
 def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph):
-    known, everyone, method = roster(3, size=2), roster(5, size=2), PFedGAT(graph=graph)
+    known, everyone, method = roster(3, size=2), roster(5, size=2), paper(graph=graph)
     learned = torch.tensor([[0.5, 0.5, 0.0], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=float64)
     server = method.start(known)._replace(network=Pairs(learned.log() if graph == Logits() else learned))
     joined = method.add_clients(everyone, server, torch.tensor([0, 3])).network.weights
@@ -540,8 +544,8 @@ def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph)
 def test_few_neighbours_are_still_a_mean(roster, count, neighbours, seed):
     known, attention, uploads = roster(count, size=5), network(seed=seed), random(count, 5, seed=seed + 3)
     whole = slowly(attention, uploads)
-    server = ready(PFedGAT(Attention(2, 3, neighbours=neighbours)), known, attention, uploads)
-    found = PFedGAT(Attention(2, 3, neighbours=neighbours)).relation(known, server, known.everyone)
+    server = ready(paper(Attention(2, 3, neighbours=neighbours)), known, attention, uploads)
+    found = paper(Attention(2, 3, neighbours=neighbours)).relation(known, server, known.everyone)
     for i in range(count):
         others = sorted((j for j in range(count) if j != i), key=lambda j, i=i: -float(whole[i, j]))[:neighbours]
         kept = torch.zeros(count, dtype=float64)
@@ -554,7 +558,7 @@ def test_few_neighbours_are_still_a_mean(roster, count, neighbours, seed):
 
 def test_a_pruned_graph_learns_through_what_it_keeps(roster):
     known, attention, uploads = roster(4, size=5), network(), random(4, 5, seed=3)
-    method = PFedGAT(Attention(2, 3, neighbours=2), lr=0.1)
+    method = paper(Attention(2, 3, neighbours=2), lr=0.1)
     server = ready(method, known, attention, uploads)
     uphill = random(4, 5, seed=7)
     after = method.aggregate(known, server, known.everyone, Upload(random(4, 5, seed=8), uphill))

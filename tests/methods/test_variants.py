@@ -33,8 +33,10 @@ from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.graph_learning import QP, Moved, Similarity
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
+from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
+from kinfed.methods.parts.tuning import Descent, Pooled
 from kinfed.ops import similarity, sketch
 from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.papers.sfl.released import Released
@@ -49,7 +51,7 @@ SMALL = Attention(heads=2, width=3)
 BASE = {
     "cfl": {"begin": 1, "split": Lengths(10.0, 0.0), "min_size": 2},
     "fedcedar": {"clusters": 2},
-    "pfedgat": {"graph": SMALL, "lr": 1.0},
+    "pfedgat": {"graph": SMALL, "lr": 1.0, "feedback": "val"},
     "pfedhn": {"hidden": 5},
     "panacea": {
         "embedding": 3,
@@ -59,7 +61,7 @@ BASE = {
         "optimiser": SGD(0.5),
     },
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
-    "fedaghn": {"sharpness": 3.0, "lr": 0.5},
+    "fedaghn": {"home": 0.03, "sharpness": 3.0, "past": 0.0, "lr": 0.5, "feedback": "val", "tuning": Descent()},
 }
 VARIANTS = {
     "local": [{}],
@@ -138,11 +140,13 @@ VARIANTS = {
         {"tuning": Printed("descent", shared=True)},
         *({"tuning": Printed("descent", without=w)} for w in ("q", "p-q", "self")),
         {"neighbours": 2},
+        {"past": 0.5, "feedback": "validation", "tuning": Pooled()},
     ],
     "pfedgat": [
         {"graph": Attention(heads=3, width=2, slope=0.1), "lr": 0.1},
         {"graph": Projected(), "feedback": "train"},
         {"graph": Logits()},
+        {"graph": Hedge(home=0.5, sharpness=2.0), "feedback": "validation"},
         {"graph": DynamicAttention(heads=2, width=3)},
         {"graph": replace(SMALL, features=Sketched(5))},
         {"graph": replace(SMALL, features=Head()), "feedback": "test"},

@@ -162,7 +162,9 @@ class Client:
     def held_out(self) -> Examples:
         """Examples for the method's own feedback, which its `feedback` selects; never trained on if set aside."""
         if "held_out" not in self._rows:
-            raise UsageError("the method uses client.held_out, so it must set feedback to 'train', 'val' or 'test'")
+            raise UsageError(
+                "the method uses client.held_out, so it must set feedback to 'train', 'val', 'validation' or 'test'"
+            )
         return self.examples("held_out")
 
     def examples(self, split: str) -> Examples:

@@ -104,7 +104,8 @@ class Method(Settings, ABC):
     bn: Normalisation = "averaged"  # running statistics are averaged with the rest, or "local" to a client;
     #                                 "personal": the weights of normalisation layers stay there, too, as in FedBN
     feedback = "none"  # what client.held_out holds: "val" sets a ninth of the training examples aside,
-    #                    "train" reuses them, "test" takes the test examples (results are marked as leaking)
+    #                    "train" reuses them, "validation" takes the validation examples, which should fit a few
+    #                    numbers at most, "test" the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "given"  # of the relation it reports: given, learned or oracle
     rates: ClassVar[tuple[str, ...]] = ()  # its settings that local training uses instead of training.optimiser
 

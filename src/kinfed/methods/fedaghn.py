@@ -6,20 +6,20 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..core.method import Normalisation, Params
-from ..core.settings import CountOrZero, NonNegative
-from ..core.tables import put
+from ..core.settings import CountOrZero, NonNegative, Share
+from ..core.tables import put, take
 from ..core.trees import ModelOf, PerClient
 from .bases import GraphMethod
 from .parts import update_sketches
 from .parts.granularity import Groups
-from .parts.tuning import Attention, Descent
+from .parts.tuning import Attention, Descent, Pooled
 
 
 class Server(NamedTuple):
     """The server's state. Each of G groups of layers has a graph of its own."""
 
     theta: PerClient  # [N, d] each client's latest model
-    change: PerClient  # [N, d] its last update: what local training changed
+    change: PerClient  # [N, d] its updates, what local training changed: the last, and `past` of those before
     seen: PerClient  # [N] bool, has taken part
     home: PerClient  # [N, G] how much it keeps of itself: the paper's p; [N, 1] if the groups share it
     sharpness: PerClient  # [N, G] how selective it is among the others: the paper's q
@@ -37,18 +37,18 @@ class Upload(NamedTuple):
 class FedAGHN(GraphMethod):
     r"""$w_{ij} = \mathrm{softmax}_{j \ne i}(q_i \cos(\Delta_i, \Delta_j)) / (1 + p_i)$, $w_{ii} = p_i / (1 + p_i)$.
 
-    Each client has one $p$ and $q$ per layer, moved each round along the derivative of the mixed model contracted with
-    the client's feedback (Equations 4 to 6 and A1). They descend on the loss; the paper prints, and its released code
-    runs, the opposite: see `kinfed.papers.fedaghn.ablations`.
+    $p$ and $q$ of a layer move along the derivatives of the mixed model contracted with the clients' feedback
+    (Equations 4 to 6, A1): down the loss. The paper climbs, see `kinfed.papers.fedaghn.ablations`, with `past=0`.
     """
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
-    home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
-    sharpness: float = 0.5  # q at the start: how much more weight others with updates like its own get
-    lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are
-    feedback: Literal["val", "train", "test"] = "val"  # "val": held-out gradient; "train": its update, as in the paper
+    home: NonNegative = 0.3  # p at the start: how much a client keeps of itself beside the others
+    sharpness: float = 10.0  # q at the start: how much more weight others with updates like its own get
+    past: Share = 1.0  # how much an update counts a round later, in the sum that is compared; 0: only the last counts
+    lr: NonNegative = 2.0  # learning rate of p and q; 0: they stay as they are
+    feedback: Literal["validation", "val", "train", "test"] = "validation"  # of a gradient; "train": its update instead
     granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
-    tuning: Descent = Descent()  # which of p and q are used, and in which direction they move
+    tuning: Descent | Pooled = Pooled()  # how p and q move: one for all clients, or each client's own by descent
     neighbours: CountOrZero = 0  # how many others are mixed, those with updates most like its own by sketches; 0: all
 
     def start(self, roster):
@@ -102,8 +102,11 @@ class FedAGHN(GraphMethod):
         if any(self.tuning.rates(self.lr)):
             # d loss / d w_ij is the inner product of client i's gradient with client j's model, group by group.
             way, sign = (change, -1) if self.feedback == "train" else (uploads.held_out_grad, 1)
-            grads = attention.grads(sign * groups.inner(way, server.theta, attention.near))
-            moved = self.tuning.step(moved, [g * _active(server)[cohort] for g in grads], self.lr)
+            grad = sign * groups.inner(way, server.theta, attention.near)
+            judges = self.tuning.judges(server.seen, cohort, grad)
+            moved = self.tuning.step(moved, [g * judges for g in attention.grads(grad)], self.lr)
+        if self.past:
+            change += self.past * take(server.change, cohort) * server.seen[cohort, None]
         return Server(
             theta=put(server.theta, cohort, uploads.theta),
             change=put(server.change, cohort, change),

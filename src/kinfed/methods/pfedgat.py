@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
 import torch
-from torch.func import vjp
 
 from ..core.method import Method, Params
 from ..core.optimiser import SGD, OptState
@@ -15,7 +14,8 @@ from ..core.trees import Like, PerClient, Shared, Tree
 from ..ops.mixing import mix_freely, weighted_mean
 from .parts.attention import Attention, DynamicAttention
 from .parts.feedback import Channel, Delta, Exact, Mixtures, Replies, Sent, Upload
-from .parts.learned_graph import LearnedGraph, Logits, Projected
+from .parts.hedge import Hedge
+from .parts.learned_graph import LearnedGraph, Lesson, Logits, Projected
 from .parts.short_feedback import Sketch, Spsa
 
 
@@ -35,18 +35,17 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class PFedGAT(Method):
-    r"""$R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
+    r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort, with weights $R$ that a `graph` learns.
 
-    $h_i$ is the normalised $\theta_i$ (LayerNorm), and $\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort;
-    other clients keep their models, and one that has never taken part starts from the mean. The network descends along
-    $G_{ij} = \partial L / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the
-    mixed model on examples set aside for it. The paper's scalar losses do not determine that gradient: `channel` does.
+    Other clients keep their models, and one that has never taken part starts from the mean. What the graph learns from
+    is $G_{ij} = \partial L_i / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the
+    mixed model on its feedback examples. The paper's scalar losses do not determine that gradient: `channel` does.
     """
 
-    graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
-    lr: Positive = 0.01  # learning rate of the graph
+    graph: Attention | DynamicAttention | Projected | Logits | Hedge | LearnedGraph = Hedge()  # what makes the weights
+    lr: Positive = 2.0  # learning rate of the graph
     channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server learns G
-    feedback: Literal["val", "train", "test"] = "val"  # which examples L_i is measured on; "test", as printed, leaks
+    feedback: Literal["validation", "val", "train", "test"] = "validation"  # examples of L_i; "test", as printed, leaks
     origin = "learned"
 
     def __post_init__(self):
@@ -70,7 +69,7 @@ class PFedGAT(Method):
         return Params(theta), Upload(theta, answer)
 
     def aggregate(self, roster, server, cohort, uploads):
-        read = self.graph.sees_updates or self.channel == Delta()
+        read = self.graph.sees_updates or self.graph.learns_from_updates or self.channel == Delta()
         change = uploads.theta - _begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
         took_part = torch.ones_like(cohort, dtype=torch.bool)
         server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
@@ -84,16 +83,17 @@ class PFedGAT(Method):
         return server._replace(theta=put(server.theta, cohort, mix_freely(weights, uploads.theta, roster.layout)))
 
     def _learn(self, roster, server, cohort, answers, change):
-        """One step of the network along G of the last mixtures, of the clients that received one."""
+        """What the network learns from the last mixtures, of the clients that received one."""
         judging = server.present[cohort].nonzero().squeeze(1)
         if not len(judging):
             return server._replace(step=torch.zeros_like(server.step))
         mix = Mixtures.of(roster, server, cohort[judging])
-        gradient = self.channel.gradient(mix, Replies(take(answers, judging), take(change, judging)))  # G: [J, M]
-        row = torch.searchsorted(mix.mixed, cohort[judging])
-        _, pull_back = vjp(lambda network: self.graph.weights(network, roster, server, mix.mixed)[row], server.network)
-        stepped, opt_state = SGD(self.lr).step(server.network, pull_back(gradient)[0], server.opt_state)
-        network = self.graph.settle(type(server.network)(*stepped))
+        replies = Replies(take(answers, judging), take(change, judging))
+        gradient, rows = (
+            self.channel.gradient(mix, replies),
+            torch.searchsorted(mix.mixed, cohort[judging]),
+        )  # G: [J, M]
+        network, opt_state = self.graph.learn(roster, server, Lesson(gradient, rows, mix, replies.change), self.lr)
         moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
         return server._replace(network=network, opt_state=opt_state, step=moved)
 

@@ -203,8 +203,8 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
     name = type(undivided(method)).__name__
     if method.feedback == "train":
         rows["held_out"] = rows["train"]
-    elif method.feedback == "test":
-        rows["held_out"] = rows["test"]
+    elif method.feedback in ("validation", "test"):
+        rows["held_out"] = rows[method.feedback]
     elif method.feedback == "val":
         short = [n for n, r in zip(federation.names, rows["train"], strict=True) if len(r) < 2]
         if short:
@@ -219,5 +219,5 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
             rows["held_out"].append(mine[order[:count]])
             rows["train"][i] = mine[order[count:]]
     elif method.feedback != "none":
-        raise UsageError(f"feedback must be none, train, val or test; got '{method.feedback}'")
+        raise UsageError(f"feedback must be none, train, val, validation or test; got '{method.feedback}'")
     return rows

@@ -38,7 +38,11 @@ class DynamicHeads(NamedTuple):
 
 @dataclass(frozen=True)
 class Attention(LearnedGraph):
-    """The paper's attention. Within a head all listeners rank speakers alike, so one head cannot show groups."""
+    r"""The paper's $R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$.
+
+    $h_i$ is the normalised $\theta_i$ (LayerNorm). Within a head all listeners rank speakers alike, so one head cannot
+    show groups.
+    """
 
     heads: Count = 8  # H, how many heads are averaged
     width: Count = 8  # f, how many numbers a head makes of a client's features

@@ -6,11 +6,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from ...core.method import Roster
+from ...core.optimiser import SGD, OptState
 from ...core.settings import Settings
 from ...core.trees import Pairwise, Tree
 from ...ops.sparsify import project_simplex
+from .feedback import Mixtures
+
+
+class Lesson(NamedTuple):
+    """What a graph is told about the last mixtures: of M models, for J clients."""
+
+    gradient: Tensor  # [J, M] G, the derivative of a client's loss on its feedback by the weights
+    rows: Tensor  # [J] int64 which of the M models is the client's own
+    mix: Mixtures
+    change: Tensor  # [J, d] by local training from the mixture; [J, 0] unless the graph or the channel asks for it
 
 
 class LearnedGraph(Settings, ABC):
@@ -19,6 +31,11 @@ class LearnedGraph(Settings, ABC):
     @property
     def sees_updates(self) -> bool:
         """Whether it reads the table `change` of the server."""
+        return False
+
+    @property
+    def learns_from_updates(self) -> bool:
+        """Whether it is told what local training changed, too."""
         return False
 
     @abstractmethod
@@ -32,6 +49,16 @@ class LearnedGraph(Settings, ABC):
     def settle(self, network: Any) -> Any:
         """The network after a step of its optimiser, projected if need be."""
         return network
+
+    def learn(self, roster: Roster, server: Tree, lesson: Lesson, lr: float) -> tuple[Any, OptState]:
+        """The network and its optimiser after a round, here after a step against G."""
+
+        def rows(network: Any) -> Tensor:
+            return self.weights(network, roster, server, lesson.mix.mixed)[lesson.rows]
+
+        pull_back = vjp(rows, server.network)[1]
+        stepped, opt_state = SGD(lr).step(server.network, pull_back(lesson.gradient)[0], server.opt_state)
+        return self.settle(type(server.network)(*stepped)), opt_state
 
     def add_clients(self, roster: Roster, before: Any, wide: Any, newcomers: Tensor) -> Any:
         """The network once newcomers: [M] are in the roster; `wide` is the one before, with their first rows."""

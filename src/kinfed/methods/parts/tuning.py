@@ -8,6 +8,9 @@ from torch import Tensor
 
 from ...core.settings import Settings
 from ...ops.neighbours import Weights
+from .agreement import agreed, vary
+
+LEAST, MOST = 1e-3, 1e3  # of p and q that move by factors, so that they can come back
 
 
 class Attention(NamedTuple):
@@ -58,6 +61,30 @@ class Descent(Settings):
         """The learning rates of p and q, zero for what does not move."""
         return lr, lr
 
+    def judges(self, seen: Tensor, cohort: Tensor, grad: Tensor) -> Tensor:
+        """[K] or [G, K] bool whose slopes count, of the cohort: [K]: those who have taken part; at first all.
+
+        seen: [N] bool, who has taken part; grad: [G, K, M], derivatives by the weights.
+        """
+        return (seen | ~seen.any())[cohort]
+
     def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
         """p and q: [K, G] each after a step against their gradients: [G, K] each."""
         return tuple(v - rate * g.T for v, g, rate in zip(values, grads, self.rates(lr), strict=True))
+
+
+@dataclass(frozen=True)
+class Pooled(Descent):
+    """One p and one q for each group of layers, multiplied by exp(-lr) at most where all clients agree on less.
+
+    What counts is the direction of a slope, not its size, so that lr fits any loss and any model, and the mean over
+    clients, so that few examples of each are enough.
+    """
+
+    def judges(self, seen: Tensor, cohort: Tensor, grad: Tensor) -> Tensor:
+        """Those for whom models differ: where they are equal, as in the first round, slopes are rounding errors."""
+        return seen[cohort] & vary(grad)
+
+    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
+        moved = (v * (-lr * agreed(v.T * g)).exp() for v, g in zip(values, grads, strict=True))
+        return tuple(v.sign() * v.abs().clamp(LEAST, MOST) for v in moved)
