@@ -242,7 +242,7 @@ def test_graphs_are_chosen_in_a_config_and_their_origin_is_told(tmp_path, capsys
     # What a graph is worth is seen by comparing runs that differ in nothing else.
     assert main(["compare", *map(str, tmp_path.iterdir()), "--json"]) == 0
     assert {row["set"] for row in json.loads(capsys.readouterr().out)["runs"]} == {1}
-    assert run(tmp_path, capsys)[0].startswith("kinfed: sfl needs a graph of the clients")
+    assert run(tmp_path, capsys)[0]["relation"]["origin"] == "learned"  # where there is no graph
     assert "did you mean 'shuffled'" in run(tmp_path, capsys, "federation.graph=shufled")[0]
 
 

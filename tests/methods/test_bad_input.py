@@ -55,8 +55,6 @@ def run(method, weights=PATH, train=9, module=None, **settings):
         (lambda: federation(graph((1, 2, -0.5))), r"not negative; entry \[1, 2\] is -0.5"),
         (lambda: federation(graph((2, 0, float("nan")))), r"must be finite and not negative; entry \[2, 0\] is nan"),
         (lambda: federation(graph((0, 1, float("inf")))), r"entry \[0, 1\] is inf"),
-        (lambda: run(SFL(), None), "sfl needs a graph of the clients, and this data set has none"),
-        (lambda: run(Panacea(), None), "panacea needs a graph of the clients"),
         (
             lambda: run(PFedGAT(Attention(heads=500, memory=1e-5))),
             "attention: a network of 500 heads .* more than memory=1e-05",

@@ -75,7 +75,7 @@ def test_a_method_that_sends_nothing_has_nothing_to_say(bowls):
 
 
 def test_sfl_tells_its_pull_and_the_distance_from_the_neighbourhood(bowls, executor):
-    trial = related(bowls(SFL(pull=0.3), B, executor=executor), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    trial = related(bowls(SFL(pull=0.3, begin="own"), B, executor=executor), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     server = trial.run(1)
     sent = trial.method.send(trial.roster, server, trial.roster.everyone)
     after = trial.run(2, begin=1, server=server)

@@ -125,7 +125,7 @@ def test_cohorts_leave_somebody_out_and_take_them_in_again():
 SFLS = [
     {},
     {"steps": 3, "rho": 0.6, "begin": "shared"},
-    {"begin": "mixed", "steps": 2},
+    {"begin": "own", "steps": 2},
     {"pull": 0.0},
     {"personal": ("1.*",)},
     {"structure": Similarity(neighbours=2, beta=0.4)},

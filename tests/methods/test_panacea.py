@@ -665,13 +665,6 @@ def test_heads_too_large_are_refused_by_name(known):
     Panacea(decoder=ChunkedHeads(memory=0.1)).start(wide)
 
 
-def test_refuses_to_go_without_a_graph(roster):
-    for method in (Panacea(), Panacea(encoder=MLP()), Panacea(reconstruction=0.0)):
-        with pytest.raises(UsageError, match=r"federation\.graph"):
-            method.start(roster(3))
-    Panacea(encoder=MLP(), reconstruction=0.0).start(roster(3))
-
-
 def test_a_graph_need_not_be_symmetric(known):
     one_way = known(torch.tensor([[0.0, 1.0], [0.0, 0.0]]))
     averaging = GCN().averaging(Panacea().neighbours(one_way))
@@ -700,3 +693,16 @@ def test_a_client_alone_has_no_pairs(known):
     alone = Federation.from_arrays(torch.randn(20, 2), torch.arange(20) % 2, torch.zeros(20), graph=torch.ones(1, 1))
     found = fit(Panacea(**SMALL), alone, nn.Linear(2, 2), rounds=1, execution=Execution("loop"))
     assert found.theta(0).isfinite().all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_a_graph_it_runs_without_one_and_says_so(roster, perceptron):
+    known = roster(4, perceptron())
+    uploads = Params(torch.randn(4, known.layout.size, dtype=torch.float64))
+    plain = Panacea(embedding=3, encoder=MLP(hidden=4), reconstruction=0.0, steps=2)
+    method, server = replace(plain, encoder=GCN(hidden=4), reconstruction=0.1), plain.start(known)
+    expected = plain.aggregate(known, server, known.everyone, uploads)
+    with pytest.warns(UserWarning, match="panacea: this data set has no graph of the clients"):
+        found = method.aggregate(known, method.start(known), known.everyone, uploads)
+    for one, other in zip(tree_leaves(found), tree_leaves(expected), strict=True):
+        assert torch.equal(one, other)

@@ -31,7 +31,7 @@ from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
 from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
-from kinfed.methods.parts.graph_learning import QP, Similarity
+from kinfed.methods.parts.graph_learning import QP, Moved, Similarity
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.learned_graph import Logits, Projected
@@ -115,6 +115,9 @@ VARIANTS = {
         {"pull": 0.7, "begin": "mixed"},
         {"pull": 0.0, "begin": "shared"},
         {"structure": Similarity(neighbours=3, beta=0.5)},
+        {"begin": "own"},
+        {"structure": Moved(neighbours=3, beta=0.7, tau=0.2)},
+        {"structure": Moved(sketch=8)},
         {"structure": Similarity(neighbours=3, sketch=8)},
         {"structure": QP(neighbours=3, beta=0.5, sketch=8, gamma=0.5)},
         {"structure": Released()},

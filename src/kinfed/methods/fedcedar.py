@@ -77,10 +77,9 @@ class FedCedar(Method):
         graph = torch.linalg.matrix_power(graph, self.steps)
         centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
         theta = mix(graph, centres, roster.layout)
-        before = _spread(centres, roster.layout)
-        spread = torch.where(before > 0, _spread(theta, roster.layout) / before, 1.0)
-        meant = self.feature == "moved" or self.distribution == "mean"  # one model, for clients that are alike
-        collapsed = bool(spread < COLLAPSED) and not meant
+        before, left = _spread(centres, roster.layout), _spread(theta, roster.layout)
+        spread = torch.where(before > 0, left / before, 1.0)
+        collapsed = bool(spread < COLLAPSED) and self.feature != "moved" and self.distribution == "precise"
         if collapsed and not server.warned:
             warnings.warn(
                 f"fedcedar: round {roster.round + 1}: mixing leaves {float(spread):.2g} of the distance between the "

@@ -1,5 +1,6 @@
 """Panacea: a graph network over the clients' graph writes each client's model (Lin et al., 2025, Algorithm 1)."""
 
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +12,6 @@ from ..core.method import Params
 from ..core.optimiser import SGD, Adam, Optimiser
 from ..core.settings import Count, NonNegative, Positive
 from ..core.trees import PerClient
-from ..errors import UsageError
 from .parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
 from .parts.heads import ChunkedHeads, FullHeads, Heads
 from .parts.hypernetwork import Dense, Hypernetwork, Server, step
@@ -32,7 +32,7 @@ class Panacea(Hypernetwork):
     The server descends on $\frac{1}{2K} \sum_i \|\tilde\theta_i - \theta_i\|^2 + \lambda_d L_d$ over the cohort, where
     $\tilde\theta_i$ is the model after local training and $L_d$ the cross-entropy of $\sigma(z_u^\top z_v)$ with the
     links (Equations 3 to 5). Links are the graph's positive weights. Panacea-GN is `reconstruction=0`, Panacea-MLP is
-    that with `encoder=MLP()`.
+    that with `encoder=MLP()`, and what runs where there is no graph.
     """
 
     embedding: Count = 100  # m: numbers in a client's learned embedding
@@ -57,14 +57,9 @@ class Panacea(Hypernetwork):
         return Server(network, self.optimiser.init(tree_leaves(network)))
 
     def neighbours(self, roster):
-        """[N, N] A: the graph's weights without self-links; None if nothing uses them."""
-        if not (self.encoder.needs_graph or self.reconstruction):
+        """[N, N] A: the graph's weights without self-links; None if nothing uses them, or there is no graph."""
+        if roster.graph is None or not (self.encoder.needs_graph or self.reconstruction):
             return None
-        if roster.graph is None:
-            raise UsageError(
-                "panacea needs a graph of the clients; set federation.graph, use a data set that has one, such as "
-                "'synthetic', or run without a graph: method.encoder=mlp method.reconstruction=0"
-            )
         weights = roster.graph.weights.to(roster.theta)
         return weights - torch.diag(weights.diagonal())
 
@@ -83,14 +78,20 @@ class Panacea(Hypernetwork):
 
     def aggregate(self, roster, server, cohort, uploads):
         links, draw, sent = self.neighbours(roster), roster.generator("panacea.pairs"), None
-        averaging = self.encoder.averaging(links)
+        averaging, linked = self.encoder.averaging(links), self.reconstruction and links is not None
+        if roster.round == 0 and roster.graph is None and (self.encoder.needs_graph or self.reconstruction):
+            warnings.warn(
+                "panacea: this data set has no graph of the clients, so it runs in its form without one "
+                "(method.encoder=mlp method.reconstruction=0); federation.graph names a graph",
+                stacklevel=2,
+            )
         for _ in range(self.steps):
             pairs = draw_pairs(roster, draw)
 
             def generate(network, pairs=pairs):
                 z = self.encoder.encode(network.encoder, network.embedding, averaging)
                 theta = self.write(roster, network, z[cohort])
-                return theta, link_loss(z, links, pairs) if self.reconstruction else z.new_zeros(())
+                return theta, link_loss(z, links, pairs) if linked else z.new_zeros(())
 
             (theta, loss), pull_back = vjp(generate, server.network)
             sent = theta if sent is None else sent
@@ -108,6 +109,6 @@ class Panacea(Hypernetwork):
         away = uploads.theta - self.write(roster, server.network, z[cohort])
         numbers = super().diagnostics(roster, server, cohort, sent, uploads)
         numbers["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
-        if self.reconstruction:
+        if self.reconstruction and links is not None:
             numbers["reconstruction"] = link_loss(z, links, draw_pairs(roster, roster.generator("panacea.notes")))
         return numbers

@@ -11,7 +11,7 @@ from ..core.settings import CountOrZero, NonNegative, Share
 from ..core.tables import put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
-from .parts.graph_learning import QP, Known, Similarity
+from .parts.graph_learning import QP, Known, Moved, Similarity
 
 
 class Server(NamedTuple):
@@ -36,14 +36,15 @@ class SFL(Method):
     r"""$U = \rho P^m V + (1 - \rho) V$, $P = D^{-1}(A + I)$, $w = \frac1N \sum_i u_i$.
 
     Client i minimises $F_i(v) + \lambda (R(v, w) + R(v, u_i))$ with $R(a, b) = \frac12 \|a - b\|^2$ and $\lambda = 0$
-    in the first round. With a `structure` that is learned this is SFL*. Released code: steps=3, begin="shared", pull=0.
+    in the first round. With a `structure` that is learned this is SFL*. Algorithm 1: begin="own" and pull=0.3; released
+    code: steps=3 and begin="shared".
     """
 
     steps: CountOrZero = 1  # m: how many times models are averaged with their neighbours'
     rho: Share = 1.0  # share of the propagated model in u
-    pull: NonNegative = 0.3  # lambda: how strongly local training is pulled towards w and towards u
-    begin: Literal["own", "mixed", "shared"] = "own"  # where local training starts: v, u or w
-    structure: Known | Similarity | QP = Known()  # the graph: known, or learned from the models
+    pull: NonNegative = 0.0  # lambda: how strongly local training is pulled towards w and towards u
+    begin: Literal["own", "mixed", "shared"] = "mixed"  # where local training starts: v, u or w
+    structure: Known | Moved | Similarity | QP = Known()  # the graph: known, or learned from the models
 
     def origin_of(self, roster):
         return self.structure.origin_of(roster)

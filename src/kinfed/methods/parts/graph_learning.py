@@ -1,5 +1,6 @@
 """Graphs of the clients: known, or learned by the server from their models as training goes on."""
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -10,39 +11,9 @@ from ...core.method import Roster
 from ...core.seeding import key
 from ...core.settings import Count, CountOrZero, Positive, Settings, Share
 from ...core.trees import Tree
-from ...errors import UsageError
-from ...ops.similarity import gram, in_medians
+from ...ops.similarity import cosine, gram, in_medians
 from ...ops.sketch import sketch_models
 from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
-
-
-@dataclass(frozen=True)
-class Known(Settings):
-    """The graph is known and stays as it is. `server` is SFL's state in all functions."""
-
-    def origin_of(self, roster: Roster) -> Origin:
-        return roster.graph.origin if roster.graph is not None else "given"
-
-    def start(self, roster: Roster) -> Tensor:
-        """[N, N] the first links, self-links included."""
-        if roster.graph is None:
-            raise UsageError(
-                "sfl needs a graph of the clients, and this data set has none; set federation.graph, or learn a graph "
-                "with method.structure=similarity"
-            )
-        return with_itself(roster.graph.weights.to(roster.theta))
-
-    def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
-        """[K, s] sketches by which models: [K, d] are compared."""
-        return theta.new_zeros(len(theta), 0)
-
-    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
-        """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
-        return server.links  # type: ignore[no-any-return]
-
-    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
-        """[N, N] the links once newcomers: [M] have joined."""
-        return self.start(roster)
 
 
 @dataclass(frozen=True)
@@ -80,11 +51,15 @@ class Similarity(Settings):
     def find(self, roster: Roster, server: Tree, pull: float) -> Tensor:
         """[N, N] the graph by the similarity of the current models."""
         seen, itself = server.seen, torch.eye(len(roster), dtype=torch.bool, device=server.seen.device)
-        square = in_medians(self.distances(roster, server), seen[:, None] & seen & ~itself)
+        square = self.apart(roster, server, seen[:, None] & seen & ~itself)
         alike = torch.exp(-square / 2)
         linked = largest(alike.masked_fill(~seen, -1).masked_fill(itself, torch.inf), self.neighbours)
         linked &= seen | itself
         return self.weigh(to_rows(alike * linked), linked, square, pull)
+
+    def apart(self, roster: Roster, server: Tree, pairs: Tensor) -> Tensor:
+        """[N, N] d^2 / sigma^2; pairs: [N, N] bool are those of two clients that took part."""
+        return in_medians(self.distances(roster, server), pairs)
 
     def distances(self, roster: Roster, server: Tree) -> Tensor:
         """[N, N] squared distances of the clients' models, or of their sketches, over parameters."""
@@ -115,3 +90,57 @@ class QP(Similarity):
         centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
         inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
         return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
+
+
+@dataclass(frozen=True)
+class Moved(Similarity):
+    r"""Learned likewise, with $S_{ij} = e^{(\cos_{ij} - 1) / \tau}$ of how far models moved from the initial one.
+
+    These cosines are near 1 where clients are alike and near 0 where they have nothing in common, whatever the scale.
+    """
+
+    beta: Share = 0.5  # share of what was found in the next graph
+    tau: Positive = 0.1  # the temperature: the smaller, the more is kept of the most similar alone
+
+    def apart(self, roster: Roster, server: Tree, pairs: Tensor) -> Tensor:
+        """[N, N] 2 (1 - cos) / tau, which is a squared distance of directions."""
+        initial = roster.theta[None]
+        entries = [server.theta[:, e.at] - initial[:, e.at] for e in roster.layout.entries if e.trainable]
+        moved = [server.sketch - self.sketches(roster, initial)] if self.sketch else entries
+        return (2 * (1 - cosine(gram(moved).inner, eps=0.0)) / self.tau).to(server.links.dtype)
+
+
+@dataclass(frozen=True)
+class Known(Settings):
+    """The graph is known and stays; where none is known it is learned, as by `Moved()`.
+
+    `server` is the state of SFL, of which any part may be used.
+    """
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return roster.graph.origin if roster.graph is not None else "learned"
+
+    def start(self, roster: Roster) -> Tensor:
+        """[N, N] the first links, one of every client to itself among them."""
+        return Moved().start(roster)
+
+    def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
+        """[K, s] what is kept of models: [K, d] to compare them by."""
+        return theta.new_zeros(len(theta), 0)
+
+    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
+        """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
+        if roster.graph is not None:
+            return server.links  # type: ignore[no-any-return]
+        if roster.round == 0:
+            warnings.warn(
+                "sfl: this data set has no graph of the clients, so one is learned, as by method.structure=moved; to "
+                "use a known one set federation.graph",
+                stacklevel=2,
+            )
+        return Moved().learn(roster, server, newcomer, pull)
+
+    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
+        """[N, N] the links once newcomers: [M] have joined."""
+        learned = roster.graph is None
+        return Moved().add_clients(roster, server, newcomers) if learned else self.start(roster)
