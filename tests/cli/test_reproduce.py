@@ -273,7 +273,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--scale", "0"], "--scale must lie in (0, 1]; got 0.0"),
         (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
         (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
-        (["--method", "local", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["--method", "local", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (
             ["--workers", "0"],
             "Execution.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",

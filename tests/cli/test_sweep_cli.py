@@ -119,7 +119,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, second_run_interrupted):
     ("arguments", "said"),
     [
         (["local", "rounds"], "'rounds' is not a setting"),
-        (["local", "rounds=1,2", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["local", "rounds=1,2", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (["local", "--method", "local,"], "--method: there is no ''"),
         (["nowhere.toml", "rounds=1,2"], "cannot read nowhere.toml"),
     ],

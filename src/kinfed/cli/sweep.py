@@ -79,7 +79,7 @@ def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Conso
 
     if args.jobs > 1:
         bar.count(0, len(runs))
-    with closing(replace(wanted.study, said=begin).attempts(runs, args.jobs)) as outcomes:
+    with closing(replace(wanted.study, on_begin=begin).attempts(runs, args.jobs)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             if args.jobs > 1:
                 bar.count(done, len(runs))

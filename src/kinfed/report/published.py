@@ -49,7 +49,7 @@ def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
     groups: dict[str, list[tuple[str, ...]]] = {}
     for line in sorted(lines, key=lambda line: _place(lines, line)):
         measure, column = MEASURES[line.metric], line.column
-        heading = f"{column.dataset}, {column.setting}: {measure.said} ({column.name})"
+        heading = f"{column.dataset}, {column.setting}: {measure.label} ({column.name})"
         method = line.row.printed + (f" ({line.row.name})" if twice[line.row.printed] > 1 else "")
         digits = measure.digits
         groups.setdefault(heading, []).append(

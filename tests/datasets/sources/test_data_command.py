@@ -61,7 +61,7 @@ def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish,
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["fetch", "mnist"], 2, "where to? set KINFED_DATA or --data-dir"),
+        (["fetch", "mnist"], 2, "no data directory: set KINFED_DATA or --data-dir"),
         (["fetch", "mnst", "--data-dir", "d"], 2, "there is nothing to fetch for 'mnst'; did you mean 'mnist'?"),
         (["fetch", "mnist", "svhn", "--data-dir", "d", "--from", "."], 2, "--from holds the originals of one data set"),
         (["fetch", "mnist", "--data-dir", "d"], 1, "answers 404 Client Error"),
@@ -121,9 +121,9 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
     assert code == 0
     assert found["federation"] == "5 clients"
     assert [found[f"  {split}"] for split in ("train", "validation", "test")] == [
-        "350 examples, 70 a client",
-        "50 examples, 10 a client",
-        "100 examples, 20 a client",
+        "350 examples, 70 per client",
+        "50 examples, 10 per client",
+        "100 examples, 20 per client",
     ]
     assert found["examples"] == 1797
     assert Path("digits.png").exists()
