@@ -293,7 +293,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(capsys, tmp_path):
     main(["run", "local", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
     code, _, err = kinfed_run(capsys, "run", "fedavg", *SMALL, "--out", str(tmp_path / "a"))
     assert code == 2
-    assert "holds a run already" in err
+    assert "already holds a run" in err
 
 
 def test_the_closing_table_says_what_its_words_mean(capsys, tmp_path):

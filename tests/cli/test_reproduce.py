@@ -122,7 +122,7 @@ def accuracies(tmp_path, column, method, model):
 def test_ctrl_c_leaves_a_table_of_what_is_finished_and_says_how_to_go_on(capsys, second_run_interrupted):
     asked = ["--method", "local", "--column", "digits/iid", "--jobs", "1"]
     _, err = reproduce(capsys, *asked, code=130)
-    assert err.splitlines()[-1] == "kinfed: interrupted; the same command goes on with what is left"
+    assert err.splitlines()[-1] == "kinfed: interrupted; run the same command again to resume"
     assert table()["digits/iid", "local"]["seeds"] == "1"
     before = (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns
     reproduce(capsys, *asked)
@@ -210,7 +210,7 @@ def test_side_by_side_and_scaled_down(tmp_path, capsys, monkeypatch):
     # Another method at another scale would have the table lose the one that is there.
     _, err = reproduce(capsys, "--method", "made", *asked[2:4], "--scale", "0.6", "--out", "beside", code=2)
     assert err.startswith("kinfed: beside/runs/digits/iid/local/seed-")
-    assert "holds another experiment than the one asked for; choose another folder" in err
+    assert "holds another experiment than the requested one; choose another folder" in err
     assert table("beside") == alone
     assert not (tmp_path / "beside/runs/digits/iid/made").exists()
 

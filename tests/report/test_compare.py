@@ -291,7 +291,7 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
     found = compare([begun, done, repeated])
     assert [[row.folder for row in rows] for rows in found.sets] == [[str(done)]]
     assert found.warnings == (f"left out, as not finished (kinfed resume goes on): {begun}, {repeated}",)
-    with pytest.raises(UsageError, match=r"no run is finished: .*begun; go on with one: kinfed resume .*begun"):
+    with pytest.raises(UsageError, match=r"no run is finished: .*begun; resume one: kinfed resume .*begun"):
         compare([begun])
 
 

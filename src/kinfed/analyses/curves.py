@@ -19,13 +19,13 @@ def curves(
     given as files hold it: 0.9 for an accuracy of 90 %.
     """
     folders = study.runs({name: [setting("method.name", name)] for name in methods})
-    found: dict[str, Array] = {}
+    by_source: dict[str, Array] = {}
     rows: list[Row] = []
     for name, folder in folders.items():
         one = score(folder)
         rounds, tests = scores_by_round(folder, one.model)
-        found[name] = np.nanmean(tests, 2).T  # [T, S]
-        mean = found[name].mean(1)
+        by_source[name] = np.nanmean(tests, 2).T  # [T, S]
+        mean = by_source[name].mean(1)
         best = float(mean.max() if one.higher_is_better else mean.min())
         row: Row = {"method": name, **one.row(), "best": float(scaled(best, one.metric))}
         row["last"] = float(scaled(mean[-1], one.metric))
@@ -35,7 +35,7 @@ def curves(
             row["at target in round"] = _reached(rounds, mean, target, one.higher_is_better)
         rows.append(row)
     picture = study.out / "curves.png"
-    accuracy_by_round(rounds, found, f"test {one.metric}", picture, over="seeds", target=target)
+    accuracy_by_round(rounds, by_source, f"test {one.metric}", picture, over="seeds", target=target)
     return Finding("test scores by round", rows, [picture])
 
 

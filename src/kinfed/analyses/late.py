@@ -31,9 +31,9 @@ def late(
     joins = rounds // 2 if joins is None else joins
     if not 0 < joins < rounds:
         raise UsageError(f"analysis.joins must lie between 0 and the {rounds} rounds; got {joins}")
-    asked = {name: [setting("method.name", name)] for name in methods}
-    missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in asked.items()}
-    whole = {f"{name}-from-the-start": overrides for name, overrides in asked.items()}
+    requested = {name: [setting("method.name", name)] for name in methods}
+    missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in requested.items()}
+    whole = {f"{name}-from-the-start": overrides for name, overrides in requested.items()}
     folders = study.runs(missed | whole)
     rows: list[Row] = []
     panels: dict[str, dict[str, Array]] = {}
@@ -65,17 +65,17 @@ def hold_back(study: Study, share: float, joins: int) -> str:
 
 def held_back(folder: RunFolder, share: float) -> Array:
     """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
-    found = []
+    masks = []
     for one in (each.read_summary() for each in folder.repeats()):
         absent = np.zeros(one.clients, dtype=bool)
         absent[latecomers(one.seed, tags(one.client_names), share).numpy()] = True
-        found.append(absent)
-    return np.stack(found)
+        masks.append(absent)
+    return np.stack(masks)
 
 
 def over(scores: Array, chosen: Array) -> Array:
     """[S, T] means of scores: [S, T, N] over the clients chosen: [S, N]."""
-    return np.stack([np.nanmean(values[:, mine], 1) for values, mine in zip(scores, chosen, strict=True)])
+    return np.stack([np.nanmean(values[:, clients], 1) for values, clients in zip(scores, chosen, strict=True)])
 
 
 def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:

@@ -26,11 +26,11 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
     _refuse_one_graph(study)
     what, pairs = similar(study.federations(), overlap)
-    found = [folder.read_relations() for folder in study.run(study.method).repeats()]
-    at, names, count = found[0].rounds, found[0].layers, len(found[0].layers)
+    relations = [folder.read_relations() for folder in study.run(study.method).repeats()]
+    at, names, count = relations[0].rounds, relations[0].layers, len(relations[0].layers)
     if count < 2:
         raise UsageError("layers compares layers, and this model has one; choose a deeper model")
-    graphs = [torch.from_numpy(one.weights) for one in found]  # [T, L, N, N] a seed
+    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] a seed
 
     def row(layer: int, label: str, moments: list[int]) -> Row:
         """One layer, each seed at its own moment."""
@@ -38,11 +38,11 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         return {"layer": names[layer], "round": label, **over_seeds(each)}
 
     some = np.unique(np.linspace(0, len(at) - 1, rounds).round().astype(int)).tolist()
-    moments = [one.selected for one in found]
+    moments = [one.selected for one in relations]
     label = "selected: " + ", ".join(str(at[t]) for t in moments)
     rows = []
     for layer in range(count):
-        rows += [row(layer, str(at[t]), [t] * len(found)) for t in some] + [row(layer, label, moments)]
+        rows += [row(layer, str(at[t]), [t] * len(relations)) for t in some] + [row(layer, label, moments)]
 
     heatmaps, lines = study.out / "layers.png", study.out / "layers-by-round.png"
     halves = {"shallow": slice(count // 2), "deep": slice((count + 1) // 2, count)}

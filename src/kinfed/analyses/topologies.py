@@ -38,13 +38,13 @@ def topologies(
             for count in nodes
         }
     )
-    found: dict[str, Array] = {}
+    panels: dict[str, Array] = {}
     rows: list[Row] = []
     notes: list[str] = []
     for count, folder in zip(nodes, folders.values(), strict=True):
         rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
         index = np.stack([rand_by_round(one.read_clusters(), truth).numpy() for one in folder.repeats()])  # [S, T, 2]
-        found[f"{count} nodes"] = index
+        panels[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)
         mean = index[..., 0].mean(0)
         notes.append(
@@ -52,7 +52,7 @@ def topologies(
             f"{(mean == 1).sum()} of {len(rounds)} rounds have 1"
         )
     picture = study.out / "rand-by-round.png"
-    rand.rand_by_round(rounds, found, every, picture)
+    rand.rand_by_round(rounds, panels, every, picture)
     return Finding(f"clusters of {study.method} against the nodes of a topology", rows, [picture], notes)
 
 

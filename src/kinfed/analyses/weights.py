@@ -30,11 +30,11 @@ def weights(
     `overlap` or more. A partition has the experiment's settings if the experiment names it, else its defaults.
     """
     dealt = {name: [setting("federation.partition.name", name)] for name in partitions}
-    kin = {name: similar(study.federations(asked), overlap) for name, asked in dealt.items()}
+    kin = {name: similar(study.federations(overrides), overlap) for name, overrides in dealt.items()}
     folders = study.runs(
         {
-            f"{partition}-{method}": [*asked, setting("method.name", method)]
-            for partition, asked in dealt.items()
+            f"{partition}-{method}": [*overrides, setting("method.name", method)]
+            for partition, overrides in dealt.items()
             for method in methods
         }
     )
@@ -42,9 +42,9 @@ def weights(
     panels: dict[tuple[str, str], Array] = {}
     for partition, (_, pairs) in kin.items():
         for method in methods:
-            found = [selected(one) for one in folders[f"{partition}-{method}"].repeats()]
-            panels[method, partition] = found[0].numpy()
-            rows.append({"partition": partition, "method": method, **over_seeds(map(look, found, pairs))})
+            relations = [selected(one) for one in folders[f"{partition}-{method}"].repeats()]
+            panels[method, partition] = relations[0].numpy()
+            rows.append({"partition": partition, "method": method, **over_seeds(map(look, relations, pairs))})
     picture = study.out / "weights.png"
     relation_grid(panels, picture, {name: blocks(pairs[0]) for name, (_, pairs) in kin.items()})
     notes = [f"{name}: similar are clients {what}" for name, (what, _) in kin.items()]
@@ -91,15 +91,15 @@ def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
     }
 
 
-def over_seeds(found: Iterable[dict[str, float]]) -> Row:
+def over_seeds(rows: Iterable[dict[str, float]]) -> Row:
     """The means of several findings, with None for what does not exist in all of them."""
-    each = list(found)
+    each = list(rows)
     means = {key: fmean([one[key] for one in each]) for key in each[0]}
     return {key: None if math.isnan(value) else value for key, value in means.items()}
 
 
 def selected(folder: RunFolder) -> Tensor:
     """[N, N] the relation of a run with one seed at the round that validation selects, a mean over layers."""
-    found = folder.read_relations()
-    relation = torch.from_numpy(found.weights[found.selected])
+    relations = folder.read_relations()
+    relation = torch.from_numpy(relations.weights[relations.selected])
     return relation.mean(0) if relation.ndim == 3 else relation

@@ -118,14 +118,16 @@ def _check_kinds(
     attack: Any,
 ) -> None:
     """Raise UsageError for arguments of fit that are of a wrong kind."""
-    for given, kind, such in (
+    for given, kind, example in (
         (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
         (module.original if isinstance(module, Model) else module, nn.Module, "torch.nn.Linear(8, 2)"),
     ):
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
-            raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
+            raise UsageError(
+                f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {example}"
+            )
     if not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | Participation):
@@ -159,13 +161,13 @@ def _check_fit(model: Model, federation: Federation) -> None:
     example, task = federation.x[:1], federation.task
     try:
         with torch.no_grad():
-            given = list(model(model.theta, example.to(model.theta.device)).shape[1:])
+            outputs = list(model(model.theta, example.to(model.theta.device)).shape[1:])
     except Exception as problem:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
-    if isinstance(task, Classification) and (len(given) != 1 or given[0] < task.classes):
+    if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
         unused = [c for c in range(task.classes) if not (federation.y == c).any()]
-        said = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
-        raise UsageError(f"the model gives {given} for an example, but there are {task.classes} classes{said}")
-    if isinstance(task, Regression | Forecasting) and math.prod(given) != federation.outputs:
-        raise UsageError(f"the model gives {given} for an example, but its target is {list(federation.y.shape[1:])}")
+        hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
+        raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
+    if isinstance(task, Regression | Forecasting) and math.prod(outputs) != federation.outputs:
+        raise UsageError(f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}")

@@ -152,12 +152,12 @@ class Run:
         relation, groups = self.relation, self.federation.groups
         if relation is None:
             return None
-        found: dict[str, Any] = {"origin": self.origin}
+        result: dict[str, Any] = {"origin": self.origin}
         if groups is not None:
             quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
             # What a single group, or groups of one, leave undefined is left out.
-            found |= {name: value for name, value in quality.items() if math.isfinite(value)}
-        return found
+            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        return result
 
 
 def client_index(names: Any, client: int | str) -> int:

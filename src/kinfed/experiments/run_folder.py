@@ -122,16 +122,16 @@ class RunFolder:
         for part, values in history.kept_models.items():
             shared = part in history.shared
             for name, own in zip(["*"] if shared else history.names, [values] if shared else values, strict=True):
-                mine = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
-                arrays |= {f"{name}/{key}": value for key, value in mine.items()}
+                tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
+                arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
         checkpoint.write(arrays, self.models, {"method": method} if method else None)
 
     def read_models(self, name: str) -> tuple[dict[str, Tensor], str]:
         """The tensors of one client's model, and the name of the method that alone can export it, if there is one."""
         with safe_open(self.models, "pt") as file:
-            parts = {part: who for part in file.keys() if (who := part.partition("/")[0]) in ("*", name)}  # noqa: SIM118
+            parts = {part: owner for part in file.keys() if (owner := part.partition("/")[0]) in ("*", name)}  # noqa: SIM118
             return (
-                {part.removeprefix(f"{who}/"): file.get_tensor(part) for part, who in parts.items()},
+                {part.removeprefix(f"{owner}/"): file.get_tensor(part) for part, owner in parts.items()},
                 (file.metadata() or {}).get("method", ""),
             )
 

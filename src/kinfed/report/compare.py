@@ -88,14 +88,14 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
     unfinished = [folder for folder in folders if _is_unfinished(folder)]
-    told = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
+    names = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
     if len(unfinished) == len(folders):
-        raise UsageError(f"no run is finished: {told}; go on with one: kinfed resume {unfinished[0]}")
+        raise UsageError(f"no run is finished: {names}; go on with one: kinfed resume {unfinished[0]}")
     sets: dict[tuple[str, str, int, str], list[tuple[Row, Scores]]] = {}
     for row, scores in (_read(folder) for folder in folders if folder not in unfinished):
         sets.setdefault(row.setting, []).append((row, scores))
     ordered = sorted(sets.values(), key=len, reverse=True)
-    warnings = [f"left out, as not finished (kinfed resume goes on): {told}"] if unfinished else []
+    warnings = [f"left out, as not finished (kinfed resume goes on): {names}"] if unfinished else []
     if len(ordered) > 1:
         warnings.append(f"runs that differ in {_differing([alike[0][0] for alike in ordered])} are not comparable")
     compared = []
@@ -215,8 +215,8 @@ def _name(row: Row) -> str:
 def _origins(rows: Sequence[Row]) -> list[str]:
     """A line that tells which relations are learned, given or taken from an oracle; none where nothing is mixed."""
     named = {origin: dict.fromkeys(_name(row) for row in rows if row.origin == origin) for origin in ORIGINS}
-    told = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
-    return [f"relations {'; '.join(told)}"] if told else []
+    parts = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
+    return [f"relations {'; '.join(parts)}"] if parts else []
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
@@ -256,8 +256,8 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     if len({tuple(one) for one in scores}) > 1:
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
     model = preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
-    found = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
-    rows = [row for row, _ in found.values()]
+    by_seed = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
+    rows = [row for row, _ in by_seed.values()]
     first, alike = rows[0], ("method", "model", "setting", "attack")
     if len(rows) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
@@ -272,7 +272,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     row = replace(
         first,
         folder=str(folder),
-        seeds=tuple(sorted(found)),
+        seeds=tuple(sorted(by_seed)),
         over_seeds=float(np.std([row.mean for row in rows], ddof=1)) if len(rows) > 1 else None,
         auroc=shared("auroc"),
         balanced_accuracy=shared("balanced_accuracy"),
@@ -289,7 +289,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
         best5=average("best5"),
         seconds=average("seconds"),
     )
-    return row, {seed: scores for seed, (_, scores) in found.items()}
+    return row, {seed: scores for seed, (_, scores) in by_seed.items()}
 
 
 def _row(folder: Path, summary: Summary, model: str) -> tuple[Row, Array]:
@@ -338,8 +338,8 @@ def _of_clients(folder: Path, summary: Summary, model: str) -> Array:
     scores = np.array(summary.of_clients.get(model, []), np.float64)
     selecting = scores
     if summary.selects != summary.metric:
-        told = summary.clients_selected or {model: [math.nan] * summary.clients}
-        selecting = np.array(told.get(model, []), np.float64)
+        selected_scores = summary.clients_selected or {model: [math.nan] * summary.clients}
+        selecting = np.array(selected_scores.get(model, []), np.float64)
     if scores.shape != (summary.clients,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {summary.clients} clients; "

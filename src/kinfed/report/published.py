@@ -39,12 +39,12 @@ def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
 
     def remarks(line: Line) -> str:
         status, _, why = line.status.partition("failed: ")
-        told = [status + "failed" if why else status, *line.flags]
+        parts = [status + "failed" if why else status, *line.flags]
         own = (line.row.note, line.column.note) if line.by_seed else ()
         for note in (why, *own, line.paper.note if line.paper else ""):
             if note:
-                told.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
-        return ", ".join(filter(None, told))
+                parts.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
+        return ", ".join(filter(None, parts))
 
     groups: dict[str, list[tuple[str, ...]]] = {}
     for line in sorted(lines, key=lambda line: _place(lines, line)):
@@ -101,8 +101,10 @@ def table_csv(lines: Sequence[Line]) -> str:
     """The table in numbers, a line each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    told = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
-    writer.writerow(["column", "dataset", "setting", "method", "printed", "metric", *told, "seeds", "flags", "status"])
+    statistics = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
+    writer.writerow(
+        ["column", "dataset", "setting", "method", "printed", "metric", *statistics, "seeds", "flags", "status"]
+    )
     for line in lines:
         paper = (line.paper.mean, line.paper.std) if line.paper else (None, None)
         numbers = (*paper, line.mean, line.std, line.over_clients, line.difference)
@@ -136,13 +138,13 @@ def terminal(shown: Sheet) -> Iterator[Table | Text]:
 
 def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     """The settings that the shown columns have in common, each with the columns that have them."""
-    found: dict[str, list[str]] = {}
+    by_description: dict[str, list[str]] = {}
     for column in dict.fromkeys(line.column.name for line in lines):
         cells = [made.cell(row, made.protocol.columns[column]) for row in made.protocol.rows.values()]
         for cell in [cell for cell in cells if cell.experiment][:1]:
             assert cell.experiment is not None
-            found.setdefault(_described(cell.experiment), []).append(column)
-    return [f"{', '.join(columns)}: {said}." for said, columns in found.items()]
+            by_description.setdefault(_described(cell.experiment), []).append(column)
+    return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
 
 
 def _described(experiment: Experiment) -> str:
@@ -151,9 +153,9 @@ def _described(experiment: Experiment) -> str:
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
     share, rounds, every = experiment.participation.share, experiment.rounds.count, experiment.rounds.evaluate_every
-    who = f"{clients} clients" if clients else "the data's own clients"
+    clients_text = f"{clients} clients" if clients else "the data's own clients"
     return (
-        f"{who}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
+        f"{clients_text}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
         f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {experiment.model_name}; "
         f"validation {split.validation:g}, test {split.test:g}; "
         f"evaluated every {f'{every} rounds' if every > 1 else 'round'}"

@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_what_has_arrived_and_the_same_command_goes_on(capsys, publ
         patched.setattr(requests.Response, "iter_content", broken_off)
         code, _, err = run(capsys, "fetch", "mnist", "--data-dir", tmp_path)
     assert code == 130
-    assert err.strip().endswith("interrupted; the same command goes on with what is left")
+    assert err.strip().endswith("interrupted; run the same command again to resume")
     assert not (tmp_path / "mnist.npz").exists()
     assert run(capsys, "fetch", "mnist", "--data-dir", tmp_path)[0] == 0
     assert "bytes=100-" in [part for _, part in publisher.asked]
