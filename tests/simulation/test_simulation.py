@@ -148,7 +148,7 @@ def test_a_model_that_does_not_fit_the_data_is_refused(module, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("fedavg", "data", "net"), "'fedavg' is no Method like"),
+        (("fedavg", "data", "net"), "'fedavg' is not a Method like"),
         ((FedAvg, "data", "net"), "the class FedAvg is no Method like"),
         ((FedAvg(), "net", "data"), "is no Federation like"),
         ((FedAvg(), "data", nn.Linear), "the class Linear is no Module like"),

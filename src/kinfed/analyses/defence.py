@@ -1,4 +1,4 @@
-"""Defence: what a backdoor is still good for when clients learn their classifier anew (Panacea, Table V)."""
+"""Defence: a backdoor's success after clients train a new classifier (Panacea, Table V)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ..simulation.simulation import Simulation
 
 @dataclass(frozen=True)
 class SimpleTuning(Local):
-    """A client keeps its model up to the classifier, which it learns anew from the first numbers on its own data."""
+    """A client keeps its model up to the classifier, which it trains again from its initial values on its own data."""
 
     epochs: int
 

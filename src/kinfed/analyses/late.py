@@ -1,4 +1,4 @@
-"""Late: clients that join a running federation, and how soon they are as well off as the others."""
+"""Late: clients that join a running federation, and how soon their scores match those of the others."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -20,12 +20,12 @@ def late(
     share: float = 0.2,
     joins: int | None = None,
 ) -> Finding:
-    """Test scores of a `share` of clients that join when `joins` rounds are over, and of the others.
+    """Test scores of a `share` of clients that join after `joins` rounds, and of the others.
 
-    This is pFedGAT's Figure 4. By default they join at half time. Until then the server does not know of them, and they
-    are scored with what they would be sent. They have caught up in the first round in which their mean is no worse than
-    that of the others; or than their own in a second run of each method, in which they are there from the start, as
-    their data may be harder.
+    This is pFedGAT's Figure 4. By default they join after half of the rounds. Until then the server does not know
+    them, and they are scored with the model they would be sent. They have caught up in the first round in which their
+    mean is no worse than that of the others; or, as their data may be harder, than their own in a second run of each
+    method, in which they take part from the start.
     """
     rounds = study.experiment().rounds.count
     joins = rounds // 2 if joins is None else joins
@@ -57,7 +57,7 @@ def late(
 
 
 def hold_back(study: Study, share: float, joins: int) -> str:
-    """The override by which a share of clients joins when so many rounds are over."""
+    """The override by which a share of clients joins after so many rounds."""
     participation = replace(study.experiment().participation, late=share, joins=joins)
     settings = ", ".join(setting(key, value) for key, value in asdict(participation).items())
     return f"participation={{{settings}}}"
@@ -79,7 +79,7 @@ def over(scores: Array, chosen: Array) -> Array:
 
 
 def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:
-    """What is told of the lines of early and late clients and those from the start, [S, T] each."""
+    """The table's row for the lines of early clients, late clients and those from the start, [S, T] each."""
     early, late, control = (scaled(line.mean(0), metric) for line in lines)
     before, after = np.flatnonzero(at <= joins)[-1], np.flatnonzero(at > joins)
     last = scaled(lines[1][:, -1], metric)

@@ -1,4 +1,4 @@
-"""Layers: whom clients listen to in each layer, and how that changes over rounds (FedAGHN, Table 4, Figure 5)."""
+"""Layers: the weights between clients in each layer, and how they change over rounds (FedAGHN, Table 4, Figure 5)."""
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     """Mean weight of a client for itself, similar clients and others, layer by layer and round by round.
 
     Layers are listed from shallow to deep, at about `rounds` of the evaluated rounds and at the one that validation
-    selects. Who is similar is told by hidden groups or by `overlap` of labels, as in `weights`. The method needs a
+    selects. Similar clients are found by hidden groups or by `overlap` of labels, as in `weights`. The method needs a
     graph for each layer.
     """
     if rounds < 2:
@@ -30,7 +30,7 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     at, names, count = relations[0].rounds, relations[0].layers, len(relations[0].layers)
     if count < 2:
         raise UsageError("layers compares layers, and this model has one; choose a deeper model")
-    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] a seed
+    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] per seed
 
     def row(layer: int, label: str, moments: list[int]) -> Row:
         """One layer, each seed at its own moment."""
@@ -68,7 +68,7 @@ def _by_kind(graph: Tensor, pairs: Tensor) -> Array:
 def _refuse_one_graph(study: Study) -> None:
     """Raise UsageError, before anything is run, if the method has one graph for all layers.
 
-    Methods that can have several say so by their setting `granularity`.
+    Methods that can have several have the setting `granularity`.
     """
     if getattr(study.experiment().method, "granularity", "model") == "model":
         able = [name for name, method in METHODS.items() if "granularity" in config.settings(method)]

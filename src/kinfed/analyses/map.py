@@ -16,15 +16,15 @@ Value = str | int | float | bool
 def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Value] = ()) -> Finding:
     """Test score for each of the values `xs` of setting `x`, such as method.clusters; and `ys` of a second one, `y`.
 
-    The best is the one with the best validation score, the first of equals. The picture is a heat map, or without `y` a
-    line over `xs`.
+    The best setting has the best validation score; of equal ones the first. The picture is a heat map, or without `y`
+    a line over `xs`.
     """
     if bool(y) != bool(ys):
         raise UsageError("analysis.y names a second setting and analysis.ys lists its values: give both or neither")
     points: list[Row] = [{x: a, y: b} if y else {x: a} for a in xs for b in ys or [""]]
     requested = {_folder(point): [setting(key, value) for key, value in point.items()] for point in points}
     if x == y or len(requested) < len(points):
-        raise UsageError("a map is over different settings, and has each of their values once")
+        raise UsageError("a map needs two different settings, each with different values; remove what is repeated")
     scores = [score(folder) for folder in study.runs(requested).values()]
     metric = f"test {scores[0].metric}"
     validation = [one.validation for one in scores if one.validation is not None]
@@ -46,5 +46,5 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
 
 
 def _folder(point: Row) -> str:
-    """A name for the run's folder, without what a file system may not like."""
+    """A name for the run's folder, without characters that a file system may not allow."""
     return ",".join(re.sub(r"[^\w.+=-]", "-", f"{key}={value}") for key, value in point.items())

@@ -1,4 +1,4 @@
-"""Novel: models for clients that never train, from what the others have learned."""
+"""Novel: models for clients that never train, made from the others' models."""
 
 from collections.abc import Sequence
 
@@ -28,11 +28,11 @@ def novel(
 ) -> Finding:
     """Test scores after the last round of clients that never train, each of `shares` held back (Panacea, Table III).
 
-    What they are sent by the experiment's method, by Panacea's ablations and by `others`; beside it the mean of their
-    trained neighbours' models, where a graph is known, their own model from their own data alone, and the method's, had
-    they been there from the start. No round is selected, so nothing of these clients is used before the test, but for
-    the scale of series, which is that of all training windows, and by models that a method tunes to its client's
-    training examples.
+    The models are those sent by the experiment's method, by Panacea's ablations and by `others`; for comparison the
+    mean of their trained neighbours' models, if a graph is known, a model trained on their own data alone, and the
+    method's model if they take part from the start. No round is selected, so no data of these clients is used before
+    the test, except for the scale of series, which is that of all training windows, and by methods that tune the model
+    on the client's training examples.
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise UsageError(f"analysis.shares are shares of clients, in (0, 1); got {list(shares)}")
@@ -72,7 +72,7 @@ def novel(
 
 
 def _sent(folder: RunFolder) -> tuple[str, Array]:
-    """The first model that a run names beside a client's own after training, and its test scores [S, N]."""
+    """A run's first model other than `own`, the one after local training, and its test scores [S, N]."""
     summaries = [one.read_summary() for one in folder.repeats()]
     names = list(summaries[0].scores)
     model = next((name for name in names if name != "own"), names[0])
@@ -80,9 +80,9 @@ def _sent(folder: RunFolder) -> tuple[str, Array]:
 
 
 def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
-    """As `_sent`: the mean of the trained neighbours' models, of all where there are none; NaN for trained clients.
+    """As `_sent`: the mean of the trained neighbours' models, or of all if there are none; NaN for trained clients.
 
-    absent: [S, N] bool tells who was held back.
+    absent: [S, N] bool marks the clients held back.
     """
     scores = np.full(absent.shape, np.nan)
     for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):

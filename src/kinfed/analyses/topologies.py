@@ -1,4 +1,4 @@
-"""Topologies: does a method that clusters its clients find the nodes that they were dealt from?"""
+"""Topologies: does a method that clusters its clients find the nodes that they belong to?"""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def topologies(
     """The Rand index of a run's clusters against the nodes of each topology, by round (FedCedar, Figure 3).
 
     Every node has `per_node` clients. A round has `share` of all clients, every `every`-th round that share of each
-    node. FedCedar is told how many nodes there are. The table shows some of those rounds, and the last quarter of all.
+    node. FedCedar gets the number of nodes as a setting. The table shows some of those rounds, and the last quarter.
     """
     unknown = [count for count in nodes if count not in NODES]
     if unknown or not nodes:

@@ -1,4 +1,4 @@
-"""Weights: whom methods listen to under different partitions (pFedGAT, Figure 3; FedAGHN, Table 4)."""
+"""Weights: the weights between clients under different partitions (pFedGAT, Figure 3; FedAGHN, Table 4)."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,8 +26,8 @@ def weights(
 ) -> Finding:
     """Mean weight of a client for itself, similar clients and others, at the round that validation selects.
 
-    Similar are clients of one hidden group; where a partition has none, clients whose label distributions overlap by
-    `overlap` or more. A partition has the experiment's settings if the experiment names it, else its defaults.
+    Similar clients are those of one hidden group; if a partition has no groups, those whose label distributions overlap
+    by `overlap` or more. A partition has the experiment's settings if the experiment names it, else its defaults.
     """
     dealt = {name: [setting("federation.partition.name", name)] for name in partitions}
     kin = {name: similar(study.federations(overrides), overlap) for name, overrides in dealt.items()}
@@ -49,14 +49,14 @@ def weights(
     relation_grid(panels, picture, {name: blocks(pairs[0]) for name, (_, pairs) in kin.items()})
     notes = [f"{name}: similar are clients {what}" for name, (what, _) in kin.items()]
     if any(row["entropy"] is None for row in rows):
-        notes.append("no entropy: some weights are negative, so that rows are no distributions")
+        notes.append("no entropy: some weights are negative, so rows are not distributions")
     return Finding("whom clients listen to, at the selected round", rows, [picture], notes)
 
 
 def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, list[Tensor]]:
     """Which pairs of clients are similar, [N, N] bool for each federation, and in words; see `weights`.
 
-    Raises UsageError where neither groups nor labels tell.
+    Raises UsageError if there are neither groups nor labels.
     """
     if not 0 < overlap <= 1:
         raise UsageError(f"analysis.overlap is a share of labels, in (0, 1]; got {overlap}")
@@ -65,20 +65,20 @@ def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, lis
         return "of one hidden group", [labels[:, None] == labels[None, :] for labels in groups]
     if not isinstance(federations[0].task, Classification):
         raise UsageError(
-            "these clients have neither hidden groups nor labels that say who is similar; choose another partition"
+            "these clients have neither hidden groups nor labels to find similar ones by; choose another partition"
         )
     shared = [label_overlap(federation.class_counts()) for federation in federations]
     return f"whose labels overlap by {overlap:.0%} or more", [overlaps >= overlap for overlaps in shared]
 
 
 def blocks(pairs: Tensor) -> Array:
-    """[N] labels by which a picture sorts clients, so that those who are similar, pairs: [N, N], stand together."""
+    """[N] labels by which a picture sorts clients, so that similar ones, pairs: [N, N], are next to each other."""
     label: Array = connected_components(pairs.numpy())[1]
     return label
 
 
 def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
-    """The numbers of one relation, [N, N] or [L, N, N], where pairs: [N, N] are similar; NaN where there is none."""
+    """The numbers of one relation, [N, N] or [L, N, N], where pairs: [N, N] are similar; NaN if there is no such pair."""
     itself, within, between = group_weights(relation, pairs)
     positive = bool((relation >= 0).all())
     return {
@@ -92,7 +92,7 @@ def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
 
 
 def over_seeds(rows: Iterable[dict[str, float]]) -> Row:
-    """The means of several findings, with None for what does not exist in all of them."""
+    """The means over several seeds, with None for a value that is undefined in any of them."""
     each = list(rows)
     means = {key: fmean([one[key] for one in each]) for key in each[0]}
     return {key: None if math.isnan(value) else value for key, value in means.items()}

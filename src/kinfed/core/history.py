@@ -110,7 +110,7 @@ class History:
             self.shared = trees.names(model, Axis.SHARED)
 
     def _check_selection(self) -> None:
-        """Raise UsageError if all clients have sent their validation scores and none has the one to select by."""
+        """Raise UsageError if all clients have validation scores, but none has the score to select by."""
         if "validation" not in {split for _, split, _ in self.scores[-1]}:
             raise UsageError(f"select_by={self.select_by} needs validation examples; set federation.split.validation")
         both = [self.scores[-1][self.headline, "validation", name] for name in (self.selects, self.task.metric)]

@@ -70,7 +70,7 @@ class Experiment:
     seeds: int
     training: Training
     participation: Participation
-    dataset_name: str  # as people know it, see `called`
+    dataset_name: str  # its display name, see `called`
     dataset: Callable[..., Any]
     clients: int  # 0: as many as the data set has owners
     partition: Partition

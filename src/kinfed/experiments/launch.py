@@ -74,7 +74,8 @@ def resume(path: Path, execution: Execution = Execution(), data_dir: Path | None
         if kept is None:
             raise
         raise RunError(
-            f"{kept} is not a checkpoint of this version of kinfed ({problem!s:.300}; --debug shows where); delete it to start over"
+            f"{kept} is not a checkpoint of this version of kinfed ({problem!s:.300}; --debug shows where); delete it "
+            "to start over"
         ) from problem
 
 

@@ -1,4 +1,4 @@
-"""A published table with ours beside it: as Markdown, CSV and LaTeX, and for the terminal."""
+"""A published table with our numbers beside it: as Markdown, CSV and LaTeX, and for the terminal."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ SCALED = (
 
 
 class Sheet(NamedTuple):
-    """What is shown of a table, whatever the format."""
+    """The contents of a table, for every format."""
 
     title: str
     source: str
@@ -33,7 +33,7 @@ class Sheet(NamedTuple):
 
 
 def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
-    """All that is shown, as text."""
+    """The contents of a table, as text."""
     twice = Counter(row.printed for row in made.protocol.rows.values())
     notes: dict[str, int] = {}
 
@@ -98,7 +98,7 @@ def latex(shown: Sheet, command: str) -> str:
 
 
 def table_csv(lines: Sequence[Line]) -> str:
-    """The table in numbers, a line each."""
+    """The table as CSV, one line per number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     statistics = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
@@ -120,7 +120,7 @@ def table_csv(lines: Sequence[Line]) -> str:
 
 
 def terminal(shown: Sheet) -> Iterator[Table | Text]:
-    """What the terminal shows."""
+    """The table for the terminal."""
     yield Text(shown.title, style="bold")
     for heading, rows in shown.groups:
         yield Text(f"\n{heading}", style="italic")
@@ -163,7 +163,7 @@ def _described(experiment: Experiment) -> str:
 
 
 def _place(lines: Sequence[Line], line: Line) -> tuple[int, int]:
-    """Where a line is shown: column by column, and metric by metric in it."""
+    """A line's position: by column, then by metric."""
     columns = list(dict.fromkeys(one.column.name for one in lines))
     return columns.index(line.column.name), list(MEASURES).index(line.metric)
 

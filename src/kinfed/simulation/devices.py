@@ -8,7 +8,7 @@ from ..errors import UsageError
 def pick_device(name: str, what: str = "") -> torch.device:
     """The device named auto, cpu, cuda or cuda:i; raises UsageError if this machine does not have it.
 
-    `what` tells in that error what the device is, where it was not just asked for.
+    `what` describes the device in that error, if it was not requested by name.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
