@@ -228,7 +228,7 @@ def test_a_folder_beside_the_runs_is_left_alone_and_a_broken_run_is_named(tmp_pa
         (run / "history.csv").unlink() if text is None else (run / "history.csv").write_text(text)
         _, err = reproduce(capsys, *asked, code=2)
         place = run.relative_to(tmp_path)
-        assert err == f"kinfed: {place}/history.csv is not whole; delete the folder {place} and run again\n"
+        assert err == f"kinfed: {place}/history.csv is incomplete; delete the folder {place} and run again\n"
     shutil.rmtree(run)
     reproduce(capsys, *asked)
     assert table() == before

@@ -93,7 +93,7 @@ def test_what_vmap_cannot_take_or_only_client_by_client_runs_in_the_loop():
     name, reason = chosen(Last(), data=federation(shape=(4, 3)))
     assert name == "loop"
     assert "fallback" in reason
-    assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as asked")
+    assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as requested")
 
 
 def test_no_clock_has_a_say(monkeypatch):

@@ -57,7 +57,7 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     titles = ("weight of oneself", "of a similar client", "of any other client")
     weights_by_round(at, {name: kinds[..., i] for i, name in enumerate(titles)}, names, lines)
     notes = [f"similar are clients {what}"]
-    return Finding(f"whom clients of {study.method} listen to, layer by layer", rows, [heatmaps, lines], notes)
+    return Finding(f"weights between clients of {study.method}, layer by layer", rows, [heatmaps, lines], notes)
 
 
 def _by_kind(graph: Tensor, pairs: Tensor) -> Array:

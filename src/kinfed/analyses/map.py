@@ -29,7 +29,7 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
     metric = f"test {scores[0].metric}"
     validation = [one.validation for one in scores if one.validation is not None]
     best = None
-    notes = ["no validation data, so that no value is chosen"]
+    notes = ["no validation data, so no value is chosen"]
     if len(validation) == len(scores):
         best = int(np.argmax(validation) if scores[0].selects_highest else np.argmin(validation))
         notes = [f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"]

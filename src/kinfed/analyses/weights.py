@@ -50,7 +50,7 @@ def weights(
     notes = [f"{name}: similar are clients {what}" for name, (what, _) in kin.items()]
     if any(row["entropy"] is None for row in rows):
         notes.append("no entropy: some weights are negative, so rows are not distributions")
-    return Finding("whom clients listen to, at the selected round", rows, [picture], notes)
+    return Finding("weights between clients, at the selected round", rows, [picture], notes)
 
 
 def similar(federations: Sequence[Federation], overlap: float) -> tuple[str, list[Tensor]]:
@@ -78,7 +78,7 @@ def blocks(pairs: Tensor) -> Array:
 
 
 def look(relation: Tensor, pairs: Tensor) -> dict[str, float]:
-    """The numbers of one relation, [N, N] or [L, N, N], where pairs: [N, N] are similar; NaN if there is no such pair."""
+    """The numbers of one relation, [N, N] or [L, N, N], where pairs: [N, N] are similar; NaN if there are none."""
     itself, within, between = group_weights(relation, pairs)
     positive = bool((relation >= 0).all())
     return {

@@ -34,7 +34,7 @@ def choose(
     Raises UsageError if the requested executor cannot run the model.
     """
     form = _fused_form(clients, model, training)
-    name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as asked")
+    name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop":
         return Loop(workers), reason
     fused = form if name == "fused" and isinstance(form, Fused) else None

@@ -72,7 +72,7 @@ class _Ragged:
         return Rows(self.parts[i], self._counts[i])
 
     def several(self, ids: Tensor, members: list[int]) -> Rows:
-        """at: [k, n] of the clients ids: [k], padded with each client's own rows; members are the ids as Python integers."""
+        """at: [k, n] of the clients ids: [k], padded with the client's own rows; members are the ids as integers."""
         fill, count = torch.arange(max(self._sizes[i] for i in members), device=ids.device), self._counts[ids]
         at = self._begins[ids, None] + fill % count[:, None].clamp(min=1)
         return Rows(
