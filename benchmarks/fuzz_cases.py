@@ -130,7 +130,7 @@ def cli(*words):
         out = Path(words[words.index("--out") + 1] if words[0] == "run" else "nowhere")
         if (
             code == 2
-            and "holds a run already" not in text
+            and "already holds a run" not in text
             and out.is_dir()
             and {p.name for p in out.rglob("*") if p.is_file()} <= {"config.toml", "how.json"}
         ):

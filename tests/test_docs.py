@@ -40,7 +40,7 @@ def test_the_readmes_example_runs_and_its_models_load(tmp_path, monkeypatch, cap
     scores = found["run"].summary().scores
     assert scores["own"]["mean"] > 0.9  # what averaging over opposite clients could not reach
     assert scores[found["run"].history.chosen]["mean"] >= scores["own"]["mean"] - 0.02  # no bad first look
-    with pytest.raises(kinfed.UsageError, match="holds a run already"):
+    with pytest.raises(kinfed.UsageError, match="already holds a run"):
         kinfed.save(found["run"], "my-arrays")
 
 

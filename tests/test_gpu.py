@@ -189,7 +189,7 @@ def test_processes_that_share_the_clients(method, tmp_path):
         shared = train(DEVICE, method)
     finally:
         dist.destroy_process_group()
-    assert "clients are shared by 1 processes" in shared.reason
+    assert "clients are divided among 1 processes" in shared.reason
     agree(alone, shared)
 
 

@@ -225,7 +225,7 @@ def test_a_program_that_is_stopped_keeps_its_rounds_and_says_how_to_go_on(number
     stop_in_round(2, lambda: signal.raise_signal(number), monkeypatch)
     capsys.readouterr()
     assert main([*COMMAND, "--checkpoint", "1000", "--out", str(tmp_path / "b")]) == code
-    assert capsys.readouterr().err == f"kinfed: interrupted; go on with: kinfed resume {tmp_path / 'b'}\n"
+    assert capsys.readouterr().err == f"kinfed: interrupted; resume with: kinfed resume {tmp_path / 'b'}\n"
     assert handlers() == before
     monkeypatch.undo()
     begun = []

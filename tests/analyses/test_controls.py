@@ -37,7 +37,7 @@ def test_a_graph_of_the_data_is_a_control_and_an_oracle_needs_groups(study):
     graphs = [row["graph"] for row in found.rows]
     assert "given" in graphs
     assert "oracle" not in graphs
-    assert found.notes == ["every graph gives the same: local with these settings does not look at a known graph"]
+    assert found.notes == ["every graph gives the same: local with these settings does not use a known graph"]
 
 
 def test_an_unknown_graph_is_told_before_anything_runs(study, tmp_path):

@@ -25,7 +25,7 @@ def test_the_least_error_is_chosen(invented):
 
 def test_without_validation_data_nothing_is_chosen(invented):
     found = map(invented({"s=a-b": [[[0.9]]]}), "s", ["a/b"])
-    assert found.notes == ["no validation data, so that no value is chosen"]
+    assert found.notes == ["no validation data, so no value is chosen"]
 
 
 def test_a_grid_has_the_first_setting_across_and_the_second_up(study, tmp_path, figures):

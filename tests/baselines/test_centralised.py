@@ -166,7 +166,7 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     assert main(["compare", out, str(tmp_path / "b")]) == 0
     assert "graph-wavenet" in capsys.readouterr().out
     assert main(["reference", "graph-wavenet", *experiment, "--out", out]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
     assert main(["reference", "graph-wavenet", *experiment, "reference.epoch=2"]) == 2
     assert "unknown key 'reference.epoch'; did you mean 'epochs'?" in capsys.readouterr().err
     assert main(["reference", "graph-wavenet", *experiment, "federation.split.validation=0.01"]) == 2

@@ -60,7 +60,7 @@ def test_a_warning_that_comes_every_round_is_told_once(tmp_path, capsys):
         (["map", "local"], "analysis needs a value for x, xs"),
         (["map", "local", "analysis.x=rounds", "analysis.xs=3"], "analysis.xs must be a list; got 3"),
         (["curves", "local", "analysis.method=['local']"], "unknown key 'analysis.method'; did you mean 'methods'?"),
-        (["curves", "local", "analysis.methods=[]"], "there is nothing to run: a list in the analysis' settings is"),
+        (["curves", "local", "analysis.methods=[]"], "there is nothing to run: a list in the analysis's settings is"),
         (["curves", "local", "analysis.methods=['locl']"], "did you mean 'local'?"),
         (["weights", "local", "analysis.partitions=['iid','path']"], "federation.partition: there is no 'path'"),
         (["layers", "fedavg"], "choose fedaghn with method.granularity"),

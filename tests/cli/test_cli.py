@@ -249,7 +249,7 @@ def test_options_that_nobody_knows_end_in_one_line_too(words, capsys):
 
 
 def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(capsys, tmp_path):
-    said = "kinfed: warning: per-fedavg leaves training.optimiser aside; its rates are method.alpha and method.beta\n"
+    said = "kinfed: warning: per-fedavg ignores training.optimiser; its rates are method.alpha and method.beta\n"
     own, small = tmp_path / "own.toml", ["rounds=1", *SMALL[1:], "--quiet", "--out"]
     own.write_text(DEFAULT.read_text())
     for number, (source, lr, told) in enumerate(
@@ -293,7 +293,7 @@ def test_a_folder_that_holds_a_run_is_not_written_over(capsys, tmp_path):
     main(["run", "local", *SMALL, "--out", str(tmp_path / "a"), "--quiet"])
     code, _, err = kinfed_run(capsys, "run", "fedavg", *SMALL, "--out", str(tmp_path / "a"))
     assert code == 2
-    assert "holds a run already" in err
+    assert "already holds a run" in err
 
 
 def test_the_closing_table_says_what_its_words_mean(capsys, tmp_path):

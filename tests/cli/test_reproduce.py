@@ -122,7 +122,7 @@ def accuracies(tmp_path, column, method, model):
 def test_ctrl_c_leaves_a_table_of_what_is_finished_and_says_how_to_go_on(capsys, second_run_interrupted):
     asked = ["--method", "local", "--column", "digits/iid", "--jobs", "1"]
     _, err = reproduce(capsys, *asked, code=130)
-    assert err.splitlines()[-1] == "kinfed: interrupted; the same command goes on with what is left"
+    assert err.splitlines()[-1] == "kinfed: interrupted; run the same command again to resume"
     assert table()["digits/iid", "local"]["seeds"] == "1"
     before = (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns
     reproduce(capsys, *asked)
@@ -210,7 +210,7 @@ def test_side_by_side_and_scaled_down(tmp_path, capsys, monkeypatch):
     # Another method at another scale would have the table lose the one that is there.
     _, err = reproduce(capsys, "--method", "made", *asked[2:4], "--scale", "0.6", "--out", "beside", code=2)
     assert err.startswith("kinfed: beside/runs/digits/iid/local/seed-")
-    assert "holds another experiment than the one asked for; choose another folder" in err
+    assert "holds another experiment than the requested one; choose another folder" in err
     assert table("beside") == alone
     assert not (tmp_path / "beside/runs/digits/iid/made").exists()
 
@@ -228,7 +228,7 @@ def test_a_folder_beside_the_runs_is_left_alone_and_a_broken_run_is_named(tmp_pa
         (run / "history.csv").unlink() if text is None else (run / "history.csv").write_text(text)
         _, err = reproduce(capsys, *asked, code=2)
         place = run.relative_to(tmp_path)
-        assert err == f"kinfed: {place}/history.csv is not whole; delete the folder {place} and run again\n"
+        assert err == f"kinfed: {place}/history.csv is incomplete; delete the folder {place} and run again\n"
     shutil.rmtree(run)
     reproduce(capsys, *asked)
     assert table() == before
@@ -273,7 +273,7 @@ def test_what_cannot_be_run_is_a_line_unless_it_is_asked_for(capsys, tmp_path):
         (["--scale", "0"], "--scale must lie in (0, 1]; got 0.0"),
         (["--scale", "1.5"], "--scale must lie in (0, 1]; got 1.5"),
         (["--seeds", "0"], "--seeds counts runs, so it must be at least 1; got 0"),
-        (["--method", "local", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["--method", "local", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (
             ["--workers", "0"],
             "Execution.workers must be at least 1; got 0 (cores to use: loop trains a client on each; None: all)",

@@ -86,7 +86,7 @@ def test_a_failed_run_is_one_line_and_the_others_go_on(tmp_path, capsys, jobs):
     lines = [line for line in err.splitlines() if line.startswith("kinfed: ")]
     assert len(lines) == 2  # both fail for the same reason
     assert "failed: round 1: training diverged to NaN or infinity at clients 0, 1, 2, 3; lower the" in lines[0]
-    assert lines[1] == f"kinfed: 2 of 3 runs failed; the same command with --out {tmp_path} tries these again"
+    assert lines[1] == f"kinfed: 2 of 3 runs failed; run the same command with --out {tmp_path} to try these again"
     with (tmp_path / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["lr"], row["winner"], row["failed"]) for row in rows] == [
@@ -107,7 +107,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, second_run_interrupted):
     asked = ["local", *SMALL, "training.batch=8,16", "--out", str(tmp_path)]
     code, _, err = sweep(capsys, *asked)
     assert code == 130
-    assert err.splitlines()[-1] == f"kinfed: interrupted; the same command with --out {tmp_path} goes on"
+    assert err.splitlines()[-1] == f"kinfed: interrupted; run the same command with --out {tmp_path} to resume"
     assert not (tmp_path / "table.csv").exists()
     before = (second_run_interrupted[0] / "summary.json").stat().st_mtime_ns
     assert sweep(capsys, *asked)[0] == 0
@@ -119,7 +119,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, capsys, second_run_interrupted):
     ("arguments", "said"),
     [
         (["local", "rounds"], "'rounds' is not a setting"),
-        (["local", "rounds=1,2", "--jobs", "0"], "jobs counts runs side by side, so it must be at least 1; got 0"),
+        (["local", "rounds=1,2", "--jobs", "0"], "jobs counts parallel runs, so it must be at least 1; got 0"),
         (["local", "--method", "local,"], "--method: there is no ''"),
         (["nowhere.toml", "rounds=1,2"], "cannot read nowhere.toml"),
     ],

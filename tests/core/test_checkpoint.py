@@ -201,7 +201,7 @@ def test_a_run_goes_on_with_the_data_that_it_began_with(tmp_path, monkeypatch):
     fewer = {split: rows[:-1] for split, rows in data.rows.items()}
     swapped = {**data.rows, "train": data.rows["test"], "test": data.rows["train"]}
     for changes in ({"x": x}, {"y": data.y.flip(0)}, {"rows": fewer, "names": data.names[:-1]}, {"rows": swapped}):
-        with pytest.raises(RunError, match=r"the data are not those that the run in .* began with"):
+        with pytest.raises(RunError, match=r"the data differ from those that the run in .* began with"):
             run(replace(data, **changes))
     assert run(data).history.done == 3
 

@@ -164,7 +164,7 @@ def test_what_has_no_fused_form_is_trained_by_the_next_and_the_run_says_so(refus
     found, fleet = uploads(program, "fused", module())
     close(found, uploads(program, "loop", module())[0])
     said = f"; vmap trains what has no fused form: {refusal}" if refusal else ""
-    assert fleet.reason == f"as asked{said}"
+    assert fleet.reason == f"as requested{said}"
 
 
 def test_the_summary_says_who_trained_and_why(tmp_path):
@@ -172,7 +172,7 @@ def test_the_summary_says_who_trained_and_why(tmp_path):
     found = fit(method, federation(), module(), rounds=1, execution=Execution("fused"))
     summary = save(found, tmp_path / "run")
     assert summary["executor"] == "fused"
-    assert summary["reason"] == "as asked; vmap trains what has no fused form: an optimiser other than plain SGD"
+    assert summary["reason"] == "as requested; vmap trains what has no fused form: an optimiser other than plain SGD"
 
 
 MODELED = [

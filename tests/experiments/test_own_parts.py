@@ -162,8 +162,8 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["gone.py:Stay"], "method: cannot read gone.py (in "),
         (["mine.py"], "'mine.py' is a file of code: name a method in it, such as mine.py:Stay"),
         (["mine.py:Sty"], "method: there is no 'Sty' in mine.py; did you mean 'Stay'?"),
-        (["mine.py:Net"], "method: 'mine.py:Net' is no kinfed.Method: derive the class from it"),
-        (["mine.py:number"], "method: 'mine.py:number' is no kinfed.Method"),
+        (["mine.py:Net"], "method: 'mine.py:Net' is not a kinfed.Method: derive the class from it"),
+        (["mine.py:number"], "method: 'mine.py:number' is not a kinfed.Method"),
         (["mine.py:Bare"], "method: 'mine.py:Bare' cannot be made: TypeError: Can't instantiate abstract class Bare"),
         (["mine.py:Stay", "method.share=2"], "method.share must be in [0, 1]; got 2"),
         (["mine.py:Stay", "method.shar=1"], "unknown key 'method.shar'; did you mean 'share'?"),
@@ -173,10 +173,13 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["no.such.package:Stay"], "method: 'no.such.package' cannot be imported: it is not installed"),
         (["local", "model=mine.py:text"], "model: 'mine.py:text' must make a torch.nn.Module; got 'no module'"),
         (["local", "model=mine.py:points"], "model: 'mine.py:points' cannot be made: TypeError: points() takes 1 "),
-        (["local", "model=mine.py:number"], "model: 'mine.py:number' is no class or function that could make a torch"),
+        (
+            ["local", "model=mine.py:number"],
+            "model: 'mine.py:number' is not a class or function that could make a torch",
+        ),
         (["local", "federation.dataset=mine.py:text"], "federation.dataset needs a value for outputs"),
         (["local", "federation.dataset=mine.py:nothing"], "'mine.py:nothing' must make a kinfed.Dataset; got None"),
-        (["local", "attack=mine.py:Net"], "attack: 'mine.py:Net' is no kinfed.Attack: derive the class from it"),
+        (["local", "attack=mine.py:Net"], "attack: 'mine.py:Net' is not a kinfed.Attack: derive the class from it"),
         (["local", "training.optimiser=mine.py:Stay"], "'mine.py:Stay' cannot stand here: it has no"),
         (
             ["local", "federation.task=mine.py:Half"],
@@ -184,10 +187,13 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         ),
         (
             ["local", "federation.task=mine.py:number"],
-            "'mine.py:number' is no class or function that could make a kinfed",
+            "'mine.py:number' is not a class or function that could make a kinfed",
         ),
         (["local", "federation.partition=mine.py:Half"], "has no __call__"),
-        (["local", "federation.partition=mine.py:number"], "no class or function that could make a kinfed.Partition"),
+        (
+            ["local", "federation.partition=mine.py:number"],
+            "not a class or function that could make a kinfed.Partition",
+        ),
         (
             ["local", "federation.graph=gone.py:ring"],
             "federation.graph: cannot read gone.py (in ",
@@ -220,7 +226,7 @@ def test_what_is_no_such_part_is_one_line_and_code_2(arguments, said, capsys):
 def test_every_command_refuses_what_is_no_method(command, name, capsys):
     assert main(command.format(name).split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert f"'mine.py:{name}' is no kinfed.Method: derive the class from it" in line
+    assert f"'mine.py:{name}' is not a kinfed.Method: derive the class from it" in line
     assert not list(Path().rglob("config.toml"))
 
 
@@ -251,7 +257,7 @@ def test_a_site_reads_the_files_that_its_operator_names_and_nothing_else(tmp_pat
         config.resolve(sent)
     with pytest.raises(UsageError, match="there is no file"), own_parts.local([tmp_path / "gone.py"]):
         pass
-    with pytest.raises(UsageError, match="two files of one name"), own_parts.local([theirs, tmp_path / "mine.py"]):
+    with pytest.raises(UsageError, match="two files of the same name"), own_parts.local([theirs, tmp_path / "mine.py"]):
         pass
 
 

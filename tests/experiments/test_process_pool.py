@@ -46,7 +46,7 @@ def test_side_by_side_every_run_ends_as_it_does_alone(tmp_path):
     with pytest.raises(UsageError, match="holds another experiment"):
         next(carry_out(asked(tmp_path / "2", e=[], a=["seed=3"]), MACHINE, 2, said.append))
     assert not (tmp_path / "2" / "e").exists()
-    with pytest.raises(UsageError, match="jobs counts runs side by side, so it must be at least 1; got 0"):
+    with pytest.raises(UsageError, match="jobs counts parallel runs, so it must be at least 1; got 0"):
         next(carry_out({}, MACHINE, 0, said.append))
 
 
@@ -105,7 +105,7 @@ def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
         process.kill()
         name, folder, problem = next(outcomes)
     assert (name, folder) == ("long", tmp_path / "long")
-    assert str(problem) == "its process was killed (exit code -9); was there memory enough?"
+    assert str(problem) == "its process was killed (exit code -9); was there enough memory?"
     assert not active_children()
 
 

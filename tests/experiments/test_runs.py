@@ -92,7 +92,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        ([], "it is no table but"),
+        ([], "it is not a table but"),
         ({}, "it has no 'method'"),
         ({"method": 3}, "its 'method' is 3"),
         ("[" * 9999, "cannot be read"),

@@ -111,7 +111,7 @@ def test_the_study_itself_is_not_changed_by_overrides(ask):
 
 def test_a_run_without_relations_is_refused(ask):
     folder = ask("pfedhn")[0].run("a")
-    with pytest.raises(UsageError, match="pfedhn mixes no models, so it has no weights between clients to look at"):
+    with pytest.raises(UsageError, match="pfedhn mixes no models, so it has no weights between clients"):
         folder.read_relations()
 
 

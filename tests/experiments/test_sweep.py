@@ -73,7 +73,7 @@ def test_an_unequal_budget_is_told(ask):
     assert ask("methods.fedprox.mu=0.1,1", "rounds=3,5", **both).check() == [
         "fedprox: 4 settings x 1 seed = 4 runs, 16 training rounds",
         "local: 2 settings x 1 seed = 2 runs, 8 training rounds",
-        "NOT AN EQUAL BUDGET: more settings or rounds are more chances to look good",
+        "NOT AN EQUAL BUDGET: more settings or rounds give a method more chances to look good",
     ]
     assert ask("rounds=3", **both).check() == [
         "fedprox: 1 setting x 1 seed = 1 run, 3 training rounds",
@@ -115,7 +115,7 @@ def test_folders_are_safe_different_and_the_same_again(ask):
         (["rounds=1", "rounds=2"], [], "rounds is given twice"),
         (["rounds=1,,2"], [], "'rounds=1,,2' has an empty value"),
         (["rounds=1,2,1"], [], "'rounds=1,2,1' has the value 1 twice"),
-        (["rounds=5..3"], [], "a range goes upwards, 3..5"),
+        (["rounds=5..3"], [], "a range goes upwards; write 3..5"),
         (["rounds=2,x"], [], "rounds must be a whole number; got 'x'"),
         (["roundz=2,3"], [], "unknown key 'roundz'; did you mean 'rounds'?"),
         (["seed=0,1", "seeds=2"], [], "leave seeds out"),

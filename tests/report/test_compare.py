@@ -179,7 +179,7 @@ def test_local_with_other_seeds_is_no_reference(tmp_path):
     local = write(tmp_path / "local", "local", [0.5, 0.5], seed=1)
     comparison = compare([local, write(tmp_path / "other", "fedavg", [0.6, 0.4])])
     assert comparison.sets[0][0].helped is None
-    assert comparison.warnings == ("fedavg is not set against local, which was not run with its seeds (0)",)
+    assert comparison.warnings == ("fedavg is not compared with local, which was not run with its seeds (0)",)
 
 
 @pytest.mark.parametrize(
@@ -290,8 +290,8 @@ def test_unfinished_runs_are_left_out_and_named(tmp_path):
         (folder / "config.toml").touch()
     found = compare([begun, done, repeated])
     assert [[row.folder for row in rows] for rows in found.sets] == [[str(done)]]
-    assert found.warnings == (f"left out, as not finished (kinfed resume goes on): {begun}, {repeated}",)
-    with pytest.raises(UsageError, match=r"no run is finished: .*begun; go on with one: kinfed resume .*begun"):
+    assert found.warnings == (f"left out, as not finished (kinfed resume continues them): {begun}, {repeated}",)
+    with pytest.raises(UsageError, match=r"no run is finished: .*begun; resume one: kinfed resume .*begun"):
         compare([begun])
 
 

@@ -93,7 +93,7 @@ def test_what_vmap_cannot_take_or_only_client_by_client_runs_in_the_loop():
     name, reason = chosen(Last(), data=federation(shape=(4, 3)))
     assert name == "loop"
     assert "fallback" in reason
-    assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as asked")
+    assert chosen(Last(), data=federation(shape=(4, 3)), executor="vmap") == ("vmap", "as requested")
 
 
 def test_no_clock_has_a_say(monkeypatch):
@@ -146,11 +146,13 @@ def test_other_bits_are_told_and_another_precision_is_refused(tmp_path, monkeypa
         )
 
     stopped(monkeypatch, tmp_path, executor="loop", workers=1)
-    with pytest.raises(UsageError, match=r"began with precision float32, and a part in bf16 would make it neither"):
+    with pytest.raises(UsageError, match=r"began with precision float32, and cannot continue in bf16"):
         resumed(precision="bf16")
     resumed(executor="loop", workers=2, precision="float32", device="cpu")  # the same bits for any number of workers
     assert not [str(w.message) for w in recwarn if "began with" in str(w.message)]
-    with pytest.warns(UserWarning, match="began with executor loop: with another it ends in other bits"):
+    with pytest.warns(
+        UserWarning, match="began with executor loop; with another setting the results are equal only to rounding"
+    ):
         assert resumed(executor="fused").executor == "fused"
 
 

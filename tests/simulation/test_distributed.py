@@ -21,7 +21,7 @@ def test_two_processes_end_with_the_models_of_one(tmp_path, method):
     assert (silent, nothing) == ("", "")
     summary, alone = json.loads(out), json.loads((tmp_path / "alone" / "summary.json").read_text())
     assert "everything is in shared" in said
-    assert "clients are shared by 2 processes" in summary["reason"]
+    assert "clients are divided among 2 processes" in summary["reason"]
     same = ("chosen", "names", "clients", "bytes_up", "bytes_down", "parameters")
     assert {key: summary[key] for key in same} == {key: alone[key] for key in same}
     for name, scores in alone["clients_scores"].items():
@@ -91,7 +91,7 @@ if __name__ == "__main__":
     with distributed.group():
         for method, (models, scores) in alone.items():
             data, run = trained(method)
-            assert "shared by 2 processes" in run.reason
+            assert "divided among 2 processes" in run.reason
             for key, value in scores.items():
                 torch.testing.assert_close(run.history.scores[-1][key], value, rtol=1e-6, atol=1e-6, equal_nan=True)
             assert run.history.models.keys() == (models.keys() if distributed.leads() else set())

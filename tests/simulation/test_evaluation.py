@@ -116,7 +116,7 @@ def test_what_is_declared_as_shared_and_is_not_is_refused():
             return {"shared": SharedParams(received.theta + client.noise(received.theta))}
 
     fleet, sent = simulation(Astray(), executor="vmap", chunk=3)
-    with pytest.raises(UsageError, match=r"the model 'shared' is declared as shared and is not the same for all"):
+    with pytest.raises(UsageError, match=r"the model 'shared' is declared as shared but differs between clients"):
         fleet.evaluate(0, torch.arange(8), sent)
 
 

@@ -95,7 +95,7 @@ def test_ditto_without_a_pull_is_local_and_the_shared_model_is_not_touched_by_it
 def test_fused_trains_what_it_can_of_ditto():
     fused = run(Ditto(0.5), "fused", norm=False)
     same(fused, run(Ditto(0.5), norm=False))
-    assert fused.reason == "as asked"
+    assert fused.reason == "as requested"
 
 
 def test_balanced_softmax_and_the_personal_head_by_hand():

@@ -12,7 +12,7 @@ from ..plots.charts import score_by_name
 def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:
     """Does the graph help? The method's score with each of `graphs` (default: all that these clients can have).
 
-    A graph helps where the known one beats shuffled, random and complete, and identity shows what clients reach alone.
+    A graph helps if the known one beats shuffled, random and complete; identity shows the scores without others.
     """
     if graphs is None:
         federation = study.federations(['federation.graph="given"', "seeds=1"])[0]
@@ -25,7 +25,7 @@ def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:
     score_by_name(tests, f"test {first.metric}", f"{study.method} by known graph", picture)
     notes = []
     if len(scores) > 1 and all((one.test == first.test).all() for one in scores.values()):
-        notes.append(f"every graph gives the same: {study.method} with these settings does not look at a known graph")
+        notes.append(f"every graph gives the same: {study.method} with these settings does not use a known graph")
     rows = [{"graph": name, **one.row()} for name, one in scores.items()]
     return Finding(f"{study.method} by known graph", rows, [picture], notes)
 

@@ -15,17 +15,17 @@ def curves(
     """Mean test score by round of each of `methods`: its best, its last, and the round in which it comes near its best.
 
     A curve is the mean over clients and seeds, of the model that validation prefers. Near is nine tenths of the best;
-    of an error, the best divided by nine tenths. `target` asks for the first round at a score of your own, which is
-    given as files hold it: 0.9 for an accuracy of 90 %.
+    for an error, the best divided by nine tenths. `target` asks for the first round at a score of your own, given as
+    in files: 0.9 for an accuracy of 90 %.
     """
     folders = study.runs({name: [setting("method.name", name)] for name in methods})
-    found: dict[str, Array] = {}
+    curve_of: dict[str, Array] = {}
     rows: list[Row] = []
     for name, folder in folders.items():
         one = score(folder)
         rounds, tests = scores_by_round(folder, one.model)
-        found[name] = np.nanmean(tests, 2).T  # [T, S]
-        mean = found[name].mean(1)
+        curve_of[name] = np.nanmean(tests, 2).T  # [T, S]
+        mean = curve_of[name].mean(1)
         best = float(mean.max() if one.higher_is_better else mean.min())
         row: Row = {"method": name, **one.row(), "best": float(scaled(best, one.metric))}
         row["last"] = float(scaled(mean[-1], one.metric))
@@ -35,11 +35,11 @@ def curves(
             row["at target in round"] = _reached(rounds, mean, target, one.higher_is_better)
         rows.append(row)
     picture = study.out / "curves.png"
-    accuracy_by_round(rounds, found, f"test {one.metric}", picture, over="seeds", target=target)
+    accuracy_by_round(rounds, curve_of, f"test {one.metric}", picture, over="seeds", target=target)
     return Finding("test scores by round", rows, [picture])
 
 
 def _reached(rounds: Array, mean: Array, level: float, higher_is_better: bool) -> int | None:
-    """The first evaluated round at which mean: [T] has come to the level."""
+    """The first evaluated round at which mean: [T] reaches the level."""
     there = mean >= level if higher_is_better else mean <= level
     return int(rounds[there.argmax()]) if there.any() else None

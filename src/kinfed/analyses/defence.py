@@ -1,4 +1,4 @@
-"""Defence: what a backdoor is still good for when clients learn their classifier anew (Panacea, Table V)."""
+"""Defence: a backdoor's success after clients train a new classifier (Panacea, Table V)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from ..simulation.simulation import Simulation
 
 @dataclass(frozen=True)
 class SimpleTuning(Local):
-    """A client keeps its model up to the classifier, which it learns anew from the first numbers on its own data."""
+    """A client keeps its model up to the classifier, which it trains again from its initial values on its own data."""
 
     epochs: int
 
@@ -47,17 +47,17 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     attack = [] if study.experiment().attack else [setting("attack.name", "backdoor")]
     if not isinstance(study.experiment(attack).attack, Backdoor):
         raise UsageError("Simple-Tuning is for backdoors, but the experiment has another attack; see attack.name")
-    asked = {name: [*attack, setting("method.name", name)] for name in methods}
-    folders = study.runs(asked)
+    requested = {name: [*attack, setting("method.name", name)] for name in methods}
+    folders = study.runs(requested)
     rows: list[Row] = []
     plain: dict[str, Array] = {}
     marked: dict[str, Array] = {}
-    for name, overrides in asked.items():
+    for name, overrides in requested.items():
         each = [_tuned(study, study.experiment(overrides), one, epochs) for one in folders[name].repeats()]
-        found = np.array(each)  # [S, 2, 2]
+        scores_by_seed = np.array(each)  # [S, 2, 2]
         for i, source in enumerate((name, f"{name}, tuned")):
-            plain[source], marked[source] = found[:, i].T
-        accuracy, success = scaled(found.mean(0), "accuracy").T  # [2] each
+            plain[source], marked[source] = scores_by_seed[:, i].T
+        accuracy, success = scaled(scores_by_seed.mean(0), "accuracy").T  # [2] each
         rows.append(
             {
                 "method": name,

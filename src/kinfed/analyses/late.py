@@ -1,4 +1,4 @@
-"""Late: clients that join a running federation, and how soon they are as well off as the others."""
+"""Late: clients that join a running federation, and how soon their scores match those of the others."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -20,20 +20,20 @@ def late(
     share: float = 0.2,
     joins: int | None = None,
 ) -> Finding:
-    """Test scores of a `share` of clients that join when `joins` rounds are over, and of the others.
+    """Test scores of a `share` of clients that join after `joins` rounds, and of the others.
 
-    This is pFedGAT's Figure 4. By default they join at half time. Until then the server does not know of them, and they
-    are scored with what they would be sent. They have caught up in the first round in which their mean is no worse than
-    that of the others; or than their own in a second run of each method, in which they are there from the start, as
-    their data may be harder.
+    This is pFedGAT's Figure 4. By default they join after half of the rounds. Until then the server does not know
+    them, and they are scored with the model they would be sent. They have caught up in the first round in which their
+    mean is no worse than that of the others; or, as their data may be harder, than their own in a second run of each
+    method, in which they take part from the start.
     """
     rounds = study.experiment().rounds.count
     joins = rounds // 2 if joins is None else joins
     if not 0 < joins < rounds:
         raise UsageError(f"analysis.joins must lie between 0 and the {rounds} rounds; got {joins}")
-    asked = {name: [setting("method.name", name)] for name in methods}
-    missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in asked.items()}
-    whole = {f"{name}-from-the-start": overrides for name, overrides in asked.items()}
+    requested = {name: [setting("method.name", name)] for name in methods}
+    missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in requested.items()}
+    whole = {f"{name}-from-the-start": overrides for name, overrides in requested.items()}
     folders = study.runs(missed | whole)
     rows: list[Row] = []
     panels: dict[str, dict[str, Array]] = {}
@@ -57,7 +57,7 @@ def late(
 
 
 def hold_back(study: Study, share: float, joins: int) -> str:
-    """The override by which a share of clients joins when so many rounds are over."""
+    """The override by which a share of clients joins after so many rounds."""
     participation = replace(study.experiment().participation, late=share, joins=joins)
     settings = ", ".join(setting(key, value) for key, value in asdict(participation).items())
     return f"participation={{{settings}}}"
@@ -65,21 +65,21 @@ def hold_back(study: Study, share: float, joins: int) -> str:
 
 def held_back(folder: RunFolder, share: float) -> Array:
     """[S, N] bool: which clients of a finished run were held back, for each of its seeds."""
-    found = []
+    masks = []
     for one in (each.read_summary() for each in folder.repeats()):
         absent = np.zeros(one.clients, dtype=bool)
         absent[latecomers(one.seed, tags(one.client_names), share).numpy()] = True
-        found.append(absent)
-    return np.stack(found)
+        masks.append(absent)
+    return np.stack(masks)
 
 
 def over(scores: Array, chosen: Array) -> Array:
     """[S, T] means of scores: [S, T, N] over the clients chosen: [S, N]."""
-    return np.stack([np.nanmean(values[:, mine], 1) for values, mine in zip(scores, chosen, strict=True)])
+    return np.stack([np.nanmean(values[:, clients], 1) for values, clients in zip(scores, chosen, strict=True)])
 
 
 def _row(at: Array, lines: Sequence[Array], joins: int, metric: str, higher_is_better: bool) -> Row:
-    """What is told of the lines of early and late clients and those from the start, [S, T] each."""
+    """The table's row for the lines of early clients, late clients and those from the start, [S, T] each."""
     early, late, control = (scaled(line.mean(0), metric) for line in lines)
     before, after = np.flatnonzero(at <= joins)[-1], np.flatnonzero(at > joins)
     last = scaled(lines[1][:, -1], metric)

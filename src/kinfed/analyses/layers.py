@@ -1,4 +1,4 @@
-"""Layers: whom clients listen to in each layer, and how that changes over rounds (FedAGHN, Table 4, Figure 5)."""
+"""Layers: the weights between clients in each layer, and how they change over rounds (FedAGHN, Table 4, Figure 5)."""
 
 import numpy as np
 import torch
@@ -19,18 +19,18 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     """Mean weight of a client for itself, similar clients and others, layer by layer and round by round.
 
     Layers are listed from shallow to deep, at about `rounds` of the evaluated rounds and at the one that validation
-    selects. Who is similar is told by hidden groups or by `overlap` of labels, as in `weights`. The method needs a
+    selects. Similar clients are found by hidden groups or by `overlap` of labels, as in `weights`. The method needs a
     graph for each layer.
     """
     if rounds < 2:
         raise UsageError(f"analysis.rounds is how many rounds the table shows, at least 2; got {rounds}")
     _refuse_one_graph(study)
     what, pairs = similar(study.federations(), overlap)
-    found = [folder.read_relations() for folder in study.run(study.method).repeats()]
-    at, names, count = found[0].rounds, found[0].layers, len(found[0].layers)
+    relations = [folder.read_relations() for folder in study.run(study.method).repeats()]
+    at, names, count = relations[0].rounds, relations[0].layers, len(relations[0].layers)
     if count < 2:
         raise UsageError("layers compares layers, and this model has one; choose a deeper model")
-    graphs = [torch.from_numpy(one.weights) for one in found]  # [T, L, N, N] a seed
+    graphs = [torch.from_numpy(one.weights) for one in relations]  # [T, L, N, N] per seed
 
     def row(layer: int, label: str, moments: list[int]) -> Row:
         """One layer, each seed at its own moment."""
@@ -38,11 +38,11 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
         return {"layer": names[layer], "round": label, **over_seeds(each)}
 
     some = np.unique(np.linspace(0, len(at) - 1, rounds).round().astype(int)).tolist()
-    moments = [one.selected for one in found]
+    moments = [one.selected for one in relations]
     label = "selected: " + ", ".join(str(at[t]) for t in moments)
     rows = []
     for layer in range(count):
-        rows += [row(layer, str(at[t]), [t] * len(found)) for t in some] + [row(layer, label, moments)]
+        rows += [row(layer, str(at[t]), [t] * len(relations)) for t in some] + [row(layer, label, moments)]
 
     heatmaps, lines = study.out / "layers.png", study.out / "layers-by-round.png"
     halves = {"shallow": slice(count // 2), "deep": slice((count + 1) // 2, count)}
@@ -57,7 +57,7 @@ def layers(study: Study, overlap: float = 0.5, rounds: int = 10) -> Finding:
     titles = ("weight of oneself", "of a similar client", "of any other client")
     weights_by_round(at, {name: kinds[..., i] for i, name in enumerate(titles)}, names, lines)
     notes = [f"similar are clients {what}"]
-    return Finding(f"whom clients of {study.method} listen to, layer by layer", rows, [heatmaps, lines], notes)
+    return Finding(f"weights between clients of {study.method}, layer by layer", rows, [heatmaps, lines], notes)
 
 
 def _by_kind(graph: Tensor, pairs: Tensor) -> Array:
@@ -68,7 +68,7 @@ def _by_kind(graph: Tensor, pairs: Tensor) -> Array:
 def _refuse_one_graph(study: Study) -> None:
     """Raise UsageError, before anything is run, if the method has one graph for all layers.
 
-    Methods that can have several say so by their setting `granularity`.
+    Methods that can have several have the setting `granularity`.
     """
     if getattr(study.experiment().method, "granularity", "model") == "model":
         able = [name for name, method in METHODS.items() if "granularity" in config.settings(method)]

@@ -16,35 +16,35 @@ Value = str | int | float | bool
 def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Value] = ()) -> Finding:
     """Test score for each of the values `xs` of setting `x`, such as method.clusters; and `ys` of a second one, `y`.
 
-    The best is the one with the best validation score, the first of equals. The picture is a heat map, or without `y` a
-    line over `xs`.
+    The best setting has the best validation score; of equal ones the first. The picture is a heat map, or without `y`
+    a line over `xs`.
     """
     if bool(y) != bool(ys):
         raise UsageError("analysis.y names a second setting and analysis.ys lists its values: give both or neither")
     points: list[Row] = [{x: a, y: b} if y else {x: a} for a in xs for b in ys or [""]]
-    asked = {_folder(point): [setting(key, value) for key, value in point.items()] for point in points}
-    if x == y or len(asked) < len(points):
-        raise UsageError("a map is over different settings, and has each of their values once")
-    found = [score(folder) for folder in study.runs(asked).values()]
-    metric = f"test {found[0].metric}"
-    validation = [one.validation for one in found if one.validation is not None]
+    requested = {_folder(point): [setting(key, value) for key, value in point.items()] for point in points}
+    if x == y or len(requested) < len(points):
+        raise UsageError("a map needs two different settings, each with different values; remove what is repeated")
+    scores = [score(folder) for folder in study.runs(requested).values()]
+    metric = f"test {scores[0].metric}"
+    validation = [one.validation for one in scores if one.validation is not None]
     best = None
-    notes = ["no validation data, so that no value is chosen"]
-    if len(validation) == len(found):
-        best = int(np.argmax(validation) if found[0].selects_highest else np.argmin(validation))
+    notes = ["no validation data, so no value is chosen"]
+    if len(validation) == len(scores):
+        best = int(np.argmax(validation) if scores[0].selects_highest else np.argmin(validation))
         notes = [f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"]
     picture = study.out / "map.png"
     names, others = [str(value) for value in xs], [str(value) for value in ys]
     if y:
-        grid = np.array([one.test.mean() for one in found]).reshape(len(xs), len(ys))
+        grid = np.array([one.test.mean() for one in scores]).reshape(len(xs), len(ys))
         chosen = None if best is None else divmod(best, len(ys))
         score_grid(grid, (x, names), (y, others), metric, picture, chosen)
     else:
-        score_by_setting(names, np.stack([one.test for one in found]), x, metric, picture, best)
-    rows = [point | one.row() for point, one in zip(points, found, strict=True)]
+        score_by_setting(names, np.stack([one.test for one in scores]), x, metric, picture, best)
+    rows = [point | one.row() for point, one in zip(points, scores, strict=True)]
     return Finding(f"{metric} by {x}{f' and {y}' if y else ''}", rows, [picture], notes)
 
 
 def _folder(point: Row) -> str:
-    """A name for the run's folder, without what a file system may not like."""
+    """A name for the run's folder, without characters that a file system may not allow."""
     return ",".join(re.sub(r"[^\w.+=-]", "-", f"{key}={value}") for key, value in point.items())

@@ -1,4 +1,4 @@
-"""Novel: models for clients that never train, from what the others have learned."""
+"""Novel: models for clients that never train, made from the others' models."""
 
 from collections.abc import Sequence
 
@@ -28,11 +28,11 @@ def novel(
 ) -> Finding:
     """Test scores after the last round of clients that never train, each of `shares` held back (Panacea, Table III).
 
-    What they are sent by the experiment's method, by Panacea's ablations and by `others`; beside it the mean of their
-    trained neighbours' models, where a graph is known, their own model from their own data alone, and the method's, had
-    they been there from the start. No round is selected, so nothing of these clients is used before the test, but for
-    the scale of series, which is that of all training windows, and by models that a method tunes to its client's
-    training examples.
+    The models are those sent by the experiment's method, by Panacea's ablations and by `others`; for comparison the
+    mean of their trained neighbours' models, if a graph is known, a model trained on their own data alone, and the
+    method's model if they take part from the start. No round is selected, so no data of these clients is used before
+    the test, except for the scale of series, which is that of all training windows, and by methods that tune the model
+    on the client's training examples.
     """
     if not shares or not all(0 < share < 1 for share in shares):
         raise UsageError(f"analysis.shares are shares of clients, in (0, 1); got {list(shares)}")
@@ -42,28 +42,28 @@ def novel(
     if method == "panacea":
         senders |= {name: [*last, *changes] for name, changes in ABLATIONS.items()}
     senders |= {name: [*last, setting("method.name", name)] for name in others}
-    asked = {
+    requested = {
         f"{name}-{share}": [*changes, hold_back(study, share, rounds)]
         for share in shares
         for name, changes in senders.items()
     }
-    asked |= {f"{method}-from-the-start": last, "local": [*last, setting("method.name", "local")]}
-    folders = study.runs(asked)
+    requested |= {f"{method}-from-the-start": last, "local": [*last, setting("method.name", "local")]}
+    folders = study.runs(requested)
     federations = study.federations()
     metric = federations[0].task.metric
     rows: list[Row] = []
     panels: dict[str, dict[str, Array]] = {}
     for share in shares:
         absent = held_back(folders[f"{method}-{share}"], share)  # [S, N]
-        found = {name: _sent(folders[f"{name}-{share}"]) for name in senders}
+        by_source = {name: _sent(folders[f"{name}-{share}"]) for name in senders}
         if federations[0].graph is not None:
-            found["neighbours' mean"] = _neighbours(folders[f"{method}-{share}"], federations, absent)
-        found |= {
+            by_source["neighbours' mean"] = _neighbours(folders[f"{method}-{share}"], federations, absent)
+        by_source |= {
             "own data alone": _sent(folders["local"]),
             f"{method}, from the start": _sent(folders[f"{method}-from-the-start"]),
         }
         panel = panels[f"{share:.0%} of clients held back"] = {}
-        for source, (model, scores) in found.items():
+        for source, (model, scores) in by_source.items():
             panel[source] = _mean(scores, absent)
             rows.append({"held back": f"{share:.0%}", "source": source, "model": model, **_row(scores, absent, metric)})
     picture = study.out / "novel.png"
@@ -72,17 +72,17 @@ def novel(
 
 
 def _sent(folder: RunFolder) -> tuple[str, Array]:
-    """The first model that a run names beside a client's own after training, and its test scores [S, N]."""
-    found = [one.read_summary() for one in folder.repeats()]
-    names = list(found[0].scores)
+    """A run's first model other than `own`, the one after local training, and its test scores [S, N]."""
+    summaries = [one.read_summary() for one in folder.repeats()]
+    names = list(summaries[0].scores)
     model = next((name for name in names if name != "own"), names[0])
-    return model, np.array([one.of_clients[model] for one in found])
+    return model, np.array([one.of_clients[model] for one in summaries])
 
 
 def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Array) -> tuple[str, Array]:
-    """As `_sent`: the mean of the trained neighbours' models, of all where there are none; NaN for trained clients.
+    """As `_sent`: the mean of the trained neighbours' models, or of all if there are none; NaN for trained clients.
 
-    absent: [S, N] bool tells who was held back.
+    absent: [S, N] bool marks the clients held back.
     """
     scores = np.full(absent.shape, np.nan)
     for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
@@ -97,19 +97,19 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
             rows = federation.rows["test"][i]
             x, y = federation.x[rows], federation.y[rows]
             with torch.no_grad():
-                found = federation.task.score(models[0].export(mean)(x), y, torch.ones(len(x), dtype=mean.dtype))
-            scores[seed, i] = float(found[federation.task.metric])
+                result = federation.task.score(models[0].export(mean)(x), y, torch.ones(len(x), dtype=mean.dtype))
+            scores[seed, i] = float(result[federation.task.metric])
     return folder.read_summary().chosen, scores
 
 
 def _mean(scores: Array, chosen: Array) -> Array:
     """[S] means of scores: [S, N] over the clients chosen: [S, N]."""
-    return np.array([values[mine].mean() for values, mine in zip(scores, chosen, strict=True)])
+    return np.array([values[selected].mean() for values, selected in zip(scores, chosen, strict=True)])
 
 
 def _row(scores: Array, absent: Array, metric: str) -> Row:
     novel, others = (scaled(_mean(scores, chosen), metric) for chosen in (absent, ~absent))
-    spread = [scaled(values[mine], metric).std() for values, mine in zip(scores, absent, strict=True)]
+    spread = [scaled(values[selected], metric).std() for values, selected in zip(scores, absent, strict=True)]
     return {
         "never trained": float(novel.mean()),
         "over clients": float(np.mean(spread)),

@@ -1,4 +1,4 @@
-"""Topologies: does a method that clusters its clients find the nodes that they were dealt from?"""
+"""Topologies: does a method that clusters its clients find the nodes that they belong to?"""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,7 @@ def topologies(
     """The Rand index of a run's clusters against the nodes of each topology, by round (FedCedar, Figure 3).
 
     Every node has `per_node` clients. A round has `share` of all clients, every `every`-th round that share of each
-    node. FedCedar is told how many nodes there are. The table shows some of those rounds, and the last quarter of all.
+    node. FedCedar gets the number of nodes as a setting. The table shows some of those rounds, and the last quarter.
     """
     unknown = [count for count in nodes if count not in NODES]
     if unknown or not nodes:
@@ -38,13 +38,13 @@ def topologies(
             for count in nodes
         }
     )
-    found: dict[str, Array] = {}
+    panels: dict[str, Array] = {}
     rows: list[Row] = []
     notes: list[str] = []
     for count, folder in zip(nodes, folders.values(), strict=True):
         rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
         index = np.stack([rand_by_round(one.read_clusters(), truth).numpy() for one in folder.repeats()])  # [S, T, 2]
-        found[f"{count} nodes"] = index
+        panels[f"{count} nodes"] = index
         rows += _rows(count, rounds, index, every)
         mean = index[..., 0].mean(0)
         notes.append(
@@ -52,7 +52,7 @@ def topologies(
             f"{(mean == 1).sum()} of {len(rounds)} rounds have 1"
         )
     picture = study.out / "rand-by-round.png"
-    rand.rand_by_round(rounds, found, every, picture)
+    rand.rand_by_round(rounds, panels, every, picture)
     return Finding(f"clusters of {study.method} against the nodes of a topology", rows, [picture], notes)
 
 

@@ -157,6 +157,6 @@ class _Series:
     @torch.no_grad()
     def score(self, split: str, network: nn.Module) -> dict[str, Tensor]:
         """[N] each: what `Forecasting` says of every client's windows."""
-        found = [(network(x), y) for x, y in (self.at(split, part) for part in self.steps(split).split(CHUNK))]
-        outputs, y = (torch.cat(parts).transpose(0, 1) for parts in zip(*found, strict=True))  # [N, W, horizon]
+        batches = [(network(x), y) for x, y in (self.at(split, part) for part in self.steps(split).split(CHUNK))]
+        outputs, y = (torch.cat(parts).transpose(0, 1) for parts in zip(*batches, strict=True))  # [N, W, horizon]
         return vmap(self.task.score)(outputs, y, torch.ones_like(y[..., 0]))

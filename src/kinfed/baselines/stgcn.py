@@ -50,10 +50,10 @@ def chebyshev(weights: Tensor) -> Tensor:
     laplacian = torch.diag((degree > 0).double()) - scale[:, None] * links * scale
     eye = torch.eye(len(links), dtype=torch.float64)
     scaled = 2 * laplacian / torch.linalg.eigvalsh(laplacian)[-1].clamp(min=1e-9) - eye
-    found = [eye, scaled]
+    matrices = [eye, scaled]
     for _ in range(2, ORDER):
-        found.append(2 * scaled @ found[-1] - found[-2])
-    return torch.stack(found).to(torch.get_default_dtype())
+        matrices.append(2 * scaled @ matrices[-1] - matrices[-2])
+    return torch.stack(matrices).to(torch.get_default_dtype())
 
 
 class _Network(nn.Module):

@@ -16,7 +16,7 @@ from .tables import tell, write
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     analyse = commands.add_parser(
         "analyse",
         parents=[options(), common],
@@ -43,8 +43,8 @@ def _analyse(args: argparse.Namespace, console: Console) -> None:
         look, _ = config.call(ANALYSES[args.analysis], settings, "analysis", given=1)
         config.warn_of_idle(args.source, args.overrides, [study.method])
         try:
-            found = look(study)
+            finding = look(study)
         except KeyboardInterrupt as stop:
-            raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
-    write(found, out)
-    tell(found, out, args, console)
+            raise type(stop)(f"interrupted; run the same command with --out {out} to resume") from None
+    write(finding, out)
+    tell(finding, out, args, console)

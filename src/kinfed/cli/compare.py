@@ -12,17 +12,17 @@ from .console import literal
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     beside = commands.add_parser("compare", parents=[common])
     beside.add_argument("folders", type=Path, nargs="+", metavar="DIR")
     beside.set_defaults(command=_compare)
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
-    found = compare(args.folders)
+    comparison = compare(args.folders)
     if args.json:
-        print(json.dumps(found.to_dict()))
+        print(json.dumps(comparison.to_dict()))
     else:
         out = literal()
-        for part in terminal(found):
+        for part in terminal(comparison):
             out.print(part, soft_wrap=True)

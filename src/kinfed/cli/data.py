@@ -1,4 +1,4 @@
-"""kinfed data: what data sets there are, where they come from, and what is in them."""
+"""kinfed data: the available data sets, where they come from, and what is in them."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your tabl
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the commands into the parser."""
+    """Add the commands to the parser."""
     data = commands.add_parser("data")
     kinds = data.add_subparsers(required=True, metavar="list|fetch|inspect")
     where = argparse.ArgumentParser(add_help=False)
@@ -41,13 +41,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
     )
-    listed = kinds.add_parser("list", parents=[where, common], help="every data set, and which are here")
+    listed = kinds.add_parser("list", parents=[where, common], help="list data sets, and which are on this machine")
     listed.set_defaults(command=_list)
     fetched = kinds.add_parser(
         "fetch",
         parents=[where, common],
-        help="get data sets from their publishers",
-        description="Download the originals, check them, and write NAME.npz; an interrupted download goes on.",
+        help="download data sets from their publishers",
+        description="Download the originals, check them, and write NAME.npz; an interrupted download is resumed.",
         epilog="KINFED_MIRROR is the address of a mirror that has the originals as NAME/FILE.",
     )
     fetched.add_argument("names", nargs="+", metavar="NAME", help=", ".join(ORIGINALS))
@@ -56,7 +56,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     looked = kinds.add_parser(
         "inspect",
         parents=[where, common],
-        help="what is in a data set, or in the federation of an experiment",
+        help="show what is in a data set, or in the federation of an experiment",
         epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la",
     )
     looked.add_argument("subject", metavar="NAME|FILE.toml|papers/...")
@@ -95,12 +95,12 @@ def _list(args: argparse.Namespace, console: Console) -> None:
         shown.add_row(name, way, f"{size / 1e6:.1f}" if size else "", Text(what))
     literal().print(shown)
     if not args.data_dir:
-        console.print("no data directory: set KINFED_DATA or --data-dir to see which are here")
+        console.print("no data directory: set KINFED_DATA or --data-dir to see which data sets are on this machine")
 
 
 def _fetch(args: argparse.Namespace, console: Console) -> None:
     if not args.data_dir:
-        raise UsageError("where to? set KINFED_DATA or --data-dir to the folder that shall hold NAME.npz")
+        raise UsageError("no data directory: set KINFED_DATA or --data-dir to the folder for NAME.npz")
     unknown = [name for name in args.names if name not in ORIGINALS]
     if unknown:
         raise UsageError(f"there is nothing to fetch for '{unknown[0]}'; {nearest(unknown[0], ORIGINALS)}")
@@ -118,13 +118,13 @@ def _fetch(args: argparse.Namespace, console: Console) -> None:
                 bar.update(tasks[file], completed=so_far, total=whole or None)
 
             try:
-                found = obtain(name, Path(args.data_dir), args.folder, show)
+                result = obtain(name, Path(args.data_dir), args.folder, show)
             except KeyboardInterrupt as stop:
-                raise type(stop)("interrupted; the same command goes on with what is left") from None
-        console.print(f"{name}: {found.path}, {found.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
-        for note in found.notes:
+                raise type(stop)("interrupted; run the same command again to resume") from None
+        console.print(f"{name}: {result.path}, {result.path.stat().st_size / 1e6:.1f} MB", soft_wrap=True)
+        for note in result.notes:
             console.print(f"  {note}", soft_wrap=True)
-        done.append({"name": name, "path": str(found.path), "notes": found.notes})
+        done.append({"name": name, "path": str(result.path), "notes": result.notes})
     if args.json:
         print(json.dumps(done))
 
@@ -137,83 +137,83 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
             "or a config that names it"
         )
     if args.subject.endswith(".toml") or args.subject.startswith("papers/"):
-        # Who trains what is no matter here, so a config of the data alone will do.
+        # The method and the model do not matter here, so a config of the data alone is enough.
         learning = {"method": "local", "model": "linear"}
         experiment = config.resolve(learning | config.read(args.subject, args.overrides))
         dataset = experiment.dataset(folder)
         settings = experiment.table["federation"]["dataset"]
-        found = _dataset(dataset) | _federation(experiment.federation(folder, experiment.seed))
+        facts = _dataset(dataset) | _federation(experiment.federation(folder, experiment.seed))
     else:
         if args.subject not in DATASETS:
             raise UsageError(f"there is no data set '{args.subject}'; {nearest(args.subject, DATASETS)}")
         settings = config.override({"name": args.subject}, args.overrides)
         dataset = config.make(DATASETS, settings, "dataset", given=1)[0](folder)
-        found = _dataset(dataset)
+        facts = _dataset(dataset)
     name = called(settings)
     path = folder / f"{settings['name']}.npz" if folder else None
     if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
-        found = {"file": str(path), "sha256": sha256(path)} | found
+        facts = {"file": str(path), "sha256": sha256(path)} | facts
     picture = args.picture or Path(f"{name}.png")
     examples(dataset, name, picture)
-    found |= {"picture": str(picture)}
+    facts |= {"picture": str(picture)}
     if args.json:
-        print(json.dumps({"name": name, **found}))
+        print(json.dumps({"name": name, **facts}))
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
-    for key, value in found.items():
-        told = f"{value:,}" if isinstance(value, int) else str(value)
-        shown.add_row(key, Text(f"{told[:16]}..." if key == "sha256" else told))
+    for key, value in facts.items():
+        text = f"{value:,}" if isinstance(value, int) else str(value)
+        shown.add_row(key, Text(f"{text[:16]}..." if key == "sha256" else text))
     out = literal()
     out.print(name)
     out.print(shown)
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:
-    """What a data set holds, as it is before it is dealt to clients."""
+    """What a data set holds, before it is divided among clients."""
     used = torch.arange(len(dataset.x)) if dataset.client is None else (dataset.client >= 0).nonzero().flatten()
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "examples": len(used),
         "input": _shape(dataset.x),
         "task": type(dataset.task).__name__.lower(),
     }
     if isinstance(dataset.task, Classification):
         counts = torch.bincount(dataset.y[used], minlength=dataset.task.classes)
-        found["classes"] = f"{dataset.task.classes}, {_spread(counts)} examples each"
+        facts["classes"] = f"{dataset.task.classes}, {_spread(counts)} examples each"
     else:
-        found["target"] = _shape(dataset.y)
+        facts["target"] = _shape(dataset.y)
     if isinstance(dataset.task, Forecasting) and dataset.time is not None and dataset.span > 1:
         numbers = dataset.y.as_strided((dataset.y.untyped_storage().nbytes() // dataset.y.element_size(),), (1,), 0)
         readings = numbers.view(len(dataset.owners), -1)  # [N, T]
         known = ~readings.isnan()
         gaps = int((dataset.time[: readings.shape[1]].diff() != 1).sum())
-        found["steps"] = f"{readings.shape[1]:,} with {gaps} gap{'s' * (gaps != 1)}, windows of {dataset.span}"
+        facts["steps"] = f"{readings.shape[1]:,} with {gaps} gap{'s' * (gaps != 1)}, windows of {dataset.span}"
         share = 100 * (1 - known.double().mean(1))
-        found["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
+        facts["missing readings"] = f"{float(share.mean()):.2f} %, at most {float(share.max()):.2f} % of a client's"
         values = readings[known]
-        found["readings"] = (
+        facts["readings"] = (
             f"{float(values.min()):g} to {float(values.max()):g}, mean {plain(float(values.double().mean()))}"
         )
     if dataset.client is not None:
         owners = torch.bincount(dataset.client[used], minlength=len(dataset.owners))
-        found["clients"] = f"{len(owners)}, {_spread(owners)} examples each"
-    return found | _graph(dataset.graph)
+        facts["clients"] = f"{len(owners)}, {_spread(owners)} examples each"
+    return facts | _graph(dataset.graph)
 
 
 def _federation(federation: Federation) -> dict[str, Any]:
-    """What is really trained, validated and tested on."""
-    found: dict[str, Any] = {"federation": several(len(federation), "client")}
+    """The examples for training, validation and testing."""
+    facts: dict[str, Any] = {"federation": several(len(federation), "client")}
     for split in SPLITS:
         sizes = torch.tensor([len(rows) for rows in federation.rows[split]])
-        found[f"  {split}"] = f"{int(sizes.sum()):,} examples, {_spread(sizes)} a client"
+        facts[f"  {split}"] = f"{int(sizes.sum()):,} examples, {_spread(sizes)} per client"
     if isinstance(federation.task, Forecasting):
-        found["  scale"] = (
+        facts["  scale"] = (
             f"mean {plain(federation.task.mean)}, deviation {plain(federation.task.deviation)} of training readings"
         )
     if federation.caution:
-        found["  caution"] = federation.caution
-    return found | {f"  {key}": value for key, value in _graph(federation.graph).items()}
+        facts["  caution"] = federation.caution
+    return facts | {f"  {key}": value for key, value in _graph(federation.graph).items()}
 
 
 def _graph(graph: Graph | None) -> dict[str, Any]:

@@ -19,12 +19,12 @@ from .running import data_dir, options, unwatched
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     ahead = commands.add_parser(
         "estimate",
         parents=[request(), options(), common],
-        description="Time a few rounds of the real thing with some of its examples, a few seconds for each method and "
-        "column, and multiply.",
+        description="Time a few rounds with some of the examples, a few seconds for each method and column, and "
+        "extrapolate.",
         epilog="example: kinfed estimate pfedgat.table1 --column cifar10/iid --seeds 1 --scale 0.1",
     )
     ahead.add_argument(
@@ -38,20 +38,20 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _estimate(args: argparse.Namespace, console: Console) -> None:
     if args.budget <= 0:
         raise UsageError(f"--budget is a time in seconds, so it must be positive; got {args.budget:g}")
-    runs, side_by_side = _runs(args)
-    where = unwatched(args, workers=1 if len(runs) > 1 and side_by_side > 1 else None)
+    runs, parallel = _runs(args)
+    where = unwatched(args, workers=1 if len(runs) > 1 and parallel > 1 else None)
     costs: dict[str, tuple[Cost, int]] = {}
     broken: dict[str, str] = {}
     silent = args.quiet or not console.is_terminal
-    said = TextColumn("timing {task.description}", markup=False)
-    with Progress(said, console=console, transient=True, disable=silent) as bar:
+    column = TextColumn("timing {task.description}", markup=False)
+    with Progress(column, console=console, transient=True, disable=silent) as bar:
         task = bar.add_task("")
         loaded, federation = None, None
         for name, experiment, count in runs:
             bar.update(task, description=name)
             try:
-                if experiment.table["federation"] != loaded or federation is None:  # the next row has the same
-                    federation = None  # so that two are never held
+                if experiment.table["federation"] != loaded or federation is None:  # the next row often has the same
+                    federation = None  # so that two are never in memory
                     federation = experiment.federation(data_dir(args), experiment.seed)
                     loaded = experiment.table["federation"]
                 costs[name] = estimate(experiment, federation, where, args.budget), count
@@ -60,19 +60,19 @@ def _estimate(args: argparse.Namespace, console: Console) -> None:
     for name, why in broken.items():
         console.print(f"kinfed: {name}: {why}", soft_wrap=True)
     if not costs:
-        raise UsageError(f"{args.subject}: there is nothing here that can be run")
-    _tell(costs, side_by_side, args.json)
+        raise UsageError(f"{args.subject}: none of its runs can be started")
+    _tell(costs, parallel, args.json)
 
 
 def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], int]:
-    """The name of each experiment, the experiment, and how many runs it has; and how many runs go side by side."""
+    """The name of each experiment, the experiment, and how many runs it has; and how many runs go in parallel."""
     if args.subject not in published_table.tables():
         if args.method or args.column or args.seeds is not None or args.scale != 1 or args.jobs is not None:
             raise UsageError(
                 "--method, --column, --seeds, --scale and --jobs are for published tables, such as pfedgat.table1"
             )
-        found = config.resolve(config.read(args.subject, args.overrides))
-        return [(found.method_name, found, found.seeds)], 1  # a run's seeds come one after the other
+        experiment = config.resolve(config.read(args.subject, args.overrides))
+        return [(experiment.method_name, experiment, experiment.seeds)], 1  # a run's seeds come one after the other
     if args.overrides:
         raise UsageError(
             f"{args.subject} is a published table, whose settings are fixed; leave {args.overrides[0]} out"
@@ -86,14 +86,14 @@ def _runs(args: argparse.Namespace) -> tuple[list[tuple[str, Experiment, int]], 
     return runs, max(1, min(jobs(args), sum(count for *_, count in runs)))
 
 
-def _tell(costs: dict[str, tuple[Cost, int]], side_by_side: int, as_json: bool) -> None:
-    """What each experiment costs, and all of them, on standard output."""
-    total = sum(cost.seconds * count for cost, count in costs.values()) / side_by_side
+def _tell(costs: dict[str, tuple[Cost, int]], parallel: int, as_json: bool) -> None:
+    """Print the cost of each experiment, and of all of them, on standard output."""
+    total = sum(cost.seconds * count for cost, count in costs.values()) / parallel
     each_run = [cost.memory for cost, count in costs.values() for _ in range(count)]
-    memory = sum(sorted(each_run, reverse=True)[:side_by_side])
+    memory = sum(sorted(each_run, reverse=True)[:parallel])
     if as_json:
         each = {name: {**cost._asdict(), "runs": count} for name, (cost, count) in costs.items()}
-        print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": side_by_side}))
+        print(json.dumps({"runs": each, "seconds": total, "memory": memory, "jobs": parallel}))
         return
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("run", "one", "runs", "all", "memory", "measured with"):
@@ -106,12 +106,12 @@ def _tell(costs: dict[str, tuple[Cost, int]], side_by_side: int, as_json: bool) 
         )
     out = literal()
     out.print(shown)
-    beside = f" with {side_by_side} side by side" if side_by_side > 1 else ""
+    beside = f" with {parallel} in parallel" if parallel > 1 else ""
     out.print(f"in all {duration(total)}{beside}, {memory / 2**30:.1f} GiB of memory")
 
 
 def duration(seconds: float) -> str:
-    """In the unit that people would use."""
+    """The time in a readable unit."""
     if seconds < 90:
         return f"{seconds:.0f} s" if seconds >= 1 else "under 1 s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

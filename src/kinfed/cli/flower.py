@@ -19,7 +19,7 @@ HOME = "KINFED_FLOWER_HOME"
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the commands into the parser."""
+    """Add the commands to the parser."""
     flower = commands.add_parser(
         "flower",
         description="Train with clients that keep their examples on their own machines, connected by Flower.",

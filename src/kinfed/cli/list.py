@@ -32,7 +32,7 @@ SHELVES: dict[str, tuple[Shelf, int]] = {  # name: the shelf, and how many argum
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     shelf = commands.add_parser(
         "list",
         parents=[common],
@@ -95,19 +95,19 @@ def _tables() -> dict[str, dict[str, Any]]:
 
     loaded = {name: published_table.load(name) for name in published_table.tables()}
     return {
-        name: {"what": found.title, "methods": list(found.rows), "columns": list(found.columns)}
-        for name, found in loaded.items()
+        name: {"what": table.title, "methods": list(table.rows), "columns": list(table.columns)}
+        for name, table in loaded.items()
     }
 
 
 def _papers() -> dict[str, dict[str, Any]]:
     from ..papers import published_table
 
-    found = {}
+    entries = {}
     for name, (table, column) in published_table.experiments().items():
         at = published_table.load(table).columns[column]
-        found[name] = {"what": f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset}
-    return found
+        entries[name] = {"what": f"{at.dataset}, {at.setting}" + " (a subset)" * at.subset}
+    return entries
 
 
 def _toml(value: Any) -> str:

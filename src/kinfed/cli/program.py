@@ -15,29 +15,31 @@ from ..interrupts import heard
 
 
 class Command(NamedTuple):
-    """A command's file, which is imported when it is the one that runs, and what it does."""
+    """A command's file, which is imported only if the command runs, and its help."""
 
     file: str
     help: str
 
 
 COMMANDS = {
-    "run": Command("run", "train one personalised model a client"),
-    "resume": Command("run", "go on with an interrupted run"),
-    "reproduce": Command("reproduce", "rebuild a published table, ours beside the paper's"),
-    "estimate": Command("estimate", "what a run or a published table will take in time and memory"),
+    "run": Command("run", "train one personalised model per client"),
+    "resume": Command("run", "resume an interrupted run"),
+    "reproduce": Command("reproduce", "rebuild a published table, our numbers beside the paper's"),
+    "estimate": Command("estimate", "estimate the time and memory of a run or a published table"),
     "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
-    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
-    "compare": Command("compare", "set runs side by side"),
+    "analyse": Command(
+        "analyse", "run an analysis: the value of a graph, the weights between clients, late clients, ..."
+    ),
+    "compare": Command("compare", "compare finished runs"),
     "reference": Command("reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
-    "data": Command("data", "data sets: which there are, fetch one, look into one"),
-    "list": Command("list", "available methods, data sets, models and other parts"),
+    "data": Command("data", "list, fetch and inspect data sets"),
+    "list": Command("list", "list available methods, data sets, models and other parts"),
 }
 
 
 class _Parser(argparse.ArgumentParser):
-    """One line for what it cannot take, as for all other errors."""
+    """A parser that reports an error in one line, like all other errors."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"kinfed: {short(message)}; {self.prog} --help lists the options\n")
@@ -51,17 +53,17 @@ def execute(arguments: list[str] | None) -> int:
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
-    if behind:  # settings that stand behind an option
+    if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]
-    from .console import literal  # rich, for which help and errors about arguments need not wait
+    from .console import literal  # imports rich, which help and errors about arguments do not need
 
     console = literal(stderr=True)
-    said = set()
+    reported = set()
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:
-        kind = re.sub(r"[-\d.]+", "", str(message))  # it may come every round, with other numbers
-        if kind not in said:
-            said.add(kind)
+        kind = re.sub(r"[-\d.]+", "", str(message))  # it may be repeated every round with other numbers
+        if kind not in reported:
+            reported.add(kind)
             print(f"kinfed: warning: {message}", file=sys.stderr)
 
     warnings.showwarning = warn
@@ -69,7 +71,7 @@ def execute(arguments: list[str] | None) -> int:
         with heard():
             args.command(args, console)
         return 0
-    except BrokenPipeError:  # whoever reads has enough
+    except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (KeyboardInterrupt, Exception) as problem:
@@ -81,7 +83,7 @@ def execute(arguments: list[str] | None) -> int:
 
 
 def _parser(chosen: str) -> argparse.ArgumentParser:
-    """The parser of the chosen command, which knows of the others only that they are there."""
+    """The parser of the chosen command; of the others it only has the help."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the full traceback of an error")
     common.add_argument("--json", action="store_true", help="print one JSON object on standard output")

@@ -20,7 +20,7 @@ from .running import Bar, place, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     reference = commands.add_parser(
         "reference",
         parents=[place(), common],
@@ -41,27 +41,27 @@ def _reference(args: argparse.Namespace, console: Console) -> None:
     reference, settings = config.call(REFERENCES[args.reference], table.pop("reference", {}), "reference")
     experiment = config.resolve(table)
     if experiment.seeds > 1:
-        raise UsageError("a reference is trained once: write seeds=1, and which seed it has as in seed=2")
+        raise UsageError("a reference is trained once: write seeds=1, and choose its seed as in seed=2")
     dataset, stamp = experiment.dataset_name, time.strftime("%Y-%m-%d-%H%M%S")
     folder = RunFolder(args.out or Path("runs") / args.reference / dataset / stamp)
     if folder.is_finished:
-        raise UsageError(f"{folder} holds a run already; choose another --out")
+        raise UsageError(f"{folder} already holds a run; choose another --out")
     device = pick_device(args.device)
     federation = experiment.federation(args.data_dir, experiment.seed)
     new = not folder.path.exists()
     folder.make()
     try:
         with Bar(console, args.quiet) as bar:
-            found = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)
-    except BaseException:  # there is nothing to go on with
+            run = train(reference, federation, seed=experiment.seed, device=device, progress=bar.update)
+    except BaseException:  # there is nothing to resume
         if new:
             with suppress(OSError):
                 folder.path.rmdir()
         raise
     config.write({**experiment.table, "reference": settings}, folder.config)
-    write_history(found.history, None, "given", [], folder)
+    write_history(run.history, None, "given", [], folder)
     summary = replace(
-        found.summary(),
+        run.summary(),
         method=args.reference,
         dataset=dataset,
         federation=experiment.table["federation"],

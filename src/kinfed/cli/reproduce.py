@@ -23,11 +23,11 @@ from ..papers import published_table
 from ..papers.published_table import LEAST_ROUNDS
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
 from ..simulation.precision import PRECISIONS
-from .running import data_dir, options, told_beside, unwatched
+from .running import activity_column, data_dir, options, unwatched
 
 
 def request() -> argparse.ArgumentParser:
-    """Which part of a published table is meant."""
+    """Options that select a part of a published table."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--method", metavar="NAME,...", default="", help="rows of the table (default: all)")
     parser.add_argument("--column", metavar="NAME,...", default="", help="columns of the table (default: all)")
@@ -42,18 +42,18 @@ def request() -> argparse.ArgumentParser:
         f"least {LEAST_ROUNDS} times where rounds are selected; clients and local epochs stay; the table says so "
         "(default: 1)",
     )
-    parser.add_argument("--jobs", type=int, metavar="N", help="runs side by side (default: a core each; 1 on a GPU)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="runs in parallel (default: one per core; 1 on a GPU)")
     return parser
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     reproduce = commands.add_parser(
         "reproduce",
         parents=[request(), options(), common],
-        description="Run a published table's methods on its columns, several seeds each, and set ours beside what is "
-        "printed: table.md, table.csv and table.tex. Finished runs are kept, interrupted ones go on, so the same "
-        "command again does what is left. kinfed list tables names the tables.",
+        description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
+        "the printed ones: table.md, table.csv and table.tex. Finished runs are kept and interrupted ones resumed, so "
+        "the same command again does the rest. kinfed list tables names the tables.",
         epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
     )
     reproduce.add_argument("table", metavar="ID", help="such as pfedgat.table1")
@@ -62,7 +62,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def read(args: argparse.Namespace, table: str, out: Path | None = None) -> Reproduction:
-    """What the options mean for a table."""
+    """The reproduction of a table with these options."""
     scaled = f"-scaled-{args.scale:g}" if args.scale < 1 else ""
     return Reproduction(
         published_table.load(table),
@@ -76,7 +76,7 @@ def read(args: argparse.Namespace, table: str, out: Path | None = None) -> Repro
 
 
 def jobs(args: argparse.Namespace) -> int:
-    """How many runs go side by side."""
+    """How many runs go in parallel."""
     if args.jobs is not None:
         return int(args.jobs)
     return 1 if args.device != "cpu" and torch.cuda.is_available() else cores()
@@ -88,15 +88,15 @@ def cores() -> int:
 
 
 def _reproduce(args: argparse.Namespace, console: Console) -> None:
-    made, side_by_side = read(args, args.table, args.out), jobs(args)
-    made.lines()  # what the folder holds must go into one table: if not, this says so before anything is run
+    made, parallel = read(args, args.table, args.out), jobs(args)
+    made.lines()  # raises before anything is run if the folder's runs do not fit into the table
     runs = made.runs()
     left = {name: run for name, run in runs.items() if not RunFolder(run[1]).is_finished}
-    where = unwatched(args, workers=1 if side_by_side > 1 else None)
+    where = unwatched(args, workers=1 if parallel > 1 else None)
     failed: dict[str, str] = {}
     columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
     times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    names = told_beside(45, console)
+    names = activity_column(45, console)
     shown_live = console.is_terminal and not args.quiet
     with Progress(*columns, *times, names, console=console, transient=True, disable=not shown_live) as bar:
         task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
@@ -106,7 +106,7 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
             bar.update(task, description="; ".join(going))
 
         try:
-            with closing(carry_out(runs, where, side_by_side, begin, made.data_dir)) as outcomes:
+            with closing(carry_out(runs, where, parallel, begin, made.data_dir)) as outcomes:
                 for outcome in outcomes:
                     going = [name for name in going if name != outcome.name]
                     bar.update(task, advance=outcome.name in left, description="; ".join(going))
@@ -119,7 +119,7 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
                         if not (shown_live or args.quiet):  # into a log
                             console.print(f"done: {outcome.name}", soft_wrap=True)
         except KeyboardInterrupt as stop:
-            raise type(stop)("interrupted; the same command goes on with what is left") from None
+            raise type(stop)("interrupted; run the same command again to resume") from None
     shown = _write(made, failed)
     if args.json:
         print(json.dumps({"title": shown.title, "source": shown.source, "groups": shown.groups, "out": str(made.out)}))
@@ -148,7 +148,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
 
 
 def _command(made: Reproduction, lines: Sequence[Line]) -> str:
-    """The command that makes all that the table shows, which may have come bit by bit."""
+    """The command that makes everything in the table, which may have been made by several commands."""
     words = ["kinfed", "reproduce", made.protocol.name]
     for option, names, whole in (
         ("--method", {line.row.name for line in lines}, {name: row.asked for name, row in made.protocol.rows.items()}),

@@ -13,12 +13,12 @@ from .running import Bar, data_dir, execution, options, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the commands into the parser."""
+    """Add the commands to the parser."""
     running = options()
     run = commands.add_parser(
         "run",
         parents=[running, common],
-        description="Run an experiment: a method's name runs the embedded one, rotated digits; a .toml file its own.",
+        description="Run an experiment: a .toml file's, or for a method's name the embedded one, rotated digits.",
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
         "kinfed run fedaghn federation.dataset.name=csv federation.dataset.path=shops.csv "
         "federation.dataset.client=shop federation.dataset.target=units --out shops",
@@ -32,8 +32,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     again = commands.add_parser(
         "resume",
         parents=[running, common],
-        description="Go on with an interrupted run, to the same bytes: executor, precision, workers and device are "
-        "those that it began with, unless others are named here. Another precision is refused.",
+        description="Resume an interrupted run, with the same result to the byte: executor, precision, workers and "
+        "device are those that it began with, unless others are named here. Another precision is refused.",
     )
     again.add_argument("folder", type=Path, metavar="DIR")
     again.set_defaults(command=_resume)

@@ -1,4 +1,4 @@
-"""What the commands that train share: their options, the progress bar, the closing table."""
+"""Shared by the commands that train: options, the progress bar, the final table."""
 
 import argparse
 import json
@@ -20,23 +20,23 @@ from ..simulation.execution import Execution
 from ..simulation.precision import PRECISIONS
 
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
-BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns where a run has them
+BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns if a run has them
 COUNTS = {f"{metric}_clients" for metric in BY_CLASS}
-TOLD = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS])
-TWENTY = 20  # clients, of fewer of whom 5 % are less than one
-MODELS = {  # as methods call those that are scored
+OWN_COLUMNS = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS])
+TWENTY = 20  # with fewer clients, 5 % are less than one client
+MODELS = {  # the names that methods use for scored models
     "own": "the client's, after local training",
     "mixed": "made for the client, before local training",
     "tuned": "received, then trained locally",
-    "received": "what the client is sent",
-    "shared": "the one that all are sent",
+    "received": "the one sent to the client",
+    "shared": "the one sent to all clients",
     "adapted": "shared, after a few steps at the client",
     "cluster": "the client's cluster's",
 }
 
 
 def place() -> argparse.ArgumentParser:
-    """Where to train."""
+    """Options for where to train."""
     training = argparse.ArgumentParser(add_help=False)
     training.add_argument(
         "--data-dir",
@@ -51,14 +51,14 @@ def place() -> argparse.ArgumentParser:
 
 
 def options() -> argparse.ArgumentParser:
-    """Where and how to run a federation: nothing here changes a result, but for rounding."""
+    """Options for where and how to run a federation: they change results only by rounding."""
     running = argparse.ArgumentParser(add_help=False, parents=[place()])
     running.add_argument(
         "--executor",
         default="auto",
         choices=["auto", "fused", "loop", "vmap"],
         help="loop: client by client; vmap: clients in batches; fused: in batches without autograd, for dense and "
-        "recurrent models under plain SGD; auto: the one that suits, by a rule or a measurement (default: auto)",
+        "recurrent models under plain SGD; auto: chosen by a rule (default: auto)",
     )
     running.add_argument(
         "--workers", type=int, metavar="N", help="cores to use: loop trains a client on each (default: all)"
@@ -66,7 +66,7 @@ def options() -> argparse.ArgumentParser:
     running.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="of products in local training (default: float32, on a GPU too, where tf32 is faster)",
+        help="precision of products in local training (default: float32; on a GPU tf32 is faster)",
     )
     running.add_argument(
         "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
@@ -95,8 +95,8 @@ def data_dir(args: argparse.Namespace) -> Path | None:
     return Path(args.data_dir) if args.data_dir else None
 
 
-def told_beside(width: int, console: Console) -> TextColumn:
-    """What goes on just now, cut where it would leave the rest of a progress bar less than so many characters."""
+def activity_column(width: int, console: Console) -> TextColumn:
+    """The current activity, cut off so that `width` characters are left for the rest of a progress bar."""
     column = Column(no_wrap=True, max_width=max(1, console.width - width))
     return TextColumn("{task.description}", markup=False, table_column=column)
 
@@ -105,7 +105,7 @@ class Bar:
     """The live progress bar: rounds, the headline score on validation data, time left."""
 
     def __init__(self, console: Console, quiet: bool) -> None:
-        columns = (BarColumn(30), told_beside(17, console), TimeRemainingColumn())
+        columns = (BarColumn(30), activity_column(17, console), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
@@ -123,21 +123,21 @@ class Bar:
         self._bar.reset(self._task, total=None, description=f"{self._name}loading data and model")
 
     def count(self, done: int, several: int) -> None:
-        """Show how many of several runs, side by side, have ended."""
+        """Show how many of several parallel runs have ended."""
         self._bar.update(self._task, completed=done, total=several, description=f"{done} of {several} runs")
 
     def update(self, history: History, rounds: int) -> None:
-        """Show where a run stands."""
-        said = f"{self._name}round {history.done} of {rounds}"
+        """Show a run's progress."""
+        status = f"{self._name}round {history.done} of {rounds}"
         if history.rounds:
             metric, name = history.selects, history.headline
             split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
-            said += f", {split} {metric} {history.scores[-1][name, split, metric].nanmean():.3f}"
-        self._bar.update(self._task, completed=history.done, total=rounds, description=said)
+            status += f", {split} {metric} {history.scores[-1][name, split, metric].nanmean():.3f}"
+        self._bar.update(self._task, completed=history.done, total=rounds, description=status)
 
 
 def show(summary: Summary, args: argparse.Namespace, console: Console) -> None:
-    """The closing table on standard error, or JSON on standard output."""
+    """Print the final table on standard error, or JSON on standard output."""
     if args.json:
         print(json.dumps(summary.to_dict()))
     if args.quiet:
@@ -154,12 +154,12 @@ def show(summary: Summary, args: argparse.Namespace, console: Console) -> None:
 
 
 def _scores(summary: Summary) -> Table:
-    """A row a model: its test scores over clients."""
+    """One row per model: its test scores over clients."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model")
     test = f"test {summary.metric}{', %' * is_share(summary.metric)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
-    if extra:  # shorter headings, for there are more
+    if extra:  # shorter headings, as there are more
         test = test.replace(" ", "\n", 1)
     few = summary.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
@@ -170,10 +170,10 @@ def _scores(summary: Summary) -> Table:
     shown.add_column(last, justify="right")
     for name, s in summary.scores.items():
         mean, std, worst, best, seeds_std = (
-            told(s.get(key, 0), summary.metric) for key in ("mean", "std", "worst5", "best5", "std_seeds")
+            score_text(s.get(key, 0), summary.metric) for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
         mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
-        more = [told(s[metric], metric) if metric in s else "" for metric in extra]
+        more = [score_text(s[metric], metric) if metric in s else "" for metric in extra]
         last = f"± {seeds_std}" if summary.seeds else f"{s['round']:g}"
         shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
     return shown
@@ -184,7 +184,7 @@ def _is_selected(summary: Summary) -> bool:
 
 
 def _notes(summary: Summary) -> Iterator[str]:
-    """What must be known beside the scores, a line each."""
+    """Remarks on the scores, one line each."""
     if len(summary.scores) > 1:
         by = f"chosen by validation {summary.selects.replace('_', ' ').replace('auc', 'AUC')}"
         why = by if _is_selected(summary) else "the first named, as there are no validation data"
@@ -193,11 +193,11 @@ def _notes(summary: Summary) -> Iterator[str]:
     score = summary.scores[summary.chosen]
     known = min((score[count] for count in COUNTS if count in score), default=summary.clients)
     if known < summary.clients:
-        whom = f"{plain(known)} of {summary.clients} clients: the others are tested on one class"
-        yield f"balanced accuracy and AUC are means of {whom}"
-    if others := {k: v for k, v in score.items() if k not in TOLD}:
-        said = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
-        yield f"{summary.chosen}: {', '.join(said)}"
+        clients = f"{plain(known)} of {summary.clients} clients: the others are tested on one class"
+        yield f"balanced accuracy and AUC are means of {clients}"
+    if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
+        values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
+        yield f"{summary.chosen}: {', '.join(values)}"
     yield from (f"! {warning}" for warning in summary.warnings)
     if summary.always and summary.selects == summary.metric:
         yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
@@ -222,22 +222,24 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 
 def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
-    """Who attacked, and how the others fared."""
-    metric, who = summary.metric, attack.get("attackers")
+    """The attackers, and the scores of the others."""
+    metric, named = summary.metric, attack.get("attackers")
     unit = " %" * is_share(metric)
-    said = "other clients with every seed"
-    if who is not None:
-        said = f"client{'s' * (len(who) > 1)} {', '.join(who)}" if who else "nobody"
-    yield f"attack '{attack['name']}' by a share of {attack['share']:g}: {said}"
+    attackers = "other clients with every seed"
+    if named is not None:
+        attackers = f"client{'s' * (len(named) > 1)} {', '.join(named)}" if named else "nobody"
+    yield f"attack '{attack['name']}' by a share of {attack['share']:g}: {attackers}"
     for name, score in summary.honest_scores.items():
-        line = f"  honest clients, {name}: {told(score['mean'], metric)}{unit} ± {told(score['std'], metric)}"
+        line = (
+            f"  honest clients, {name}: {score_text(score['mean'], metric)}{unit} ± {score_text(score['std'], metric)}"
+        )
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         yield line
 
 
-def told(score: float, metric: str) -> str:
-    """A score, in percent if it is a share, as in the pictures and comparisons."""
+def score_text(score: float, metric: str) -> str:
+    """A score as text, in percent if it is a share, as in pictures and comparisons."""
     return f"{100 * score:.2f}" if is_share(metric) else plain(score)
 
 
@@ -247,13 +249,15 @@ def plain(value: float) -> str:
 
 
 def _shared(sharing: dict[str, Any]) -> str:
-    """What of the model travels, stays with the clients and never moves; and how much that is in a round."""
-    said = []
+    """Which tensors are shared, personal and frozen, and the bytes of a round."""
+    lines = []
     for part in ("shared", "personal", "frozen"):
         tensors, numbers = sharing[part]["tensors"], sharing[part]["numbers"]
         if tensors or part == "shared":
-            said.append(f"{part}: {tensors} tensor{'s' * (tensors != 1)} of {numbers:,} numbers")
-    return f"{'; '.join(said)}; a round takes {_bytes(sharing['bytes_down'])} down and {_bytes(sharing['bytes_up'])} up"
+            lines.append(f"{part}: {tensors} tensor{'s' * (tensors != 1)} of {numbers:,} numbers")
+    return (
+        f"{'; '.join(lines)}; a round takes {_bytes(sharing['bytes_down'])} down and {_bytes(sharing['bytes_up'])} up"
+    )
 
 
 def _bytes(count: float) -> str:

@@ -20,12 +20,12 @@ from .tables import tell, write
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
-    """Put the command into the parser."""
+    """Add the command to the parser."""
     sweeping = commands.add_parser(
         "sweep",
         parents=[options(), common],
         description="Run every combination of values for every method and seed. Finished runs are kept: the same "
-        "command with the same --out goes on, and one with more values runs what is missing.",
+        "command with the same --out resumes, and one with more values runs what is missing.",
         epilog="example: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr",
     )
     sweeping.add_argument("source", metavar="METHOD|FILE.toml")
@@ -35,8 +35,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="key=a,b,c",
         help="values to try; 0..2 are the whole numbers, and [1,2] is one value; methods.NAME.KEY is for one method",
     )
-    sweeping.add_argument("--method", metavar="A,B", help="methods to sweep alike (default: the experiment's)")
-    sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: 1)")
+    sweeping.add_argument("--method", metavar="A,B", help="methods to sweep (default: the experiment's)")
+    sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
     sweeping.add_argument("--out", type=Path, metavar="DIR", help="default: sweeps/TIME")
     sweeping.set_defaults(command=_sweep)
 
@@ -45,7 +45,7 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
     out = args.out or Path("sweeps") / time.strftime("%Y-%m-%d-%H%M%S")
     methods = args.method.split(",") if args.method else []
     with Bar(console, args.quiet) as bar:
-        # What is fixed of the data counts from the start: nothing of the embedded digits is left beside your own table.
+        # Fixed settings of the data apply from the start, so that your own table replaces the embedded digits entirely.
         fixed = [f"{key}={values[0]}" for key, values in parse(args.overrides).items() if len(values) == 1]
         table = config.read(args.source, [one for one in fixed if one.startswith("federation.")])
         study = Study(table, execution(args, bar), out, data_dir=data_dir(args))
@@ -57,21 +57,23 @@ def _sweep(args: argparse.Namespace, console: Console) -> None:
         try:
             failed = _carry_out(wanted, args, bar, console)
         except KeyboardInterrupt as stop:
-            raise type(stop)(f"interrupted; the same command with --out {out} goes on") from None
+            raise type(stop)(f"interrupted; run the same command with --out {out} to resume") from None
     count = len(wanted.runs())
     if len(failed) < count:
-        found = wanted.finding(failed)
-        write(found, out)
-        tell(found, out, args, console)
+        finding = wanted.finding(failed)
+        write(finding, out)
+        tell(finding, out, args, console)
     if failed:
-        raise RunError(f"{len(failed)} of {count} runs failed; the same command with --out {out} tries these again")
+        raise RunError(
+            f"{len(failed)} of {count} runs failed; run the same command with --out {out} to try these again"
+        )
 
 
 def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Console) -> set[str]:
-    """Run what is not finished; each new kind of failure is told when it happens. The names of runs that failed."""
+    """Run what is not finished, printing each new kind of failure; returns the names of failed runs."""
     runs, begun = wanted.runs(), itertools.count(1)
     failed: set[str] = set()
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def begin(name: str) -> None:
         if args.jobs == 1:
@@ -79,7 +81,7 @@ def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Conso
 
     if args.jobs > 1:
         bar.count(0, len(runs))
-    with closing(replace(wanted.study, said=begin).attempts(runs, args.jobs)) as outcomes:
+    with closing(replace(wanted.study, on_begin=begin).attempts(runs, args.jobs)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             if args.jobs > 1:
                 bar.count(done, len(runs))
@@ -87,8 +89,8 @@ def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Conso
                 continue
             failed.add(outcome.name)
             text = explain(outcome.problem)[1]
-            if text not in said:
-                said.add(text)
+            if text not in reported:
+                reported.add(text)
                 console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True)
             if args.debug:
                 traceback.print_exception(outcome.problem)

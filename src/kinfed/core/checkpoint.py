@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped, in one file."""
+"""Checkpoints: everything that a run needs to resume as if it had never stopped, in one file."""
 
 import json
 import math
@@ -29,7 +29,7 @@ TYPES = {  # the format's names
     torch.float32: "F32",
     torch.float64: "F64",
 }
-# What reading a file can end in that no run has written.
+# Errors from reading a file that is not a checkpoint.
 FOREIGN = (SafetensorError, OSError, LookupError, ValueError, TypeError, AttributeError, RuntimeError)
 
 
@@ -44,7 +44,7 @@ class Progress(NamedTuple):
 
 
 def save(path: Path, progress: Progress, history: History) -> None:
-    """Write the checkpoint in place of the one before, or leave that one as it is."""
+    """Replace the former checkpoint; if writing fails it is left as it was."""
     arrays, text = history.pack()
     arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
     words = {"history": text, "done": progress.done, "seconds": progress.seconds, "how": json.dumps(progress.how)}
@@ -93,9 +93,9 @@ def _not_ours(path: Path, problem: Exception) -> RunError:
 
 
 def write(arrays: Mapping[str, Tensor | Part], path: Path, metadata: dict[str, str] | None = None) -> None:
-    """Write named arrays as safetensors, piece by piece, in place of what was there.
+    """Write named arrays as safetensors, piece by piece, replacing the file.
 
-    That library's own writer holds three copies of all in memory.
+    The safetensors library's own writer holds three copies of the arrays in memory.
     """
     ordered = sorted(arrays.items(), key=lambda item: -item[1].dtype.itemsize)  # so that each is aligned
     header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}

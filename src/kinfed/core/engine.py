@@ -19,21 +19,21 @@ from .settings import CountOrZero, In, Settings
 from .tables import index, put
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
-RELATED = 1 << 13  # clients; of more no relation is kept, which is a table of N x N numbers in every evaluated round
+RELATED = 1 << 13  # with more clients no relation is kept: it is an N x N table in every evaluated round
 
 
 @dataclass(frozen=True)
 class Participation(Settings):
-    """The share of clients in a round; every `by_group`-th round that share of each hidden group (0: never).
+    """The share of clients in a round; in every `by_group`-th round, that share of each hidden group (0: never).
 
-    A share `late` of all clients, drawn once, joins when `joins` rounds are over: never, if the run ends before. Until
-    then the server does not know of them, and each is scored with what it would be sent if it joined now.
+    A share `late` of all clients, drawn once, joins after `joins` rounds: never, if the run ends before. Until then
+    the server does not know them, and each is scored with the model it would be sent if it joined now.
     """
 
     share: Annotated[float, In("(0, 1]")] = 1.0  # of the clients in a round
-    by_group: CountOrZero = 0  # every so many rounds the share is that of each hidden group; 0: never
+    by_group: CountOrZero = 0  # every so many rounds the share is drawn from each hidden group; 0: never
     late: Annotated[float, In("[0, 1)")] = 0.0  # share of the clients that join late
-    joins: CountOrZero = 0  # rounds before these join
+    joins: CountOrZero = 0  # rounds before the late clients join
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,8 +49,8 @@ class Rounds:
     """How many rounds there are, after which of them models are scored, and by which score one is selected.
 
     Every `evaluate_every`-th round is scored, and the last. `select_by` is the validation score that selects the round
-    and the kind of model in place of the task's metric, such as "auc" or "loss"; its mean is over the clients that have
-    it. Raises UsageError for counts that no run can have.
+    and the kind of model instead of the task's metric, such as "auc" or "loss"; its mean is over the clients that have
+    it. Raises UsageError for invalid counts.
     """
 
     count: int = 20
@@ -76,7 +76,7 @@ def check_seed(seed: Any) -> None:
 
 
 def latecomers(seed: int, tags: Tensor, share: float) -> Tensor:
-    """[M] sorted ids of the share of clients, tags: [N], that joins late: one at least, but never everybody."""
+    """[M] sorted ids of the share of clients, tags: [N], that joins late: at least one, but never all."""
     count = min(max(1, round(share * len(tags))), len(tags) - 1) if share else 0
     return fold(key(seed, "late", device=tags.device), tags).argsort()[:count].sort().values
 
@@ -108,8 +108,8 @@ def run(
 ) -> Tree:
     """Train for rounds `begin` to `rounds - 1` and return the server's last state.
 
-    `roster` and `groups: [N]`, for `participation` that draws from each, list everyone, late clients too. `server` is
-    the state to go on from when `begin` is not 0; `after(round, server)` is called when a round is over.
+    `roster` and `groups: [N]`, which `participation` may draw from, list all clients, late ones too. `server` is the
+    state to resume from if `begin` is not 0; `after(round, server)` is called after each round.
     """
     drawn = participation if isinstance(participation, Participation) else Participation(participation)
     if drawn.by_group and groups is None:
@@ -118,7 +118,9 @@ def run(
             "makes them, such as topologies or rotations, or leave by_group out"
         )
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
-    here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined; the server counts them
+    here = (
+        whole.others(late) if begin <= drawn.joins else whole.everyone
+    )  # [n] clients that have joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
     if begin == 0:
         server = method.start(roster)
@@ -129,9 +131,9 @@ def run(
         by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
         cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
         sent = method.send(roster, server, cohort)
-        asked, down = cohort, bytes_down(sent, len(cohort))
-        replied, uploads = fleet.train(round, here[asked], sent)
-        if not len(replied):  # nobody was there: the round passes without them
+        requested, down = cohort, bytes_down(sent, len(cohort))
+        replied, uploads = fleet.train(round, here[requested], sent)
+        if not len(replied):  # no client replied: the round is skipped
             with held():
                 history.add(round, down, size(uploads))
                 after(round, server)
@@ -140,17 +142,17 @@ def run(
         server = method.aggregate(roster, server, cohort, uploads)
         if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
-        found = relation = diagnostics = None
+        evaluation = relation = diagnostics = None
         if history.is_due(round, rounds):
             prospect, relation = _outlook(method, whole, roster, here, server, cohort)
-            found = fleet.evaluate(round, whole.everyone, prospect)
-            answered = index(torch.isin(asked, cohort).nonzero().squeeze(1).tolist(), cohort.device)
+            evaluation = fleet.evaluate(round, whole.everyone, prospect)
+            answered = index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device)
             diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
             diagnostics = {
                 name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
             }
         with held():  # an interruption comes before the round or after it
-            history.add(round, down, size(uploads), found, relation, diagnostics)
+            history.add(round, down, size(uploads), evaluation, relation, diagnostics)
             after(round, server)
     history.settle()
     return server
@@ -159,10 +161,10 @@ def run(
 def _outlook(
     method: Method, whole: Roster, roster: Roster, here: Tensor, server: Tree, cohort: Tensor
 ) -> tuple[Tree, Tensor | None]:
-    """What everybody would be sent now, [N, ...], and the relation of all.
+    """The message that every client would be sent now, [N, ...], and the relation of all.
 
-    `roster` lists those who are here: [n]; whoever is not is dealt with as if it joined now, and what is shared is what
-    those who are here share.
+    `roster` lists the clients that have joined, here: [n]. The others are treated as if they joined now, and get the
+    shared parts of the message to those that have joined.
     """
     sent, few = method.send(roster, server, roster.everyone), len(whole) <= RELATED
     relation = method.relation(roster, server, cohort) if few else None

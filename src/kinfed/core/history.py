@@ -24,29 +24,29 @@ from .trees import Axis
 
 Array = NDArray[Any]
 
-EXACT, WRITTEN = 1 << 23, 1 << 30  # bytes of relations that are written as they are, and that are written at all
+EXACT, WRITTEN = 1 << 23, 1 << 30  # limits in bytes: relations written exactly, and relations of all rounds written
 
 
 @dataclass
 class History:
-    """What is known of a run so far; `names` are the clients', `every` how many rounds lie between evaluations."""
+    """What is known of a run so far; `names` are the clients', `every` is the number of rounds per evaluation."""
 
     names: tuple[str, ...]
     task: Task
     every: int = 1
     rounds: list[int] = field(default_factory=list)
-    scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict an evaluated round
-    kept_relations: list[Tensor] = field(default_factory=list)  # one an evaluated round, or none; see `relations`
-    diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict an evaluated round
+    scores: list[dict[Key, Tensor]] = field(default_factory=list)  # [N] each, one dict per evaluated round
+    kept_relations: list[Tensor] = field(default_factory=list)  # one per evaluated round, or none; see `relations`
+    diagnostics: list[dict[str, Tensor]] = field(default_factory=list)  # [] or [N] each, one dict per evaluated round
     bytes_down: int = 0  # sent by the server, whole run
     bytes_up: int = 0
     chosen: str = ""  # the named model that validation prefers; the headline without validation data
     kept_models: dict[str, Tensor] = field(default_factory=dict)  # see `models`
     shared: list[str] = field(default_factory=list)  # which of these arrays all clients share: [...], not [N, ...]
     done: int = 0  # rounds
-    honest: Tensor | None = None  # [N] bool: False on attackers, who have no say in what is selected; None: all are
+    honest: Tensor | None = None  # [N] bool: False on attackers, who are ignored in selection; None: all are honest
     select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
-    _coming: Callable[[], None] | None = None  # what to do when an evaluation that is on its way arrives
+    _pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
 
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated: every `every`-th, and the last."""
@@ -57,44 +57,44 @@ class History:
         round: int,
         down: int,
         up: int,
-        found: Evaluation | Callable[[], Evaluation] | None = None,
+        evaluation: Evaluation | Callable[[], Evaluation] | None = None,
         relation: Tensor | None = None,
         diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
         """Count a round's bytes, keep its evaluation, and its models if validation prefers them to all before.
 
-        An evaluation that is still on its way is a function; it is called when the next round is added, or by `settle`.
+        An evaluation still in progress is a function; it is called when the next round is added, or by `settle`.
         """
         self.settle()
         self.bytes_down += down
         self.bytes_up += up
         self.done = round + 1
-        if isinstance(found, Evaluation):
-            self._keep(round, found, relation, diagnostics)
-        elif found is not None:
-            self.expect(round, found, relation, diagnostics)
+        if isinstance(evaluation, Evaluation):
+            self._keep(round, evaluation, relation, diagnostics)
+        elif evaluation is not None:
+            self.expect(round, evaluation, relation, diagnostics)
 
     def expect(
         self,
         round: int,
-        found: Callable[[], Evaluation],
+        evaluation: Callable[[], Evaluation],
         relation: Tensor | None = None,
         diagnostics: dict[str, Tensor] | None = None,
     ) -> None:
-        """Keep the evaluation of a round that was added before when it arrives."""
-        self._coming = lambda: self._keep(round, found(), relation, diagnostics)
+        """Keep the evaluation of a round that has already been added, once it is complete."""
+        self._pending = lambda: self._keep(round, evaluation(), relation, diagnostics)
 
     def settle(self) -> None:
-        """Wait for the evaluation that is still on its way, if one is."""
-        coming, self._coming = self._coming, None
-        if coming:
-            coming()
+        """Wait for the evaluation in progress, if there is one."""
+        pending, self._pending = self._pending, None
+        if pending:
+            pending()
 
     def _keep(
-        self, round: int, found: Evaluation, relation: Tensor | None, diagnostics: dict[str, Tensor] | None
+        self, round: int, evaluation: Evaluation, relation: Tensor | None, diagnostics: dict[str, Tensor] | None
     ) -> None:
         self.rounds.append(round)
-        self.scores.append({key: values.detach().cpu() for key, values in found.scores.items()})
+        self.scores.append({key: values.detach().cpu() for key, values in evaluation.scores.items()})
         if relation is None:  # now there are too many clients for it, or the method mixes no models
             self.kept_relations = []
         elif len(self.kept_relations) == len(self.rounds) - 1:
@@ -105,12 +105,12 @@ class History:
         chosen = preferred({name: self._validated(name) for name in self.named_models}, self._higher)
         if self.select(chosen) == round:
             self.chosen = chosen
-            model = found.models[chosen] if found.models else ()  # none where they stay at their sites
+            model = evaluation.models[chosen] if evaluation.models else ()  # none if they stay at their sites
             self.kept_models = trees.pack(model)
             self.shared = trees.names(model, Axis.SHARED)
 
     def _check_selection(self) -> None:
-        """Raise UsageError if all clients have told their validation scores, and none has the one that is to select."""
+        """Raise UsageError if all clients have validation scores, but none has the score to select by."""
         if "validation" not in {split for _, split, _ in self.scores[-1]}:
             raise UsageError(f"select_by={self.select_by} needs validation examples; set federation.split.validation")
         both = [self.scores[-1][self.headline, "validation", name] for name in (self.selects, self.task.metric)]
@@ -130,7 +130,7 @@ class History:
 
     @property
     def relations(self) -> list[Tensor]:
-        """[N, N] or [L, N, N], one an evaluated round, or none at all; views of what is kept."""
+        """[N, N] or [L, N, N], one per evaluated round, or none at all; views of what is kept."""
         return [whole_relation(relation) for relation in self.kept_relations]
 
     @property
@@ -146,7 +146,7 @@ class History:
         """The mean validation score at the selected round, as `validation`; nothing without validation data."""
         scores = self.scores[self.rounds.index(self.select(model))]
         values = scores.get((model, "validation", self.selects))
-        return {} if values is None else {"validation": float(self._heard(values).double().nanmean())}
+        return {} if values is None else {"validation": float(self._honest_only(values).double().nanmean())}
 
     def add_clients(self, names: Sequence[str]) -> None:
         """Make room for clients added at the end; they have no scores in the rounds before."""
@@ -163,7 +163,7 @@ class History:
             for diagnostics in self.diagnostics
         ]
 
-    def _heard(self, values: Tensor) -> Tensor:
+    def _honest_only(self, values: Tensor) -> Tensor:
         """[..., N] values with NaN for attackers."""
         return values if self.honest is None else values.masked_fill(~self.honest, torch.nan)
 
@@ -184,32 +184,32 @@ class History:
     def select(self, model: str) -> int:
         """The round whose mean validation score is best (the first of equals); the last without validation scores.
 
-        A client without a score (NaN), as one that has not answered yet, does not count, and no attacker does.
+        Attackers and clients without a score (NaN), such as those that have not answered yet, do not count.
         """
         if (model, "validation", self.selects) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self._heard(self.curve(model, "validation", self.selects)).double().nanmean(1)
+        mean = self._honest_only(self.curve(model, "validation", self.selects)).double().nanmean(1)
         if mean.isnan().all():
             return self.rounds[-1]
         better = mean if self._higher else -mean
         return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
 
     def test(self, model: str, metric: str = "") -> Tensor:
-        """[N] the task's metric, or this one, on test examples, at the round that validation selects."""
+        """[N] `metric` (by default the task's) on test examples, at the round that validation selects."""
         at = self.rounds.index(self.select(model))
         return self.scores[at][model, "test", metric or self.task.metric]
 
     def clients_scores(self) -> dict[str, dict[str, list[float | None]]]:
         """Every client's test scores by named model: `clients_scores`, of the task's metric.
 
-        Where another score selects, also `clients_selected`, of that one; None for a client that does not have it.
+        If another score selects, also `clients_selected`, of that score; None for a client without it.
         """
-        found: dict[str, dict[str, list[float | None]]] = {}
-        found["clients_scores"] = {name: self.test(name).tolist() for name in self.named_models}
+        result: dict[str, dict[str, list[float | None]]] = {}
+        result["clients_scores"] = {name: self.test(name).tolist() for name in self.named_models}
         if self.selects != self.task.metric:
-            told = {name: self.test(name, self.selects).tolist() for name in self.named_models}
-            found["clients_selected"] = {n: [None if math.isnan(v) else v for v in told[n]] for n in told}
-        return found
+            scores = {name: self.test(name, self.selects).tolist() for name in self.named_models}
+            result["clients_selected"] = {n: [None if math.isnan(v) else v for v in scores[n]] for n in scores}
+        return result
 
     def summary(self) -> dict[str, dict[str, float]]:
         """Per named model: the test metric over clients (see `spread`), the means of the task's other test metrics,
@@ -226,30 +226,30 @@ class History:
         }
 
     def _others(self, model: str) -> dict[str, float]:
-        """Means over clients of the test metrics beside the task's own and the loss, at the selected round.
+        """Means over clients of the test metrics other than the task's own and the loss, at the selected round.
 
-        Of those that not every client has, such as `auc`, `auc_clients` says how many have it.
+        For a metric that not every client has, such as `auc`, `auc_clients` is the number of clients with it.
         """
-        scores, found = self.scores[self.rounds.index(self.select(model))], {}
+        scores, means = self.scores[self.rounds.index(self.select(model))], {}
         for (name, split, metric), values in scores.items():
-            values = self._heard(values).double()
+            values = self._honest_only(values).double()
             known = values[~values.isnan()]
-            told = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
-            if (name, split) != (model, "test") or told or not len(known) or not known.isfinite().all():
+            excluded = metric in (self.task.metric, "loss", ALWAYS) or metric.startswith(RECALL)
+            if (name, split) != (model, "test") or excluded or not len(known) or not known.isfinite().all():
                 continue
-            found[metric] = float(known.mean())
+            means[metric] = float(known.mean())
             if metric in BY_CLASS:
-                found[f"{metric}_clients"] = len(known)
-        return found
+                means[f"{metric}_clients"] = len(known)
+        return means
 
     def by_class(self, classes: Sequence[str], counts: Tensor | None = None) -> dict[str, Any]:
-        """What the chosen model's test scores say of each class, at the selected round; nothing without such scores.
+        """The chosen model's test scores for each class, at the selected round; empty without such scores.
 
         `classes: [C]` are names, `counts: [N, C]` the clients' test examples, if they are known. Attackers are left
         out. `by_class`: for each class its name, how many `clients` have examples of it, their mean `recall`, and with
-        counts how many `examples` these are, and the recall `pooled` over them. `clients_recall: [N][C]`, None where a
-        client has no such example. `always`, by class: the clients whose model gives this class for every example,
-        though these are of several; `warnings` tells this in a line.
+        counts the number of `examples` and the recall `pooled` over them. `clients_recall: [N][C]`, None where a
+        client has no such example. `always`, by class: the clients whose model predicts this class for every example
+        although their examples are of several classes; `warnings` says so in one line.
         """
         scores, model = self.scores[self.rounds.index(self.select(self.chosen))], self.chosen
         if (model, "test", ALWAYS) not in scores:
@@ -258,51 +258,51 @@ class History:
         every = torch.stack([scores[model, "test", f"{RECALL}{c}"] for c in names], 1).double()  # [N, C]
         recall = every if self.honest is None else every[self.honest]
         known = ~recall.isnan()
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         for c, name in names.items():
-            mine = recall[known[:, c], c]
-            row = {"class": name, "clients": len(mine), "recall": float(mine.mean()) if len(mine) else None}
+            recalls = recall[known[:, c], c]
+            row = {"class": name, "clients": len(recalls), "recall": float(recalls.mean()) if len(recalls) else None}
             if counts is not None:
-                held = (counts if self.honest is None else counts[self.honest])[known[:, c], c].double()
-                row["examples"] = int(held.sum())
-                row["pooled"] = float(mine @ held / held.sum()) if len(mine) else None
-            found.append(row)
-        answers = self._heard(scores[model, "test", ALWAYS])
+                weights = (counts if self.honest is None else counts[self.honest])[known[:, c], c].double()
+                row["examples"] = int(weights.sum())
+                row["pooled"] = float(recalls @ weights / weights.sum()) if len(recalls) else None
+            rows.append(row)
+        answers = self._honest_only(scores[model, "test", ALWAYS])
         always: dict[str, list[str]] = {}
         for client, answer in zip(self.names, answers.tolist(), strict=True):
             if not math.isnan(answer):
                 always.setdefault(names.get(int(answer), str(int(answer))), []).append(client)
-        several = int((~self._heard(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
+        several = int((~self._honest_only(scores[model, "test", BY_CLASS[0]]).isnan()).sum())
         return {
-            "by_class": found,
+            "by_class": rows,
             "clients_recall": [[None if math.isnan(v) else v for v in row] for row in every.tolist()],
             "always": always,
             "warnings": _warn(always, several, len(recall)),
         }
 
     def under_attack(self) -> dict[str, dict[str, float]]:
-        """Per named model: as in `summary`, over honest clients only; and the success of a backdoor with them."""
-        found = {}
+        """Per named model: as in `summary`, over honest clients only; and the success of a backdoor on them."""
+        result = {}
         for name in self.named_models:
-            found[name] = spread(self._heard(self.test(name)), self.task.higher_is_better) | self._others(name)
+            result[name] = spread(self._honest_only(self.test(name)), self.task.higher_is_better) | self._others(name)
             triggered = self.scores[self.rounds.index(self.select(name))].get((name, "triggered", self.task.metric))
             if triggered is not None:
-                found[name]["success"] = float(self._heard(triggered).double().nanmean())
-        return found
+                result[name]["success"] = float(self._honest_only(triggered).double().nanmean())
+        return result
 
     def write_csv(self, path: Path, caution: str = "") -> None:
-        """One tidy table: round (from 1), client, model, split, metric, value; and why to beware of it, if so."""
+        """One tidy table: round (from 1), client, model, split, metric, value; and the `caution`, if there is one."""
         with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
-            beware = {"caution": caution} if caution else {}
-            table.writerow(["round", "client", "model", "split", "metric", "value", *beware])
+            more = {"caution": caution} if caution else {}
+            table.writerow(["round", "client", "model", "split", "metric", "value", *more])
             for round, scores in zip(self.rounds, self.scores, strict=True):
                 for (model, split, metric), values in scores.items():
                     for name, value in zip(self.names, values.tolist(), strict=True):
-                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *beware.values()])
+                        table.writerow([round + 1, name, model, split, metric, f"{value:.7g}", *more.values()])
 
     def write_diagnostics(self, path: Path) -> None:
-        """One tidy table: round (from 1), client (empty where a number is about all), note, value; NaN is left out."""
+        """One tidy table: round (from 1), client (empty for a value of all clients), note, value; NaN is left out."""
         with replacing(path) as part, part.open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow(["round", "client", "note", "value"])
@@ -316,9 +316,9 @@ class History:
     def write_relations(self, path: Path, origin: str, layers: list[str]) -> None:
         """`round: [T]` (from 1), `relation: [T, N, N]` or [T, L, N, N], `origin`, `clients: [N]`, `layers: [L]`.
 
-        Of relations that take more than `EXACT` bytes, those of all rounds but the selected one are rounded to float16,
-        and `selected: [N, N]` or [L, N, N] is that one as it is; see `read_relations`. Of more than `WRITTEN` bytes,
-        that of the selected round alone is written.
+        If the relations take more than `EXACT` bytes, those of all rounds but the selected one are rounded to float16,
+        and `selected: [N, N]` or [L, N, N] is the exact relation of that round; see `read_relations`. If they take
+        more than `WRITTEN` bytes, only the selected round's relation is written.
         """
         rounds, relations = self.rounds, self.relations
         at = rounds.index(self.select(self.chosen))
@@ -333,11 +333,11 @@ class History:
             "clients": np.array(self.names),
             "layers": np.array(layers if stack.ndim == 4 else [], dtype=str),
         }
-        alike = all(relation.ndim == 1 for relation in self.kept_relations)  # what hardly takes room
+        alike = all(relation.ndim == 1 for relation in self.kept_relations)  # these compress to almost nothing
         small = alike or len(rounds) == 1 or size <= EXACT
         if not small and (rounded := stack.half()).isfinite().all():
             arrays |= {"relation": rounded.numpy(), "selected": relations[at].numpy()}
-        save: Callable[..., None] = np.savez_compressed if small else np.savez  # to compress much takes seconds
+        save: Callable[..., None] = np.savez_compressed if small else np.savez  # compressing large arrays takes seconds
         with replacing(path) as part, part.open("wb") as file:
             save(file, **arrays)
 
@@ -355,13 +355,13 @@ class History:
         return arrays, json.dumps([self.rounds, keys, noted, *counts, self.chosen, self.shared])
 
     def restore(self, arrays: dict[str, Tensor], text: str) -> None:
-        """Become the history that was packed; raises KeyError, TypeError or ValueError if this is none."""
+        """Become the history that was packed; raises KeyError, TypeError or ValueError if this is not one."""
         self.rounds, keys, noted, *counts, self.chosen, self.shared = json.loads(text)
         self.bytes_down, self.bytes_up, self.done = counts
         named: list[Key] = [(str(model), str(split), str(metric)) for model, split, metric in keys]
         whole = (*self.rounds, self.bytes_down, self.bytes_up, self.done)
         if not all(type(count) is int for count in whole) or type(self.chosen) is not str:
-            raise ValueError("its history is of another form")
+            raise ValueError("its history has another format")
         self.scores = [{key: arrays[f"score.{t}.{i}"] for i, key in enumerate(named)} for t in range(len(self.rounds))]
         self.kept_relations = [arrays[f"relation.{t}"] for t in range(len(self.rounds)) if f"relation.{t}" in arrays]
         self.diagnostics = [{name: arrays[f"note.{t}.{name}"] for name in names} for t, names in enumerate(noted)]
@@ -390,38 +390,38 @@ def preferred(scores: dict[str, dict[str, float]], higher_is_better: bool) -> st
 
 
 def _warn(always: dict[str, list[str]], several: int, clients: int) -> list[str]:
-    """A line on models that always give one answer, of `several` clients that are tested on more than one class."""
+    """A warning if models always predict one class; `several` counts clients tested on more than one class."""
     count = sum(map(len, always.values()))
     if not count:
         return []
-    who = f"{count} of {several}" if count < several else f"all {several}"
-    who += " clients" + " that are tested on several classes" * (several < clients)
+    subject = f"{count} of {several}" if count < several else f"all {several}"
+    subject += " clients" + " that are tested on several classes" * (several < clients)
     if len(always) == 1:
-        return [f"the models of {who} always answer '{next(iter(always))}'"]
-    told = ", ".join(f"'{name}' ({len(mine)})" for name, mine in always.items())
-    return [f"the models of {who} always give one answer: {told}"]
+        return [f"the models of {subject} always answer '{next(iter(always))}'"]
+    answers = ", ".join(f"'{name}' ({len(group)})" for name, group in always.items())
+    return [f"the models of {subject} always give one answer: {answers}"]
 
 
-def over_seeds(found: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Means over seeds of several summaries, and as `std_seeds` the deviation over seeds of the mean over clients."""
+def over_seeds(summaries: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Means over seeds of several summaries; `std_seeds` is the deviation over seeds of the mean over clients."""
     scores = {}
-    for name, first in found[0].items():
-        shared = [key for key in first if key != "round" and all(key in one[name] for one in found)]
-        each = {key: [one[name][key] for one in found] for key in shared}
+    for name, first in summaries[0].items():
+        shared = [key for key in first if key != "round" and all(key in one[name] for one in summaries)]
+        each = {key: [one[name][key] for one in summaries] for key in shared}
         scores[name] = {key: statistics.fmean(values) for key, values in each.items()}
-        scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(found) > 1 else 0.0
+        scores[name]["std_seeds"] = statistics.stdev(each["mean"]) if len(summaries) > 1 else 0.0
     return scores
 
 
 def spread(values: Tensor, higher_is_better: bool) -> dict[str, float]:
-    """Mean and standard deviation over clients: [N], and those of the worst and best 5 and 10 % (one at least).
+    """Mean and standard deviation over clients: [N], and those of the worst and best 5 and 10 % (at least one).
 
     Clients without a score (NaN) are left out.
     """
     ordered = values[~values.isnan()].double().sort(descending=not higher_is_better).values
-    found = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
+    result = {"mean": float(ordered.mean()), "std": float(ordered.std(correction=0))}
     for percent in (5, 10):
         few = max(1, math.ceil(len(ordered) * percent / 100))
         for name, part in ((f"worst{percent}", ordered[:few]), (f"best{percent}", ordered[-few:])):
-            found |= {name: float(part.mean()), f"{name}_std": float(part.std(correction=0))}
-    return found
+            result |= {name: float(part.mean()), f"{name}_std": float(part.std(correction=0))}
+    return result

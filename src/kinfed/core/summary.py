@@ -1,4 +1,4 @@
-"""Summary: what a run found, as plain numbers; a run's folder holds it as summary.json."""
+"""Summary: a run's results as plain numbers; a run's folder holds it as summary.json."""
 
 import dataclasses
 import json
@@ -15,9 +15,9 @@ Scores = dict[str, dict[str, float]]  # of each named model: `mean`, `std` and m
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """What a run found, whoever ran it. The names are the keys of summary.json; what is None does not stand there.
+    """A run's results. The names are the keys of summary.json, which leaves out those that are None.
 
-    A run that was repeated with several `seeds` has means over these, and nothing of a single client.
+    A run repeated with several `seeds` has means over these, and no values of single clients.
     """
 
     method: str
@@ -34,7 +34,7 @@ class Summary:
     scores: Scores  # test scores over clients, at the selected round
     chosen: str  # the named model that validation prefers
     clients_scores: dict[str, list[float]] | None = None  # every client's test score, by named model
-    clients_selected: dict[str, list[float | None]] | None = None  # and that of `selected_by`, where it is another
+    clients_selected: dict[str, list[float | None]] | None = None  # and that of `selected_by`, if it differs
     relation: dict[str, Any] | None = None  # `origin`, and how well it finds the hidden groups; None: no models mixed
     warnings: list[str] = field(default_factory=list)
     by_class: list[dict[str, Any]] | None = None  # see History.by_class, as the next two
@@ -42,7 +42,7 @@ class Summary:
     always: dict[str, list[str]] | None = None
     attack: dict[str, Any] | None = None  # `name`, `share`, settings, `attackers`, `scores` of honest clients
     executor: str
-    reason: str | None = None  # why this executor
+    reason: str | None = None  # why this executor was chosen
     workers: int | None = None
     chunk: int | None = None
     onednn: bool | None = None
@@ -54,13 +54,13 @@ class Summary:
     bytes_by_client: dict[str, dict[str, int]] | None = None  # `up` and `down`, of a federation of sites
     bytes_per_client_and_round: dict[str, int] | None = None
     sharing: dict[str, Any] | None = None  # tensors and numbers that travel, stay and never move; bytes of a round
-    leaking: bool  # whether test examples had a say in training; `caution` says how
+    leaking: bool  # whether test examples influenced training; `caution` says how
     caution: str = ""
     names: list[str] | None = None  # of the clients
     shape: list[int] | None = None  # of an example
     outputs: int | None = None  # of a model
     classes: list[Any] | int | None = None  # their names; at sites how many there are
-    scale: dict[str, Any] | None = None  # of inputs and targets, where they are not as in their file
+    scale: dict[str, Any] | None = None  # of inputs and targets, if they were scaled
     bounded: dict[str, dict[str, int]] | None = None  # sites that claim more examples than were counted
     experiment: str | None = None  # by which sites know the run
     reference: dict[str, Any] | None = None  # settings of a centralised reference
@@ -68,8 +68,8 @@ class Summary:
 
     @classmethod
     def of(cls, history: History, **others: Any) -> "Summary":
-        """What a history tells, and what it does not."""
-        told: dict[str, Any] = {
+        """The summary of a history; `others` are the fields that a history does not have."""
+        values: dict[str, Any] = {
             "rounds": history.done,
             "clients": len(history.names),
             "names": list(history.names),
@@ -82,7 +82,7 @@ class Summary:
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
         }
-        return cls(**told | others)
+        return cls(**values | others)
 
     @property
     def several(self) -> list[int]:
@@ -101,7 +101,7 @@ class Summary:
 
     @property
     def honest_scores(self) -> Scores:
-        """The scores over honest clients, which are all where nobody attacks."""
+        """The scores over honest clients: all clients if there is no attack."""
         return self.scores if self.attack is None else typing.cast(Scores, self.attack["scores"])
 
     @property
@@ -149,19 +149,19 @@ class Summary:
     def from_json(cls, text: str, where: object) -> "Summary":
         """Read a summary, also one by another version of kinfed, whose other keys are ignored.
 
-        Raises UsageError for what is none, naming the file `where` it stands and the key at which this shows.
+        Raises UsageError if the text is not a summary; `where` names its file in the error.
         """
         try:
-            found = json.loads(text)
+            table = json.loads(text)
         except (ValueError, RecursionError) as problem:
             raise UsageError(f"{where} cannot be read: {problem}") from None
-        if not isinstance(found, dict):
-            raise UsageError(f"{where} is not a run's summary: it is no table but {found!r:.80}")
+        if not isinstance(table, dict):
+            raise UsageError(f"{where} is not a run's summary: it is not a table but {table!r:.80}")
         hints = typing.get_type_hints(cls)
-        known = {f.name: found[f.name] for f in dataclasses.fields(cls) if f.name in found}
+        known = {f.name: table[f.name] for f in dataclasses.fields(cls) if f.name in table}
         for f in dataclasses.fields(cls):
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            if required and f.name not in found:
+            if required and f.name not in table:
                 raise UsageError(f"{where} is not a run's summary: it has no '{f.name}'")
             if f.name in known and not _is_a(known[f.name], hints[f.name]):
                 raise UsageError(f"{where} is not a run's summary: its '{f.name}' is {known[f.name]!r:.80}")

@@ -1,4 +1,4 @@
-"""Federation: everyone's examples in one pool, and which rows of it are whose, for what."""
+"""Federation: all clients' examples in one pool, and which rows belong to which client and split."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -113,13 +113,13 @@ class Federation:
 
     def digest(self) -> str:
         """SHA-1 of examples, client names, task, splits and graph, to detect data that changed between runs."""
-        found = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
+        digest = hashlib.sha1(repr((tuple(self.names), self.task)).encode(), usedforsecurity=False)
         rows = [torch.cat(list(parts)) for parts in self.rows.values()]
         sizes = torch.tensor([[len(part) for part in parts] for parts in self.rows.values()])
         links = [] if self.graph is None else [self.graph.weights]
         for values in (_stored(self.x), _stored(self.y), sizes, *rows, *links):
-            found.update(raw(values))
-        return found.hexdigest()
+            digest.update(raw(values))
+        return digest.hexdigest()
 
     def class_counts(self, splits: Iterable[str] = SPLITS) -> Tensor:
         """[N, C] int64: examples of each class that each client has, in these splits together."""
@@ -150,8 +150,8 @@ class Federation:
         `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
         `client: [n]` says which client owns each example; clients are ordered by this value. `graph: [N, N]` is a
         known relation in that order. Each client's examples are split at random into train, validation and test; with
-        `time: [n]`, whole numbers such as days, or datetime64, in order of time, at the same two steps for all.
-        Raises UsageError on anything that cannot be trained on.
+        `time: [n]`, whole numbers such as days, or datetime64, in order of time, with the same two cuts for all.
+        Raises UsageError for data that cannot be trained on.
         """
         if task is not None and not isinstance(task, Task):
             raise UsageError(f"task must be a task, such as kinfed.Classification(3); got {task!r:.80}")
@@ -228,8 +228,8 @@ def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tup
     """The targets, as labels or floats of this kind; the task, inferred from y unless given; names of classes."""
     classes: tuple[str, ...] = ()
     if task is None and (labels := _texts(y)) is not None:
-        found, y = np.unique(labels, return_inverse=True)
-        classes = tuple(map(str, found))
+        names, y = np.unique(labels, return_inverse=True)
+        classes = tuple(map(str, names))
     target = _tensor(y, "y")
     if target.is_floating_point():
         return target.to(kind), Regression() if task is None else task, classes  # of what a model makes of x
@@ -271,26 +271,26 @@ def _steps(time: ArrayLike | Tensor, count: int) -> Tensor:
 
 
 def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
-    """The values as an array of text, if that is what they are."""
+    """The values as an array of text, if they are text."""
     if isinstance(values, Tensor):
         return None
     try:
-        found = np.asarray(values)
+        array = np.asarray(values)
     except (TypeError, ValueError):
         return None
-    if found.dtype.kind == "U" or (found.dtype.kind == "O" and all(isinstance(one, str) for one in found.flat)):
-        return found.astype(str)
+    if array.dtype.kind == "U" or (array.dtype.kind == "O" and all(isinstance(one, str) for one in array.flat)):
+        return array.astype(str)
     return None
 
 
 def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
     try:
-        found = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        tensor = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError):
         raise UsageError(f"{name} must be an array of numbers, all of its rows of one shape") from None
-    if found.is_complex() or not found.ndim:
-        raise UsageError(f"{name} must be an array of real numbers; got {found.dtype} {list(found.shape)}")
-    return found
+    if tensor.is_complex() or not tensor.ndim:
+        raise UsageError(f"{name} must be an array of real numbers; got {tensor.dtype} {list(tensor.shape)}")
+    return tensor
 
 
 def _stored(t: Tensor) -> Tensor:
@@ -300,6 +300,6 @@ def _stored(t: Tensor) -> Tensor:
 
 
 def _to(t: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a view that repeats numbers stays such a view there."""
+    """The tensor on a device; a view with repeated values stays such a view there."""
     moved = _stored(t).to(device)
     return moved if moved.shape == t.shape else moved.as_strided(t.shape, t.stride(), t.storage_offset())

@@ -33,5 +33,5 @@ def is_table(name: str) -> bool:
 
 
 def called(settings: Mapping[str, Any]) -> str:
-    """What people know a configured data set by: its name, or that of a table's file or of one's own function."""
+    """The display name of a configured data set: its name, or that of a table's file or of the user's function."""
     return Path(settings["path"]).stem if is_table(settings["name"]) else settings["name"].rpartition(":")[2]

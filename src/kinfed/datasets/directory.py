@@ -41,8 +41,8 @@ def read(
         )
     try:
         with zipfile.ZipFile(path) as archive:
-            held = [member.removesuffix(".npy") for member in archive.namelist()]
-            arrays = {key: _array(archive, key) for key in (*required, *optional) if key in held}
+            keys = [member.removesuffix(".npy") for member in archive.namelist()]
+            arrays = {key: _array(archive, key) for key in (*required, *optional) if key in keys}
     except Exception as problem:  # damage can surface in any layer: zip, compression, array header, checksum
         reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise DataError(
@@ -51,7 +51,7 @@ def read(
     missing = [key for key in required if key not in arrays]
     if missing:
         raise UsageError(
-            f"{path} lacks the array {', '.join(missing)}; it holds {', '.join(sorted(held)) or 'nothing'}; "
+            f"{path} lacks the array {', '.join(missing)}; it holds {', '.join(sorted(keys)) or 'nothing'}; "
             f"a data set '{name}' needs {', '.join(required)}"
         )
     return path, arrays

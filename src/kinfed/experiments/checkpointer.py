@@ -1,4 +1,4 @@
-"""Checkpointer: what a run's folder keeps so that the run can go on from it."""
+"""Checkpointer: writes a run's checkpoints to its folder, and resumes the run from them."""
 
 import time
 import warnings
@@ -24,29 +24,29 @@ from ..simulation.execution import ROUNDING, Execution
 from ..simulation.simulation import Simulation
 from .run_folder import RunFolder
 
-PAUSE = 20  # times as long as a checkpoint took is the least between two of them
+PAUSE = 20  # the pause between two checkpoints is at least this many times the duration of one
 
 
 class Checkpointer:
-    """Takes a run up from its folder's checkpoint, and writes one between rounds and when the run breaks off.
+    """Resumes a run from its folder's checkpoint, and writes one between rounds and when the run is interrupted.
 
-    `at` is where the run stands. Without a folder nothing is read or written.
+    `at` is the run's progress. Without a folder nothing is read or written.
     """
 
     def __init__(self, folder: RunFolder | None, seconds: float) -> None:
-        """A checkpoint is written every so many `seconds` at most."""
+        """`seconds` is the minimum time between two checkpoints."""
         self.folder, self._seconds = folder, seconds
         self._path = None if folder is None else folder.checkpoint
         self.resumed = self._path is not None and self._path.exists()
         self.at = Progress(0, None, (), 0.0)
-        self.reason = ""  # why the executor is the one it is, if the run goes on with it
+        self.reason = ""  # why this executor was chosen, if the run resumes with it
         self._began = time.perf_counter()
-        self._fixed: dict[str, Any] = {}  # what a run cannot change on its way
+        self._fixed: dict[str, Any] = {}  # what cannot change when a run is resumed
 
     def execution(self, requested: Execution, federation: Federation, rounds: Rounds, seed: int) -> Execution:
-        """How to continue: as requested, and what that leaves open as it was when the run began.
+        """How to continue: as requested, with open settings as they were when the run began.
 
-        Raises RunError if the data, the seed or the score that selects are others than those that the run began with.
+        Raises RunError if the data, the seed or the score that selects differ from those that the run began with.
         """
         if self._path is None:
             return requested
@@ -56,14 +56,14 @@ class Checkpointer:
         how = checkpoint.how(self._path)  # another choice would round differently
         if how.pop("data", self._fixed["data"]) != self._fixed["data"]:
             raise RunError(
-                f"the data are not those that the run in {self.folder} began with; "
-                "bring these back, or begin anew elsewhere"
+                f"the data differ from those that the run in {self.folder} began with; "
+                "restore the former data, or begin a new run in another folder"
             )
         for name in ("select_by", "seed"):
             if (begun := how.pop(name, self._fixed[name])) != self._fixed[name]:
                 raise UsageError(
                     f"the run in {self.folder} began with {name}={begun!r}; got {name}={self._fixed[name]!r}: "
-                    "continue with the first, or begin anew elsewhere"
+                    "continue with the first, or begin a new run in another folder"
                 )
         going_on = _go_on(how, requested, f"the run in {self.folder} began with") if how else requested
         if how.get("executor") == going_on.executor:
@@ -72,7 +72,7 @@ class Checkpointer:
         return going_on
 
     def begin(self, method: Method, roster: Roster, fleet: Simulation | Distributed, history: History) -> Progress:
-        """Where the run begins or goes on; fills the history and the fleet's private states."""
+        """Where the run begins or resumes; fills the history and the fleet's private states."""
         self._fleet, self._history = fleet, history
         if self.folder and distributed.leads():
             self.folder.make()
@@ -85,9 +85,9 @@ class Checkpointer:
         return self.at
 
     def after(self, round: int, server: Tree, rounds: int) -> None:
-        """Count a round of so many; write a checkpoint if it is time for one, and another round is to come."""
+        """Record a finished round; write a checkpoint if one is due and more rounds follow."""
         now = time.perf_counter()
-        self._fleet.states.settle()  # first: who is interrupted between the two goes on from the checkpoint before
+        self._fleet.states.settle()  # first: an interruption between the two resumes from the former checkpoint
         how = {**self._fleet.how, **self._fixed}
         self.at = Progress(round + 1, server, (), self._before + now - self._began, how)
         pause = max(self._seconds, PAUSE * self._took)
@@ -97,9 +97,9 @@ class Checkpointer:
             self._took = self._saved - now
 
     def on_failure(self, problem: BaseException) -> None:
-        """Keep the last whole round of a run that a problem has ended.
+        """Keep the last complete round of a run that a problem has ended.
 
-        Several processes are interrupted in different rounds, and the last checkpoint stands.
+        Several processes are interrupted in different rounds, so there the last checkpoint remains.
         """
         apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
         if self._path and self._kept < self.at.done == self._history.done and not apart:
@@ -115,23 +115,25 @@ class Checkpointer:
 
 
 def _go_on(how: dict[str, Any], requested: Execution, begun: str) -> Execution:
-    """How to go on with a run that was computed so, but for what is requested instead.
+    """How to resume a run that was computed as in `how`, except for what is requested otherwise.
 
-    Warns where this ends the run in other bits; raises UsageError for another precision, which would make it neither.
+    Warns if this changes the bits of the result; raises UsageError for another precision.
     """
-    asked = requested.requested
-    changed = {name: value for name, value in asked.items() if name in how and how[name] != value}
+    settings = requested.requested
+    changed = {name: value for name, value in settings.items() if name in how and how[name] != value}
     if "precision" in changed:
         raise UsageError(
-            f"{begun} precision {how['precision']}, and a part in {asked['precision']} would make it neither; "
-            "leave precision out to go on, or begin anew elsewhere"
+            f"{begun} precision {how['precision']}, and cannot continue in {settings['precision']}; "
+            "leave precision out to resume, or begin a new run in another folder"
         )
-    if changed and (changed.keys() - {"workers"} or how["executor"] != "loop"):  # whose workers are all alike
-        said = ", ".join(f"{name} {how[name]}" for name in changed)
-        warnings.warn(f"{begun} {said}: with another it ends in other bits, equal to rounding", stacklevel=4)
+    if changed and (
+        changed.keys() - {"workers"} or how["executor"] != "loop"
+    ):  # with loop the number of workers does not change the bits
+        before = ", ".join(f"{name} {how[name]}" for name in changed)
+        warnings.warn(f"{begun} {before}; with another setting the results are equal only to rounding", stacklevel=4)
     kept = {name: value for name, value in how.items() if name in ROUNDING and name not in changed}
     if "executor" in changed:
         kept.pop("chunk", None)  # of the other executor
     if kept.get("onednn") and has_amx():
-        del kept["onednn"]  # it rounds to bfloat16 here, which nobody has agreed to
-    return replace(requested, **kept | asked)
+        del kept["onednn"]  # on this machine it would round to bfloat16
+    return replace(requested, **kept | settings)

@@ -40,7 +40,7 @@ Table = dict[str, Any]
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
-BY_CLASS = ("by_class", "reweighted")  # scores of classification that are asked for
+BY_CLASS = ("by_class", "reweighted")  # optional scores of classification
 
 
 class Learning(NamedTuple):
@@ -70,14 +70,14 @@ class Experiment:
     seeds: int
     training: Training
     participation: Participation
-    dataset_name: str  # as people know it, see `called`
+    dataset_name: str  # its display name, see `called`
     dataset: Callable[..., Any]
     clients: int  # 0: as many as the data set has owners
     partition: Partition
     split: Split
     graph_name: str
     graph: Callable[[Federation, int], Graph | None]
-    by_class: dict[str, bool]  # scores of classification that are asked for, or not
+    by_class: dict[str, bool]  # which optional scores of classification are set, and to what
     model_name: str
     model: Callable[..., nn.Module]
     attack: Attack | None = None
@@ -85,14 +85,16 @@ class Experiment:
 
     @property
     def every_seed(self) -> range:
-        """The seed of each of its runs."""
+        """The seed of each run."""
         return range(self.seed, self.seed + self.seeds)
 
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
-        """Load the data set, deal it to the clients and relate these."""
+        """Load the data set, divide it among the clients and build their graph."""
         dataset = self.dataset(data_dir)
         if self.task is not None and dataset.prepare is not None:
-            raise UsageError("federation.task: series come with their task, as it knows their scale; leave it out")
+            raise UsageError(
+                "federation.task: time series have their own task, which knows their scale; leave federation.task out"
+            )
         dataset = replace(dataset, task=self.task or dataset.task)
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
@@ -103,7 +105,7 @@ class Experiment:
         return replace(federation, graph=self.graph(federation, seed))
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
-        """The model with its initial numbers, the same for every client; your own random state is left alone."""
+        """The model with its initial parameters, the same for every client; the global random state is unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(seed, "model").initial_seed())
             return self.model(tuple(federation.x.shape[1:]), federation.outputs)
@@ -112,15 +114,15 @@ class Experiment:
 def read(source: str, overrides: list[str]) -> Table:
     """The raw config: a file's, a published experiment's, or the embedded one's for a method name.
 
-    Overrides, dotted.key=value, are applied. Where they name your own table, nothing is left of the embedded one,
-    whose settings are for its data.
+    Overrides, dotted.key=value, are applied. If they name your own table, the embedded config is dropped entirely,
+    since its settings are for its own data.
     """
     path = Path(source)
     if source in METHODS or own_parts.is_path(source):
         path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
-        mine = override({}, list(overrides))
-        if _is_yours(_dataset_in(mine)):
-            return mine
+        requested = override({}, list(overrides))
+        if _is_yours(_dataset_in(requested)):
+            return requested
     elif not path.exists() and source.startswith("papers/"):
         published = published_table.experiments()
         if source not in published:
@@ -128,8 +130,8 @@ def read(source: str, overrides: list[str]) -> Table:
         return override(published_table.experiment(*published[source]), overrides)
     elif path.suffix in (".csv", ".parquet"):
         settings = {"name": path.suffix[1:], "path": path, "client": "COLUMN", "target": "COLUMN"}
-        told = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
-        raise UsageError(f"'{source}' is a table, not a config: name it in one, or run a method with {told}")
+        hint = " ".join(f"federation.dataset.{key}={value}" for key, value in settings.items())
+        raise UsageError(f"'{source}' is a table, not a config: name it in one, or run a method with {hint}")
     elif path.suffix == ".py":
         raise UsageError(f"'{source}' is a file of code: name a method in it, such as {source}:Stay")
     elif path.suffix != ".toml" and not path.exists():
@@ -154,10 +156,11 @@ def of_run(path: Path) -> Experiment:
 
 
 def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) -> None:
-    """Warn of each method with rates of its own where `overrides`, or a file of yours, set training.optimiser.
+    """Warn of each method with learning rates of its own if `overrides`, or a config file of yours, set
+    training.optimiser.
 
-    What comes with kinfed has one optimiser for all methods, of which there is nothing to tell; nor of a config that a
-    run has written, which has every setting.
+    There is no warning for the configs that come with kinfed, which have one optimiser for all methods, nor for a
+    config that a run has written, which has every setting.
     """
     yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
     if _is_complete(yours):
@@ -167,9 +170,9 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Sequence[str]) 
     for name in methods:
         if rates := take(METHODS, name, "method").rates:
             where = "method" if len(methods) == 1 else f"methods.{own_parts.called(name)}"
-            said = " and ".join(f"{where}.{rate}" for rate in rates)
+            rates_set = " and ".join(f"{where}.{rate}" for rate in rates)
             warnings.warn(
-                f"{own_parts.called(name)} leaves training.optimiser aside; its rates are {said}", stacklevel=2
+                f"{own_parts.called(name)} ignores training.optimiser; its rates are {rates_set}", stacklevel=2
             )
 
 
@@ -182,40 +185,40 @@ def _is_complete(table: Table) -> bool:
 
 
 def override(table: Table, overrides: list[str]) -> Table:
-    """Apply dotted.key=value; values are TOML, and anything that is not is taken as text.
+    """Apply dotted.key=value; values are TOML, and anything that is not valid TOML is taken as text.
 
-    Another `name` makes another part: of the former one's settings only those in `overrides` are kept, wherever they
-    stand; of one key the last counts, but a part has one name. Another data set whose examples have owners is theirs,
-    whoever the former one was dealt to.
+    A new `name` makes a new part: the former part's settings are dropped, and only those in `overrides` apply, in
+    any order. If a key is given several times the last one counts, but a part has one name. A new data set whose
+    examples have owners is divided by owner, however the former one was divided.
     """
-    asked = {text.partition("=")[0] for text in overrides}
+    requested = {text.partition("=")[0] for text in overrides}
     before, names = _dataset_in(table), dict[str, tuple[str, str]]()
     for key, parsed, text in _names_first([(*_parsed(text), text) for text in overrides]):
-        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in asked)
+        is_name = isinstance(parsed, str) and any(other.startswith(f"{key}.") for other in requested)
         dotted = f"{key}.name" if is_name else key  # of the part whose settings are set beside it
         *outer, last = dotted.split(".")
         if last == "name" and isinstance(parsed, str):
             name, where = names.setdefault(".".join(outer), (parsed, text))
             if name != parsed:
-                raise UsageError(f"'{where}' and '{text}' name two parts where there can be one; leave one out")
+                raise UsageError(f"'{where}' and '{text}' name two parts where only one is possible; leave one out")
         inner = table
         for part in outer:
-            held = inner.setdefault(part, {})
-            if isinstance(held, str):  # a part that is named alone
-                held = inner[part] = {"name": held}
-            if not isinstance(held, dict):
+            entry = inner.setdefault(part, {})
+            if isinstance(entry, str):  # a part given by its name only
+                entry = inner[part] = {"name": entry}
+            if not isinstance(entry, dict):
                 raise UsageError(f"'{dotted}': '{part}' is not a table")
-            inner = held
+            inner = entry
         if last == "name" and inner.get("name", parsed) != parsed:
-            for key in [key for key in inner if ".".join([*outer, key]) not in asked]:
+            for key in [key for key in inner if ".".join([*outer, key]) not in requested]:
                 del inner[key]
         inner[last] = parsed
     if (now := _dataset_in(table)) != before and (now in OWNED or own_parts.is_path(now)):
-        dealt = table["federation"]
-        if not any(key.startswith("federation.partition") for key in asked):
-            dealt.pop("partition", None)
-        if _name_in(dealt.get("partition", "natural")) == "natural" and "federation.clients" not in asked:
-            dealt.pop("clients", None)
+        federation = table["federation"]
+        if not any(key.startswith("federation.partition") for key in requested):
+            federation.pop("partition", None)
+        if _name_in(federation.get("partition", "natural")) == "natural" and "federation.clients" not in requested:
+            federation.pop("clients", None)
     return table
 
 
@@ -225,7 +228,9 @@ def _parsed(text: str) -> tuple[str, Any]:
     if not equals or not dotted:
         raise UsageError(f"'{text}' is not an override; write dotted.key=value, such as training.epochs=5")
     if not _is_unicode(text):
-        raise UsageError(f"{text!a} is not UTF-8, as all that a config holds must be; rename the file if it is one")
+        raise UsageError(
+            f"{text!a} is not UTF-8, as everything in a config must be; if it is a file's name, rename the file"
+        )
     try:
         return dotted, tomllib.loads(f"value = {value}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -233,7 +238,7 @@ def _parsed(text: str) -> tuple[str, Any]:
 
 
 def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, str]]:
-    """The same, but a part's name comes before its settings, wherever they stand. A whole table stays in its place."""
+    """The overrides in an order where a part's name comes before its settings. A whole table stays in its place."""
     parts = [dotted.removesuffix(".name") for dotted, _, _ in overrides]
 
     def place(i: int) -> tuple[int, int]:
@@ -244,7 +249,7 @@ def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, 
 
 
 def _is_yours(dataset: Any) -> bool:
-    """Whether a data set is a table or code of one's own."""
+    """Whether a data set is the user's own table or code."""
     return is_table(str(dataset)) or own_parts.is_path(dataset)
 
 
@@ -254,12 +259,12 @@ def _dataset_in(table: Table) -> Any:
 
 
 def _name_in(part: Any) -> Any:
-    """The name of a part, which may be written as its name alone."""
+    """The name of a part, which may be given as a table or as its name only."""
     return part.get("name") if isinstance(part, dict) else part
 
 
 def _is_unicode(text: str) -> bool:
-    """Whether a word from the command line, whose bytes may be any, can be written to a file."""
+    """Whether text from the command line, which may hold any bytes, can be written to a file."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -268,7 +273,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> Learning:
-    """What an experiment asks for wherever its examples are; `beside` names the config's other tables."""
+    """The settings that do not depend on where the examples are; `beside` names the config's other tables."""
     known = {"rounds", "seed", "seeds", "participation", "evaluate_every", "select_by"}
     _only(raw, known | {"model", "training", "method", "methods", "code"} | beside, "")
     top = {
@@ -283,11 +288,13 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     if "select_by" in raw:
         top["select_by"] = _value(raw, "select_by", str, "")
         if not own_parts.is_path(_dataset_in(raw)) and "task" not in _table(raw, "federation", ""):
-            check_selection(top["select_by"])  # else a score of one's own, of which a run knows
+            check_selection(
+                top["select_by"]
+            )  # otherwise it may be a score of the user's own task, which the run checks
     rounds = Rounds(top["rounds"], top["evaluate_every"], top.get("select_by", ""))
-    asked = raw.get("participation", 1.0)
-    asked = asked if isinstance(asked, dict) else {"share": _check(asked, float, "participation")[0]}
-    participation, participation_table = call(Participation, asked, "participation")
+    requested = raw.get("participation", 1.0)
+    requested = requested if isinstance(requested, dict) else {"share": _check(requested, float, "participation")[0]}
+    participation, participation_table = call(Participation, requested, "participation")
     training, training_table = call(Training, _table(raw, "training", ""), "training")
     chosen = _named(raw.get("method"), "method", METHODS)
     tuned, name = _table(raw, "methods", ""), own_parts.called(chosen["name"])
@@ -306,21 +313,21 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
 
 
 def _over(settings: Table, chosen: Table) -> Table:
-    """The settings with what was chosen in their place; a part of the same name, or of none, keeps its others."""
+    """`settings` updated by `chosen`; a part of the same name, or of no name, keeps its other settings."""
     merged = {**settings, **chosen}
     for name, value in chosen.items():
         if not isinstance(value, dict) and not isinstance(settings.get(name), dict):
             continue
-        held, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
-        if isinstance(value, dict) and isinstance(held, dict) and value.get("name") in (None, held.get("name")):
-            merged[name] = {**held, **value}
+        default, value = ({"name": one} if isinstance(one, str) else one for one in (settings.get(name), value))
+        if isinstance(value, dict) and isinstance(default, dict) and value.get("name") in (None, default.get("name")):
+            merged[name] = {**default, **value}
     return merged
 
 
 def resolve(raw: Table) -> Experiment:
     """Make every part; the experiment's table has every default filled in.
 
-    Examples that have owners are theirs, and the model for your own table is a small MLP, unless others are named.
+    By default examples that have owners are divided by owner, and the model for your own table is a small MLP.
     """
     federation = _table(raw, "federation", "")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
@@ -374,47 +381,47 @@ def write(table: Table, path: Path) -> None:
 
 
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
-    """A part's settings: its constructor's arguments after the `given` first, which are not the user's to set.
+    """A part's settings: its constructor's arguments after the first `given`, which the user cannot set.
 
-    A dataclass has settings only; its objects are called with what is `given`.
+    All arguments of a dataclass are settings; its objects are called with the `given` arguments.
     """
     parameters = list(inspect.signature(part).parameters.values())
     given = 0 if is_dataclass(part) else given
     return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
 
 
-def make(shelf: Shelf, asked: Any, where: str, given: int = 0) -> tuple[Any, Table]:
-    """The part that `asked` names, with its settings, and the complete table.
+def make(shelf: Shelf, requested: Any, where: str, given: int = 0) -> tuple[Any, Table]:
+    """The part that `requested` names, with its settings, and the complete table.
 
-    With `given` the part is a function whose first arguments come later: it is returned with the others filled in.
+    With `given` the part is a function whose first arguments are passed later: it is returned with the others set.
     """
-    asked = _named(asked, where, shelf)
-    name = asked.pop("name")
+    requested = _named(requested, where, shelf)
+    name = requested.pop("name")
     part = take(shelf, name, where, given)
     if own_parts.is_path(name):
         part = own_parts.checked(part, name, where, shelf)
-    made, table = call(part, asked, where, given=given)
+    made, table = call(part, requested, where, given=given)
     return made, {"name": name, **table}
 
 
 def call(
-    part: Callable[..., Any], asked: Table, where: str, given: int = 0, default: Any = None, **ready: Any
+    part: Callable[..., Any], requested: Table, where: str, given: int = 0, default: Any = None, **ready: Any
 ) -> tuple[Any, Table]:
-    """Call a part with checked settings; returns what it made and the complete table without what was `ready`.
+    """Call a part with checked settings; returns the result and the complete table without the `ready` arguments.
 
-    What `asked` leaves out is as in `default`, an object that the part has made before, if there is one.
+    Settings missing from `requested` are taken from `default`, an object made by the same part, if there is one.
     """
-    if not isinstance(asked, dict):
-        raise UsageError(f"{where} must be a table; got {asked!r}")
+    if not isinstance(requested, dict):
+        raise UsageError(f"{where} must be a table; got {requested!r}")
     known = {name: p for name, p in settings(part, given).items() if name not in ready}
-    _only(asked, set(known), where + ".", set(ready))
+    _only(requested, set(known), where + ".", set(ready))
     hints = kinds_of(inspect.unwrap(part))
     values, table = {}, {}
     for name, p in known.items():
         values[name] = getattr(default, name, p.default)
-        if name in asked:
+        if name in requested:
             at, kind = f"{where}.{name}", hints.get(name, Any)
-            values[name], table[name] = _check(asked[name], kind, at, values[name], inspect.unwrap(part))
+            values[name], table[name] = _check(requested[name], kind, at, values[name], inspect.unwrap(part))
         elif (written := plain(values[name])) is not None:
             table[name] = written
     missing = [name for name, value in values.items() if value is inspect.Parameter.empty]
@@ -426,7 +433,7 @@ def call(
 
 
 def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any:
-    """The part of a shelf, or of your own, that has this name or path; raises UsageError if there is none."""
+    """The part with this name in a shelf, or the user's own at this path; raises UsageError if there is none."""
     if own_parts.is_path(name):
         part = own_parts.load(name, where)
         if isinstance(shelf, Shelf):
@@ -437,48 +444,48 @@ def take(shelf: Mapping[str, Any], name: str, where: str, given: int = 0) -> Any
     return shelf[name]
 
 
-def _named(asked: Any, where: str, known: Iterable[str]) -> Table:
-    asked = {"name": asked} if isinstance(asked, str) else asked
-    if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+def _named(requested: Any, where: str, known: Iterable[str]) -> Table:
+    requested = {"name": requested} if isinstance(requested, str) else requested
+    if not isinstance(requested, dict) or not isinstance(requested.get("name"), str):
         raise UsageError(f"{where} needs a name; known: {', '.join(sorted(known))}")
-    return dict(asked)
+    return dict(requested)
 
 
-def _part(kinds: Sequence[type], asked: Any, where: str, default: Any) -> tuple[Any, Table]:
-    """The object that a setting names, one of `kinds` or of a class of one's own, and its complete table.
+def _part(kinds: Sequence[type], requested: Any, where: str, default: Any) -> tuple[Any, Table]:
+    """The object that a setting names, of one of `kinds` or of the user's own class, and its complete table.
 
-    A table without a name changes the setting's default; the name of the default's own class keeps what it has set.
+    A table without a name changes the setting's default; naming the default's own class keeps its other settings.
     """
     known: dict[str, Any] = {name_of(kind): kind for kind in kinds if is_dataclass(kind)}
     named = isinstance(default, tuple(known.values()))
-    if isinstance(asked, dict) and "name" not in asked and named:
-        asked = {"name": name_of(type(default)), **asked}
-    asked = _named(asked, where, known)
-    name = asked.pop("name")
+    if isinstance(requested, dict) and "name" not in requested and named:
+        requested = {"name": name_of(type(default)), **requested}
+    requested = _named(requested, where, known)
+    name = requested.pop("name")
     kind = take(known, name, where)
     if own_parts.is_path(name):
         common = set.intersection(*({name for name in dir(kind) if name[0] != "_"} for kind in kinds))
         common -= {name for kind in kinds if is_dataclass(kind) for name in kind.__dataclass_fields__}
         if not inspect.isclass(kind) or (lacks := sorted(common - set(dir(kind)))):
-            why = f"it has no {', '.join(lacks)}" if inspect.isclass(kind) else "it is no class"
+            why = f"it has no {', '.join(lacks)}" if inspect.isclass(kind) else "it is not a class"
             raise UsageError(f"{where}: '{name}' cannot stand here: {why}")
-    made, table = call(kind, asked, where, default=default if type(default) is kind else None)
+    made, table = call(kind, requested, where, default=default if type(default) is kind else None)
     return made, {"name": name, **table}
 
 
 def plain(value: Any) -> Any:
-    """A setting's value as a config says it."""
+    """A setting's value as it is written in a config."""
     if is_dataclass(value):
-        held = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
-        return {"name": name_of(type(value)), **{name: inner for name, inner in held.items() if inner is not None}}
+        values = {field.name: plain(getattr(value, field.name)) for field in fields(value) if field.init}
+        return {"name": name_of(type(value)), **{name: inner for name, inner in values.items() if inner is not None}}
     return [plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def _table(table: Table, name: str, where: str) -> Table:
-    held = table.get(name, {})
-    if not isinstance(held, dict):
-        raise UsageError(f"{where}{name} must be a table; got {held!r}")
-    return held
+    inner = table.get(name, {})
+    if not isinstance(inner, dict):
+        raise UsageError(f"{where}{name} must be a table; got {inner!r}")
+    return inner
 
 
 def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -> Any:
@@ -486,14 +493,14 @@ def _value(table: Table, name: str, kind: type, default: Any, where: str = "") -
 
 
 def _only(table: Table, known: set[str], where: str, read: Iterable[str] = ()) -> None:
-    """Raise UsageError if there are keys besides the known ones and those that were read before."""
+    """Raise UsageError for a key that is not known; `read` names further keys for the hint."""
     for name in table:
         if name not in known:
             raise UsageError(f"unknown key '{where}{name}'; {nearest(name, known.union(read))}")
 
 
 def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = None) -> tuple[Any, Any]:
-    """The value as the annotated kind, and as a complete config says it; or UsageError. `part` has the setting."""
+    """The value as the annotated kind, and as a complete config has it; or UsageError. `part` has the setting."""
     options = options_of(kind)
     scalar = isinstance(value, str) and any(parted(option)[0] in (str, Any) for option in options)
     literal = any(
@@ -510,7 +517,7 @@ def _check(value: Any, kind: Any, where: str, default: Any = None, part: Any = N
 
 
 def _made(value: Any, kinds: Sequence[Any]) -> Any:
-    """A checked value as a part wants it: whole numbers as such unless they may be broken, lists as tuples."""
+    """A checked value as a part takes it: integers become floats where a float is expected, lists become tuples."""
     if isinstance(value, list | tuple):
         inner = next((typing.get_args(kind)[0] for kind in kinds if typing.get_origin(kind) in (tuple, Sequence)), Any)
         return tuple(_made(one, [parted(option)[0] for option in options_of(inner)]) for one in value)

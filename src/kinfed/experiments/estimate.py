@@ -105,8 +105,8 @@ def _short(federation: Federation, few: int) -> Federation:
 def _at(whole: int, points: Sequence[tuple[int, float]]) -> float:
     """Seconds for `whole` examples, along the line through the last two points; in proportion if there is but one."""
     (last, seconds), before = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
-    slope = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
-    return seconds + slope * (whole - last)
+    rate = max(0.0, (seconds - before[1]) / max(1, last - before[0]))
+    return seconds + rate * (whole - last)
 
 
 def _spent(trials: Sequence[Trial]) -> float:

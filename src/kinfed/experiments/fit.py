@@ -1,4 +1,4 @@
-"""fit: from a method, a federation and a module to one personalised model a client."""
+"""fit: from a method, a federation and a module to one personalised model per client."""
 
 import math
 from dataclasses import replace
@@ -45,16 +45,16 @@ def fit(
     folder: str | Path | None = None,
     attack: Attack | None = None,
 ) -> Run:
-    """Train one personalised model a client and return the Run.
+    """Train one personalised model per client and return the Run.
 
-    `module` gives architecture and initial numbers; its classifier is the last nn.Linear, unless it is given as
-    Model(module, head="NAME"). `rounds` may say which of them are scored and selected, and `execution` where and how
-    they run. With a `folder` the run keeps a checkpoint there, and on KeyboardInterrupt, and goes on from the one it
-    finds, to the same bits: in the same precision, on the same device, by the same executor. Another of the last two
-    may be asked for; a warning says that the bits will be others. Signals are left to you. With an `attack` some
-    clients carry it out; they have no say in which round is selected, and the summary has scores of the others beside
-    those of all. Raises UsageError for requests that cannot work and RunError when training diverges or a file cannot
-    be written; the last good checkpoint is kept.
+    `module` gives architecture and initial parameters; its classifier is the last nn.Linear, unless it is given as
+    Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution` where and how
+    they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes from the one it
+    finds, with bit-identical results: in the same precision, on the same device, by the same executor. The last two
+    may be changed; a warning then says that results are equal only to rounding. Signals are left to the caller. With an
+    `attack` some clients carry it out; they are ignored in selecting the round, and the summary has scores of the
+    others beside those of all. Raises UsageError for requests that cannot work and RunError when training diverges or
+    a file cannot be written; the last good checkpoint is kept.
     """
     _check_kinds(method, federation, module, training, participation, execution, folder, attack)
     check_seed(seed)
@@ -118,14 +118,16 @@ def _check_kinds(
     attack: Any,
 ) -> None:
     """Raise UsageError for arguments of fit that are of a wrong kind."""
-    for given, kind, such in (
+    for given, kind, example in (
         (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
         (module.original if isinstance(module, Model) else module, nn.Module, "torch.nn.Linear(8, 2)"),
     ):
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
-            raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
+            raise UsageError(
+                f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} like {example}"
+            )
     if not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | Participation):
@@ -139,7 +141,7 @@ def _check_kinds(
 
 
 def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tuple[Federation, Tensor]:
-    """The federation as an attack leaves it, and who attacks: [N] bool."""
+    """The federation after an attack on its data, and which clients attack: [N] bool."""
     if attack is None:
         return federation, torch.zeros(len(federation), dtype=torch.bool)
     attackers = attack.attackers(federation.names, seed)
@@ -155,17 +157,17 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
 
 
 def _check_fit(model: Model, federation: Federation) -> None:
-    """Raise UsageError unless the model takes the examples, and gives what the task needs."""
+    """Raise UsageError unless the model takes the examples, and its outputs fit the task."""
     example, task = federation.x[:1], federation.task
     try:
         with torch.no_grad():
-            given = list(model(model.theta, example.to(model.theta.device)).shape[1:])
+            outputs = list(model(model.theta, example.to(model.theta.device)).shape[1:])
     except Exception as problem:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
-    if isinstance(task, Classification) and (len(given) != 1 or given[0] < task.classes):
+    if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
         unused = [c for c in range(task.classes) if not (federation.y == c).any()]
-        said = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
-        raise UsageError(f"the model gives {given} for an example, but there are {task.classes} classes{said}")
-    if isinstance(task, Regression | Forecasting) and math.prod(given) != federation.outputs:
-        raise UsageError(f"the model gives {given} for an example, but its target is {list(federation.y.shape[1:])}")
+        hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
+        raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
+    if isinstance(task, Regression | Forecasting) and math.prod(outputs) != federation.outputs:
+        raise UsageError(f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}")

@@ -23,10 +23,10 @@ OPEN = ("device", "executor", "workers", "precision")  # what decides about roun
 def launch(
     experiment: Experiment, out: Path | None, execution: Execution = Execution(), data_dir: Path | None = None
 ) -> Summary | None:
-    """Run an experiment in a folder of its own and return its summary; None in a process that does not lead.
+    """Run an experiment in a folder of its own and return its summary; None in a process that is not the leader.
 
-    Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` holds a run already.
-    A request that cannot be carried out leaves no folder, nor do data that cannot be read.
+    Without `out` the folder is runs/METHOD/DATASET/TIME. Raises UsageError if `out` already holds a run.
+    A request that cannot be carried out, or data that cannot be read, leave no folder behind.
     """
     if distributed.is_on() and experiment.seeds > 1:
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
@@ -35,16 +35,16 @@ def launch(
         parent = Path("runs") / own_parts.called(experiment.method_name) / experiment.dataset_name
         out = next(p for i in range(1000) if not (p := parent / (f"{stamp}-{i}" if i else stamp)).exists())
     if RunFolder(out).is_begun:
-        raise UsageError(f"{out} holds a run already; go on with it: kinfed resume {out}, or choose another --out")
+        raise UsageError(f"{out} already holds a run; resume it: kinfed resume {out}, or choose another --out")
     folder = RunFolder(distributed.agree(out))
     new = not folder.path.exists()
     if distributed.leads():
         folder.make()
         folder.write_how(_open(execution))
-        config.write(experiment.table, folder.config)  # last: with it there is something to go on with
+        config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
     try:
         return _go_on(experiment, folder, execution, data_dir)
-    except (UsageError, DataError):  # such as data that is not there: what was begun with it is not worth going on with
+    except (UsageError, DataError):  # such as missing data: there is nothing to resume
         begun = (folder.config.name, folder.how.name)
         whole = folder.path.rglob("*")
         if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in whole):
@@ -53,9 +53,9 @@ def launch(
 
 
 def resume(path: Path, execution: Execution = Execution(), data_dir: Path | None = None) -> Summary | None:
-    """Go on with an interrupted run, or return the summary of a finished one.
+    """Resume an interrupted run, or return the summary of a finished one.
 
-    What `execution` leaves open is as it was when the run began.
+    Settings that `execution` leaves open are as they were when the run began.
     """
     folder = RunFolder(path)
     if not folder.is_begun:
@@ -69,19 +69,20 @@ def resume(path: Path, execution: Execution = Execution(), data_dir: Path | None
         return _go_on(experiment, folder, execution, data_dir)
     except (UsageError, RunError, OSError, MemoryError):
         raise
-    except Exception as problem:  # whatever a checkpoint from elsewhere can end in
+    except Exception as problem:  # a checkpoint from elsewhere can raise anything
         kept = next(folder.path.rglob(folder.checkpoint.name), None)
         if kept is None:
             raise
         raise RunError(
-            f"{kept} is not what this kinfed writes ({problem!s:.300}; --debug shows where); delete it to start over"
+            f"{kept} is not a checkpoint of this version of kinfed ({problem!s:.300}; --debug shows where); delete it "
+            "to start over"
         ) from problem
 
 
 def once(
     experiment: Experiment, path: Path, execution: Execution = Execution(), data_dir: Path | None = None
 ) -> RunFolder:
-    """The folder of an experiment's finished run: launched, taken up, or left as it is.
+    """The folder of an experiment's finished run, after launching or resuming it if necessary.
 
     Raises UsageError if the folder holds another experiment.
     """
@@ -98,16 +99,16 @@ def check_same(experiment: Experiment, path: Path) -> None:
     """Raise UsageError if the folder holds another experiment."""
     folder = RunFolder(path)
     if folder.is_begun and config.of_run(folder.config).table != experiment.table:
-        raise UsageError(f"{folder} holds another experiment than the one asked for; choose another folder")
+        raise UsageError(f"{folder} holds another experiment than the requested one; choose another folder")
 
 
 def _open(execution: Execution) -> dict[str, object]:
-    """What may be left open, where it is not."""
+    """The settings that may be left open but are not."""
     return {name: value for name, value in execution.requested.items() if name in OPEN}
 
 
 def _as_begun(execution: Execution, folder: RunFolder) -> Execution:
-    """The same, and what it leaves open as the run in this folder has had it."""
+    """The same, with open settings as the run in this folder had them."""
     begun = {name: value for name, value in folder.read_how().items() if name in OPEN}
     return replace(execution, **begun | _open(execution))
 
@@ -119,20 +120,20 @@ def _go_on(experiment: Experiment, out: RunFolder, execution: Execution, data_di
             return _one(experiment, experiment.seed, out, execution, data_dir)
         if distributed.leads():
             out.write_how(_open(execution))
-        found = []
+        summaries = []
         for seed in experiment.every_seed:
             folder = out.of_seed(seed)
             if folder.is_finished:
-                found.append(folder.read_summary())
+                summaries.append(folder.read_summary())
                 continue
             folder.make()
             config.write({**experiment.table, "seed": seed, "seeds": 1}, folder.config)
             summary = _one(experiment, seed, folder, _as_begun(execution, folder), data_dir)
             assert summary is not None  # several processes run one seed
-            found.append(summary)
+            summaries.append(summary)
     except KeyboardInterrupt as stop:
-        raise type(stop)(f"interrupted; go on with: kinfed resume {out}") from None
-    whole = run_seeds(found, str(out))
+        raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
+    whole = run_seeds(summaries, str(out))
     out.write_summary(whole)
     out.tidy()
     return whole

@@ -1,12 +1,12 @@
-"""Parts of one's own: a class or function of a file, named "mine.py:Stay", or of an installed package.
+"""The user's own parts: a class or function of a file, named "mine.py:Stay", or of an installed package.
 
-A file's path is relative to the folder that the program runs in, as every path in a config is. It is executed once for
-each content, by itself: it may import what is installed, but not its neighbours. A complete config says which content
-it was written with, `[code]`, and is refused with another one.
+A file's path is relative to the working directory, as is every path in a config. The file is executed once for each
+content, by itself: it may import installed packages, but not the files beside it. A complete config records in `[code]`
+the content it was written with, and is refused with another one.
 
-At a site of a real federation the operator names the files, `local(files)` around whatever reads the server's config:
-the server then sends names without folders, `for_sites(table)`, and the hashes that `check_sent` compares, and nothing
-that a site would execute.
+At a site of a real federation the operator names the files: `local(files)` wraps the code that reads the server's
+config. The server sends names without folders, `for_sites(table)`, and the hashes that `check_sent` compares, but
+nothing that a site would execute.
 """
 
 import hashlib
@@ -37,12 +37,12 @@ def is_path(name: object) -> bool:
 
 
 def called(name: str) -> str:
-    """What people, folders and tables call a part: its name, or that of the class or function if it is a path."""
+    """A part's name in folders and tables: its name, or that of the class or function if it is a path."""
     return name.rpartition(":")[2] if is_path(name) else name
 
 
 def load(name: str, where: str) -> Any:
-    """What a path names; `where` is the setting that has it. Raises UsageError if there is no such thing."""
+    """The class or function that a path names; `where` is the setting. Raises UsageError if it does not exist."""
     source, _, attribute = name.rpartition(":")
     module = _from_file(source, where) if source.endswith(".py") else _from_package(source, where)
     if not hasattr(module, attribute):
@@ -53,7 +53,7 @@ def load(name: str, where: str) -> Any:
         ]
         raise UsageError(f"{where}: there is no '{attribute}' in {source}; {nearest(attribute, own)}")
     part = getattr(module, attribute)
-    if _FILES.get() is not None:  # a server names it, which must not reach what the file has only imported
+    if _FILES.get() is not None:  # a server names it, and must not reach what the file only imports
         kinds = (type, FunctionType) if module_of(module.__name__) else (type,)
         if not (isinstance(part, kinds) and part.__module__ == module.__name__):
             raise UsageError(f"{where}: at a site '{attribute}' must be a class that {source} itself defines")
@@ -67,19 +67,19 @@ def module_of(name: str) -> ModuleType | None:
 
 
 def check_kind(part: Any, name: str, where: str, shelf: Shelf, given: int) -> None:
-    """Raise UsageError for a part of one's own that cannot be what a shelf holds.
+    """Raise UsageError for a user's own part of the wrong kind for a shelf.
 
-    `given` counts the arguments that are not settings. With none of these the part must be a class of that kind itself.
+    `given` counts the arguments that are not settings. If it is 0 the part must be a class of that kind itself.
     """
     is_kind = given or _members(shelf.base) or (inspect.isclass(part) and issubclass(part, shelf.base))
     if not is_kind:
-        raise UsageError(f"{where}: '{name}' is no {shelf.base_name}: derive the class from it")
+        raise UsageError(f"{where}: '{name}' is not a {shelf.base_name}: derive the class from it")
     if not callable(part):
-        raise UsageError(f"{where}: '{name}' is no class or function that could make a {shelf.base_name}")
+        raise UsageError(f"{where}: '{name}' is not a class or function that could make a {shelf.base_name}")
 
 
 def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any]:
-    """A part of one's own that says in one line if it cannot be called so, or makes something else than the shelf's."""
+    """A user's own part that raises UsageError if it fails or makes an object of another kind than the shelf's."""
 
     @wraps(part, updated=())
     def make(*args: Any, **settings: Any) -> Any:
@@ -88,19 +88,19 @@ def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any
         except UsageError:
             raise
         except Exception as problem:
-            said = f"{type(problem).__name__}: {problem}"
-            raise UsageError(f"{where}: '{name}' cannot be made: {said}") from problem
+            reason = f"{type(problem).__name__}: {problem}"
+            raise UsageError(f"{where}: '{name}' cannot be made: {reason}") from problem
         if not isinstance(made, shelf.base):
             lacks = [member for member in _members(shelf.base) if not hasattr(made, member)]
-            told = f", and what it makes has no {', '.join(lacks)}" if lacks else f"; got {made!r:.80}"
-            raise UsageError(f"{where}: '{name}' must make a {shelf.base_name}{told}")
+            got = f", and what it makes has no {', '.join(lacks)}" if lacks else f"; got {made!r:.80}"
+            raise UsageError(f"{where}: '{name}' must make a {shelf.base_name}{got}")
         return made
 
     return make
 
 
 def _members(kind: type) -> list[str]:
-    """What an object must have to be of a kind that is a protocol; nothing for a class."""
+    """The members that a protocol requires; none for a class."""
     if not getattr(kind, "_is_protocol", False):
         return []
     return sorted(
@@ -111,7 +111,7 @@ def _members(kind: type) -> list[str]:
 def code(table: Table, before: object) -> Table:
     """The `[code]` of a complete config: the SHA-256 of each file that it names, or nothing.
 
-    Raises UsageError if `before`, that of the config that was read, says otherwise of one of them.
+    Raises UsageError if `before`, that of the config as read, has another hash for one of them.
     """
     now = {source: _digest(_content(source, "code")) for source in sorted(_files_in(table))}
     if not isinstance(before, dict):
@@ -134,10 +134,10 @@ def check_sent(table: Table) -> None:
         raise UsageError(f"code must be a table of files and their SHA-256; got {sent!r:.80}")
     for source in sorted(_files_in(table)):
         theirs = sent.get(source)
-        mine = _digest(_content(source, "code")) if source in own else "none: it has no such file"
-        if mine != theirs:
+        actual = _digest(_content(source, "code")) if source in own else "none: it has no such file"
+        if actual != theirs:
             raise UsageError(
-                f"the server uses the file {source!r:.80} with SHA-256 {theirs!s:.64}, this site's is {mine}; if you "
+                f"the server uses the file {source!r:.80} with SHA-256 {theirs!s:.64}, this site's is {actual}; if you "
                 "trust the server's, get the same file and restart the node with --code and its path"
             )
 
@@ -169,13 +169,13 @@ def _renamed(table: Any, rename: Callable[[str], str]) -> Any:
 
 @contextmanager
 def local(files: Sequence[Path]) -> Iterator[None]:
-    """In this block only these files are read, by their names; neither another file nor an installed module is.
+    """In this block only these files can be loaded, by their names; no other file and no installed module.
 
-    Raises UsageError for a file that is not there, or for two of one name.
+    Raises UsageError for a missing file, or for two files of the same name.
     """
     named = {path.name: path for path in files}
     if len(named) < len(files):
-        raise UsageError("--code names two files of one name; rename one")
+        raise UsageError("--code names two files of the same name; rename one")
     for path in files:
         if not path.is_file():
             raise UsageError(f"--code: there is no file {path}")
@@ -187,7 +187,7 @@ def local(files: Sequence[Path]) -> Iterator[None]:
 
 
 def _files_in(table: Any) -> set[str]:
-    """The files that the parts of a complete config are in, as it names them."""
+    """The files of the parts of a complete config, as it names them."""
     if isinstance(table, list):
         return set().union(*map(_files_in, table))
     if not isinstance(table, dict):
@@ -219,7 +219,7 @@ def _from_file(source: str, where: str) -> ModuleType:
     name = f"{Path(source).stem}_{_digest(content)[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    module = sys.modules[name] = ModuleType(name)  # there while it runs: dataclasses look their module up
+    module = sys.modules[name] = ModuleType(name)  # registered while it runs: dataclasses look up their module
     module.__file__ = source
     setattr(module, _MARK, True)
     try:
@@ -247,5 +247,7 @@ def _from_package(source: str, where: str) -> ModuleType:
         return importlib.import_module(source)
     except (Exception, SystemExit) as problem:
         missing = isinstance(problem, ModuleNotFoundError) and f"{source}.".startswith(f"{problem.name}.")
-        said = "it is not installed; a file of yours ends in .py" if missing else f"{type(problem).__name__}: {problem}"
-        raise UsageError(f"{where}: '{source}' cannot be imported: {said}") from problem
+        reason = (
+            "it is not installed; a file of yours ends in .py" if missing else f"{type(problem).__name__}: {problem}"
+        )
+        raise UsageError(f"{where}: '{source}' cannot be imported: {reason}") from problem

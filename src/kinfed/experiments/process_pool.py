@@ -1,4 +1,4 @@
-"""Jobs: runs one after the other, or side by side in a process each; a failed one does not stop the others."""
+"""Process pool: runs one after the other, or in parallel processes; a failed run does not stop the others."""
 
 import os
 import signal
@@ -31,27 +31,27 @@ class Outcome(NamedTuple):
 
 
 def carry_out(
-    asked: Mapping[str, tuple[Experiment, Path]],
+    requested: Mapping[str, tuple[Experiment, Path]],
     execution: Execution,
     jobs: int,
-    said: Callable[[str], None],
+    on_begin: Callable[[str], None],
     data_dir: Path | None = None,
 ) -> Generator[Outcome]:
-    """Run each experiment in its folder, or take it up, or leave it if it is finished; tell of each when it has ended.
+    """Run each experiment in its folder, or resume it, unless it is finished; yield the outcome of each as it ends.
 
-    With `jobs` above one that many processes share the cores; progress is then not told. `said` hears the
-    name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts what is running: it can be taken up.
+    With `jobs` above one, that many processes share the cores, and progress is not shown. `on_begin` is called with
+    the name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts the runs; they can be resumed.
     Raises UsageError, before the first run begins, for a folder that holds another experiment.
     """
     if jobs < 1:
-        raise UsageError(f"jobs counts runs side by side, so it must be at least 1; got {jobs}")
-    for experiment, folder in asked.values():
+        raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {jobs}")
+    for experiment, folder in requested.values():
         check_same(experiment, folder)
     if jobs > 1:
-        yield from _side_by_side(asked, execution, jobs, said, data_dir)
+        yield from _side_by_side(requested, execution, jobs, on_begin, data_dir)
         return
-    for name, (experiment, folder) in asked.items():
-        said(name)
+    for name, (experiment, folder) in requested.items():
+        on_begin(name)
         problem = None
         try:
             once(experiment, folder, execution, data_dir)
@@ -61,18 +61,18 @@ def carry_out(
 
 
 def _side_by_side(
-    asked: Mapping[str, tuple[Experiment, Path]],
+    requested: Mapping[str, tuple[Experiment, Path]],
     execution: Execution,
     jobs: int,
-    said: Callable[[str], None],
+    on_begin: Callable[[str], None],
     data_dir: Path | None,
 ) -> Generator[Outcome]:
-    # Forked from a server that has imported everything and runs nothing, so that a process begins at once.
+    # Forked from a server process that has everything imported, so that a process starts at once.
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     context.set_forkserver_preload(["kinfed.experiments.launch"])
-    how = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name != "progress"}
+    options = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name != "progress"}
     threads = max(1, torch.get_num_threads() // jobs)
-    waiting = list(asked.items())[::-1]
+    waiting = list(requested.items())[::-1]
     running: dict[connection.Connection, tuple[str, Path, Any]] = {}
     try:
         while waiting or running:
@@ -81,30 +81,34 @@ def _side_by_side(
                 if RunFolder(folder).is_finished:
                     yield Outcome(name, folder, None)
                     continue
-                said(name)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(theirs, experiment.table, folder, how, data_dir, threads))
-                with held():  # or there would be a process that nobody ends
-                    with _deaf():
+                on_begin(name)
+                receiver, sender = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_work, args=(sender, experiment.table, folder, options, data_dir, threads)
+                )
+                with held():  # an interrupt in between would leave a process that nobody ends
+                    with _ignoring_interrupts():
                         process.start()
-                    running[ours] = name, folder, process
-                theirs.close()
+                    running[receiver] = name, folder, process
+                sender.close()
                 continue
             for pipe in connection.wait(list(running)):
                 assert isinstance(pipe, connection.Connection)
                 name, folder, process = running[pipe]
                 try:
-                    told = pipe.recv()
+                    received = pipe.recv()
                 except EOFError:
                     process.join()
-                    told = RunError(f"its process was killed (exit code {process.exitcode}); was there memory enough?")
-                if isinstance(told, str):
-                    warnings.warn(told, stacklevel=1)
+                    received = RunError(
+                        f"its process was killed (exit code {process.exitcode}); was there enough memory?"
+                    )
+                if isinstance(received, str):
+                    warnings.warn(received, stacklevel=1)
                     continue
                 del running[pipe]
                 pipe.close()
                 process.join()
-                yield Outcome(name, folder, told)
+                yield Outcome(name, folder, received)
     finally:
         for _, _, process in running.values():
             process.terminate()
@@ -113,28 +117,33 @@ def _side_by_side(
 
 
 def _work(
-    pipe: connection.Connection, table: Table, folder: Path, how: dict[str, Any], data_dir: Path | None, threads: int
+    pipe: connection.Connection,
+    table: Table,
+    folder: Path,
+    options: dict[str, Any],
+    data_dir: Path | None,
+    threads: int,
 ) -> None:
-    """In a process of its own: carry out a run, and send its warnings (text) and its end (None or what went wrong)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as `_deaf`, which there is not on Windows
+    """In a process of its own: carry out a run, and send its warnings (text) and its end (None or an exception)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where `_ignoring_interrupts` does nothing
     threading.Thread(target=_end_with_parent, daemon=True).start()
     warnings.showwarning = lambda message, *_, **__: pipe.send(str(message))
     torch.set_num_threads(threads)
     try:
         with heard():
-            once(config.resolve(table), folder, Execution(**how), data_dir)
+            once(config.resolve(table), folder, Execution(**options), data_dir)
             pipe.send(None)
     except KeyboardInterrupt:
         pass
     except (UsageError, RunError, OSError, MemoryError) as problem:
         pipe.send(problem)
-    except Exception as problem:  # which may not be one that can be sent
+    except Exception as problem:  # it may not be picklable
         pipe.send(RunError(f"unexpected {type(problem).__name__}: {problem}"))
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that begin in this block never hear Ctrl-C, which goes to all of a terminal's: who asked ends them."""
+def _ignoring_interrupts() -> Iterator[None]:
+    """Processes started in this block ignore Ctrl-C, which goes to all of a terminal's: their parent ends them."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,4 +1,4 @@
-"""Reproduction: the runs that a published table is made of, and the table with ours beside what is printed."""
+"""Reproduction: the runs behind a published table, and the table with our numbers beside the printed ones."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not kno
 ON_GRAPHS = ("sfl", "panacea")  # methods that use a known graph
 FLAGS = {
     "subset": "not all of the data that the paper used",
-    "leaking": "test examples had a say in training, as in the paper",
+    "leaking": "test examples influenced training, as in the paper",
     "oracle graph": "the graph is made from labels, which a server would not know",
     "tf32": "local training multiplied in TF32",
     "bf16": "local training multiplied in bfloat16",
@@ -40,13 +40,13 @@ FLAGS = {
 
 
 class Measure(NamedTuple):
-    """How a printed metric is found in a run: a score of clients, what of its spread over them, in which unit.
+    """How a printed metric is read from a run: a score of clients, which statistic of it, and in which unit.
 
     The score is one of the test scores in history.csv; `weight`, of the relation; `success`, of a backdoor; or `rand`,
-    of clusters against hidden groups.
+    the Rand index of clusters against hidden groups.
     """
 
-    said: str
+    label: str
     score: str
     of: str = "mean"
     times: float = 1.0
@@ -54,7 +54,7 @@ class Measure(NamedTuple):
 
     @property
     def deviation(self) -> str:
-        """The name of its standard deviation over those clients."""
+        """The name of the statistic's standard deviation over the same clients."""
         return "std" if self.of == "mean" else f"{self.of}_std"
 
 
@@ -87,7 +87,7 @@ class Cell:
 
 
 class Line(NamedTuple):
-    """One number of the table, as printed and as found."""
+    """One number of the table, as printed and as reproduced."""
 
     column: Column
     row: Row
@@ -96,21 +96,21 @@ class Line(NamedTuple):
     by_seed: dict[int, float]
     over_clients: float | None  # standard deviation, a mean over seeds
     flags: tuple[str, ...]
-    status: str  # why there is nothing of ours, or fewer seeds than asked for
+    status: str  # why there is no result of ours, or fewer seeds than requested
 
     @property
     def mean(self) -> float | None:
-        """Of ours over seeds."""
+        """Our mean over seeds."""
         return fmean(self.by_seed.values()) if self.by_seed else None
 
     @property
     def std(self) -> float | None:
-        """Of ours over seeds."""
+        """Our standard deviation over seeds."""
         return stdev(self.by_seed.values()) if len(self.by_seed) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our mean minus the paper's."""
         return None if self.mean is None or self.paper is None else self.mean - self.paper.mean
 
 
@@ -118,9 +118,8 @@ class Line(NamedTuple):
 class Reproduction:
     """A published table to be rebuilt in a folder.
 
-    `methods` and `columns` are the names that were asked for, all if there are none; a method of one's own,
-    mine.py:Stay, is a row more. Raises UsageError for names that the table does not have, and for named ones that
-    cannot be run.
+    `methods` and `columns` are the requested names, all if empty; a method of your own, mine.py:Stay, adds a row.
+    Raises UsageError for names that the table does not have, and for named ones that cannot be run.
     """
 
     protocol: Protocol
@@ -143,11 +142,11 @@ class Reproduction:
         }
         object.__setattr__(self, "protocol", replace(self.protocol, rows={**self.protocol.rows, **rows}))
         object.__setattr__(self, "methods", [own_parts.called(name) for name in self.methods])
-        for what, asked, known in (
+        for what, requested, known in (
             ("method", self.methods, self.protocol.rows),
             ("column", self.columns, self.protocol.columns),
         ):
-            for name in asked:
+            for name in requested:
                 if name not in known:
                     raise UsageError(f"{self.protocol.name} has no {what} '{name}'; {nearest(name, known)}")
         for cell in self.cells():
@@ -164,11 +163,11 @@ class Reproduction:
         return self.seeds or self.protocol.seeds
 
     def cells(self) -> list[Cell]:
-        """What was asked for, column by column."""
-        known, asked = self.protocol.columns, self.columns or self.protocol.columns
-        parts = [part for name in asked for part in known[name].mean_of]  # that a mean needs
+        """The requested cells, column by column."""
+        known, requested = self.protocol.columns, self.columns or self.protocol.columns
+        parts = [part for name in requested for part in known[name].mean_of]  # columns that a mean needs
         rows = [self.protocol.rows[name] for name in self.methods or self.protocol.rows]
-        return [self.cell(row, known[name]) for name in dict.fromkeys([*asked, *parts]) for row in rows]
+        return [self.cell(row, known[name]) for name in dict.fromkeys([*requested, *parts]) for row in rows]
 
     def cell(self, row: Row, column: Column) -> Cell:
         """The experiment of a method on a column, or why there is none."""
@@ -179,7 +178,7 @@ class Reproduction:
 
     @cached_property
     def _made(self) -> dict[tuple[str, str], Cell]:
-        """The cells that were looked at, by row and column."""
+        """The cells made so far, by row and column."""
         return {}
 
     def _make(self, row: Row, column: Column) -> Cell:
@@ -190,43 +189,43 @@ class Reproduction:
         return Cell(row, column, config.resolve(published_table.scaled(raw, self.scale) if self.scale < 1 else raw))
 
     def folder(self, row: Row, column: Column) -> Path:
-        """Where the runs of a cell are, a folder a seed; columns that look at the same runs share them."""
+        """Where the runs of a cell are, one folder per seed; columns that read the same runs share them."""
         first = next(one for one in self.protocol.columns.values() if one.changes == column.changes)
         return self.out / "runs" / first.name / row.name
 
     def runs(self) -> dict[str, tuple[Experiment, Path]]:
-        """Every run that was asked for: by name, its experiment and its folder."""
-        found: dict[Path, tuple[str, Experiment]] = {}
+        """Every requested run: by name, its experiment and its folder."""
+        result: dict[Path, tuple[str, Experiment]] = {}
         for seed in range(self.count):
             for cell in self.cells():
                 folder = self.folder(cell.row, cell.column) / f"seed-{seed}"
-                if cell.experiment is not None and folder not in found:
+                if cell.experiment is not None and folder not in result:
                     one = config.resolve({**cell.experiment.table, "seed": seed})
-                    found[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
-        return {name: (one, folder) for folder, (name, one) in found.items()}
+                    result[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
+        return {name: (one, folder) for folder, (name, one) in result.items()}
 
     def lines(self, failed: Mapping[str, str] | None = None) -> list[Line]:
-        """The table as far as it is known: what was asked for, and what else is finished in the folder.
+        """The table as far as it is known: the requested cells, and any others that are finished in the folder.
 
-        `failed` tells of runs that came to nothing, by their folder.
+        `failed` gives the reason of each failed run, by its folder.
         """
-        asked = [(cell.row.name, cell.column.name) for cell in self.cells()]
-        there = [
+        requested = [(cell.row.name, cell.column.name) for cell in self.cells()]
+        finished = [
             (row, column)
             for column in self.protocol.columns
             for row in self.protocol.rows
             if self._finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
         ]
-        shown = {*asked, *there}
-        found: list[Line] = []
+        shown = {*requested, *finished}
+        result: list[Line] = []
         for column in self.protocol.columns.values():
             for row in self.protocol.rows.values():
                 if (row.name, column.name) in shown:
-                    found += self._lines(self.cell(row, column), failed or {})
-        return found
+                    result += self._lines(self.cell(row, column), failed or {})
+        return result
 
     def _lacking(self, column: Column) -> str:
-        """What data of a column is not on this machine, and how to get it; empty if all is there."""
+        """Which data of a column is missing on this machine, and how to get it; empty if nothing is missing."""
         if column.mean_of:
             return next((why for name in column.mean_of if (why := self._lacking(self.protocol.columns[name]))), "")
         data = published_table.merged(self.protocol.experiment, column.changes)["federation"]["dataset"]
@@ -239,13 +238,13 @@ class Reproduction:
         """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
         if cell.experiment is None:
             return {}
-        found = {}
+        folders = {}
         for folder in self.folder(cell.row, cell.column).glob("seed-*"):
             seed = folder.name.removeprefix("seed-")
-            if seed.isdecimal() and RunFolder(folder).is_finished:  # and not somebody's copy of a run
+            if seed.isdecimal() and RunFolder(folder).is_finished:  # not a user's copy of a run
                 check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), folder)
-                found[int(seed)] = RunFolder(folder)
-        return dict(sorted(found.items()))
+                folders[int(seed)] = RunFolder(folder)
+        return dict(sorted(folders.items()))
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
         column, row = cell.column, cell.row
@@ -269,10 +268,10 @@ class Reproduction:
             for seed, folder in folders.items():
                 for metric in metrics:
                     measure = MEASURES[metric]
-                    found = _scores(folder, cell, measure.score)
-                    values[metric][seed] = measure.times * found[measure.of]
-                    if measure.deviation in found:
-                        clients[metric].append(measure.times * found[measure.deviation])
+                    scores = _scores(folder, cell, measure.score)
+                    values[metric][seed] = measure.times * scores[measure.of]
+                    if measure.deviation in scores:
+                        clients[metric].append(measure.times * scores[measure.deviation])
                 summary = folder.read_summary()
                 flags += ["leaking"] if summary.leaking else []
                 flags += [summary.precision] if summary.precision in FLAGS else []
@@ -306,7 +305,7 @@ def _knows_labels(cell: Cell) -> bool:
 
 
 def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
-    """What a finished run says of a measure's score, under the names of its `of`."""
+    """A finished run's statistics of a score, by their names, which a measure's `of` refers to."""
     assert cell.experiment is not None
     summary = folder.read_summary()
     model = cell.row.score or summary.chosen
@@ -319,8 +318,8 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
         index = rand_by_round(folder.read_clusters(), _groups(summary, cell.experiment))[:, 0]  # [T]
         return {"least": float(index.min())}
     if summary.attack is not None:
-        found = summary.honest_scores[model]
-        return {"mean": found["success"]} if score == "success" else dict(found)
+        honest = summary.honest_scores[model]
+        return {"mean": honest["success"]} if score == "success" else dict(honest)
     rounds, tests = folder.read_scores(model, score)  # [T], [T, N]
     if at not in rounds:
         raise folder.not_whole()
@@ -333,10 +332,10 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
 
 def _weights(folder: RunFolder, column: Column, selected: int, groups: Tensor) -> dict[str, float]:
     """Mean weights of the relation in the column's layers at its stage."""
-    found = folder.read_relations()
+    relations = folder.read_relations()
     stage, layers = column.at["stage"], column.at["layers"]
-    wanted = found.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
-    weights = torch.from_numpy(found.weights[abs(found.rounds - wanted).argmin()])  # [N, N] or [L, N, N]
+    target = relations.rounds[0] if stage == "first" else max(1, round(STAGES[stage] * selected))
+    weights = torch.from_numpy(relations.weights[abs(relations.rounds - target).argmin()])  # [N, N] or [L, N, N]
     if weights.ndim == 3:
         half = len(weights) // 2
         weights = {"all": weights, "shallow": weights[:half], "deep": weights[half:]}[layers]
@@ -344,7 +343,7 @@ def _weights(folder: RunFolder, column: Column, selected: int, groups: Tensor) -
 
 
 def _groups(summary: Summary, experiment: Experiment) -> Tensor:
-    """[N] the hidden groups, which partitions that have them cut from the clients in order."""
+    """[N] the hidden groups, which partitions form from the clients in order."""
     partition = experiment.table["federation"]["partition"]
     count = partition["nodes"] if "nodes" in partition else partition["groups"]
     return hidden_groups(partition["name"], count, summary.clients)

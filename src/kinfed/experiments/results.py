@@ -1,4 +1,4 @@
-"""What a finished run leaves in its folder: tables, pictures, models and the summary; and how models are loaded."""
+"""The files of a finished run: tables, pictures, models and the summary; and loading of models."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,11 +29,11 @@ def save(run: Run, folder: str | Path) -> Summary:
     The folder has no config.toml: your own data and module are not in a config. Its models load with
     `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
     """
-    mine = RunFolder(folder)
-    if mine.is_finished:
-        raise UsageError(f"{folder} holds a run already; choose another folder")
-    mine.make()
-    return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, mine)
+    run_folder = RunFolder(folder)
+    if run_folder.is_finished:
+        raise UsageError(f"{folder} already holds a run; choose another folder")
+    run_folder.make()
+    return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, run_folder)
 
 
 def load_model(
@@ -46,23 +46,22 @@ def load_model(
     """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
 
     `client` is a position or a name. Architecture and method are rebuilt from the run's config. Pass `module` if it
-    was your own, as that of a run written by `save` is; and `method` and `head` as they were given to `fit` if the
-    method extends or exports models in a way of its own. Raises UsageError if the folder holds no finished run or no
-    such client.
+    was your own, as in a run written by `save`; and `method` and `head` as they were given to `fit` if the method
+    extends or exports models in its own way. Raises UsageError if the folder holds no finished run or no such client.
     """
-    mine = RunFolder(folder)
-    summary = mine.read_summary()
+    run_folder = RunFolder(folder)
+    summary = run_folder.read_summary()
     name = str(summary.client_names[client_index(summary.client_names, client)])
     if module is None:
-        module, known = _rebuilt(mine, summary)
+        module, known = _rebuilt(run_folder, summary)
         method = method or known
     if not isinstance(module, nn.Module):
         raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
     try:
-        arrays, maker = mine.read_models(name)
+        arrays, maker = run_folder.read_models(name)
         if maker and method is None:
             raise UsageError(
-                f"{folder}: only its method, {maker}, can tell how its models predict; pass it as it was given to fit: "
+                f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to fit: "
                 "load_model(folder, client, module, method)"
             )
         kind = next((t.dtype for t in arrays.values() if t.is_floating_point()), None)
@@ -83,8 +82,8 @@ def _rebuilt(folder: RunFolder, summary: Summary) -> tuple[nn.Module, Method]:
     """The module and the method that the run's config names."""
     if not folder.is_begun:
         raise UsageError(
-            f"{folder} has no config.toml that could tell the architecture, as kinfed.save writes none; pass a "
-            "module of it: load_model(folder, client, module)"
+            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
+            "load_model(folder, client, module)"
         )
     experiment = config.of_run(folder.config)
     if summary.shape is None or summary.outputs is None:
@@ -93,9 +92,9 @@ def _rebuilt(folder: RunFolder, summary: Summary) -> tuple[nn.Module, Method]:
 
 
 def write_run(run: Run, table: config.Table, folder: RunFolder) -> Summary:
-    """Everything that a finished run leaves in its folder; the summary comes last and marks it as finished.
+    """Write all files of a finished run; the summary comes last and marks it as finished.
 
-    `table` is the config of what was not your own.
+    `table` is the config, without parts that were your own.
     """
     names, federation = list(run.federation.names), run.federation
     if isinstance(federation.task, Classification):
@@ -133,43 +132,45 @@ def write_history(
     groups: Tensor | None = None,
     caution: str = "",
 ) -> None:
-    """Tables and pictures of what is known of a run, its models apart; `caution` says why to beware of its scores."""
+    """Write tables and pictures of a run, without its models; `caution` says why its scores are not a fair estimate."""
     folder.write_history(history, origin, layers, caution)
     names, metric, out = list(history.names), history.task.metric, folder.path
     split = "validation" if (history.headline, "validation", metric) in history.scores[0] else "test"
     curves = {name: history.curve(name, split, metric).numpy() for name in history.named_models}
     rounds = np.array(history.rounds) + 1
     selected = {name: history.select(name) + 1 for name in history.named_models}
-    said, whose = "LEAKING " if caution else "", ""
+    prefix, honest = "LEAKING " if caution else "", ""
     if history.honest is not None:
-        lying = ~history.honest.numpy()
-        curves = {name: np.where(lying, np.nan, curve) for name, curve in curves.items()}
-        names = _marked(names, [name for name, lies in zip(names, lying, strict=True) if lies])
-        said, whose = said + "attacked ", "honest clients' "
-    charts.accuracy_by_round(rounds, curves, f"{said}{whose}{split} {metric}", out / f"{metric}-by-round.png", selected)
+        attacking = ~history.honest.numpy()
+        curves = {name: np.where(attacking, np.nan, curve) for name, curve in curves.items()}
+        names = _marked(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
+        prefix, honest = prefix + "attacked ", "honest clients' "
+    charts.accuracy_by_round(
+        rounds, curves, f"{prefix}{honest}{split} {metric}", out / f"{metric}-by-round.png", selected
+    )
     scores = {name: history.test(name).numpy() for name in history.named_models}
-    charts.accuracy_by_client(scores, names, f"{said}test {metric}", out / f"{metric}-by-client.png")
+    charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", out / f"{metric}-by-client.png")
     if relation is not None:
         hidden = None if groups is None else groups.numpy()
         picture = out / "relation.png"
-        heatmaps.relation_heatmap(relation.numpy(), names, said + origin, picture, groups=hidden, layers=layers)
+        heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
 
 
 def draw_recall(summary: Summary, folder: RunFolder) -> None:
-    """The picture of a run's recall by class, if its summary has it."""
+    """Draw a run's recall by class, if its summary has it."""
     if summary.by_class is None:
         return
-    said = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
+    prefix = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
     heatmaps.recall_heatmap(
         np.array(summary.clients_recall, np.float64),
         [row.get("pooled", row["recall"]) for row in summary.by_class],
         [row["class"] for row in summary.by_class],
         _marked(summary.client_names, summary.attackers),
-        f"{said}test recall by class",
+        f"{prefix}test recall by class",
         folder.path / "recall.png",
     )
 
 
 def _marked(names: Sequence[str], attackers: Sequence[str]) -> list[str]:
-    """The clients' names, with a word on those who attacked."""
+    """The clients' names, with attackers marked."""
     return [f"{name} (attacker)" if name in attackers else name for name in names]

@@ -1,4 +1,4 @@
-"""Run: what training leaves."""
+"""Run: the result of training."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -32,8 +32,8 @@ class Run:
     history: History
     origin: Origin  # of the relation
     seed: int
-    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: what decides about rounding
-    reason: str  # why this executor
+    how: dict[str, Any]  # executor, workers, chunk, onednn, precision, device: the settings that affect rounding
+    reason: str  # why this executor was chosen
     seconds: float
     attack: Attack | None = None
 
@@ -71,8 +71,8 @@ class Run:
     def reweighted_accuracy(self) -> Tensor:
         """[N] accuracy of each client's model on all clients' test examples, weighted by its shares of labels.
 
-        These are of the client's training examples. pFedGraph's protocol, which takes a pass of every model over
-        everybody's test examples. Raises UsageError if the task has no classes.
+        The shares are those of its training examples. This is pFedGraph's protocol, which passes all clients' test
+        examples through every model. Raises UsageError if the task has no classes.
         """
         task = self.federation.task
         if not isinstance(task, Classification):
@@ -91,7 +91,7 @@ class Run:
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))
 
     def _pooled(self, model: str) -> dict[str, float]:
-        """The test metric over all clients' test examples alike, where it is a mean over examples."""
+        """The test metric over the test examples of all clients pooled, if it is a mean over examples."""
         if isinstance(self.federation.task, Forecasting):
             return {}
         sizes = torch.tensor([len(rows) for rows in self.federation.rows["test"]]).double()
@@ -107,7 +107,7 @@ class Run:
         return self.history.by_class(self.federation.class_names, self.federation.class_counts(["test"]).cpu())
 
     def summary(self) -> Summary:
-        """What the run found, as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
+        """The results as plain numbers: test scores per named model, the relation's quality, bytes, seconds."""
         history, task, federation = self.history, self.federation.task, self.federation
         cautions = [why for why in (self.method.caution, federation.caution) if why]
         scores = {name: score | self._pooled(name) for name, score in history.summary().items()}
@@ -136,7 +136,7 @@ class Run:
         )
 
     def _attacked(self) -> dict[str, Any] | None:
-        """The attack, who carried it out, and the scores of the others."""
+        """The attack, the attackers, and the scores of the others."""
         if self.attack is None:
             return None
         attackers = self.attack.attackers(self.federation.names, self.seed).tolist()
@@ -152,12 +152,12 @@ class Run:
         relation, groups = self.relation, self.federation.groups
         if relation is None:
             return None
-        found: dict[str, Any] = {"origin": self.origin}
+        result: dict[str, Any] = {"origin": self.origin}
         if groups is not None:
             quality = {"auroc": edge_auroc(relation, groups), **group_weights(relation, groups)._asdict()}
-            # What a single group, or groups of one, leave undefined is left out.
-            found |= {name: value for name, value in quality.items() if math.isfinite(value)}
-        return found
+            # Values that are undefined with a single group, or groups of one, are left out.
+            result |= {name: value for name, value in quality.items() if math.isfinite(value)}
+        return result
 
 
 def client_index(names: Any, client: int | str) -> int:

@@ -28,18 +28,18 @@ class Relations(NamedTuple):
     """The relations of a run with one seed."""
 
     rounds: Array  # [T] evaluated, from 1
-    weights: Array  # [T, N, N], or [T, L, N, N] with one graph a layer
+    weights: Array  # [T, N, N], or [T, L, N, N] with one graph per layer
     layers: list[str]  # [L]
     origin: str
-    selected: int  # where in the first axis the round is that validation selects
+    selected: int  # index in the first axis of the round that validation selects
 
 
 class RunFolder:
-    """The folder of a run: where each of its files is, and what reads and writes it.
+    """The folder of a run: the paths of its files, and how they are read and written.
 
-    A run begins with its `config`, and goes on from its `checkpoint` by what `how` says of executor, precision, workers
-    and device. A finished one has a `summary`, a `history`, `models`, pictures, and `diagnostics` and `relations` of
-    methods that have such. A run repeated with several seeds has a folder for each, and a summary of all.
+    A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
+    in `how`. A finished one has a `summary`, a `history`, `models`, pictures, and `diagnostics` and `relations` if its
+    method has them. A run repeated with several seeds has a folder for each, and a summary of all.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -58,16 +58,16 @@ class RunFolder:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a run with a config has been here."""
+        """Whether a run with a config has begun here."""
         return self.config.exists()
 
     @property
     def is_finished(self) -> bool:
-        """Whether a run has ended here: its summary comes last."""
+        """Whether a run has finished here: its summary comes last."""
         return self.summary.exists()
 
     def make(self) -> None:
-        """Make the folder, unless it is there; raises RunError."""
+        """Make the folder if it does not exist; raises RunError."""
         make_folder(self.path)
 
     def of_seed(self, seed: int) -> "RunFolder":
@@ -79,24 +79,24 @@ class RunFolder:
         return [self.of_seed(seed) for seed in self.read_summary().several] or [self]
 
     def tidy(self) -> None:
-        """Remove from a finished run's folder what was there to go on with, and what a kill left half-written."""
+        """Remove from a finished run's folder the files for resuming it, and files left half-written by a kill."""
         sweep_up(self.path)
         for path in (self.checkpoint, self.how):
             path.unlink(missing_ok=True)
 
     def write_how(self, settings: Mapping[str, Any]) -> None:
-        """Write what a run goes on with where there is no checkpoint yet: a fleet's settings, or some of them."""
+        """Write a fleet's settings, or some of them, to resume with if there is no checkpoint yet."""
         with replacing(self.how) as part:
             part.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
     def read_how(self) -> dict[str, Any]:
-        """What `write_how` wrote last; nothing if that never was."""
+        """The settings last written by `write_how`; empty if there are none."""
         try:
             return dict(json.loads(self.how.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError) as problem:
-            raise RunError(f"{self.how} cannot be read ({problem}); delete it to go on with the defaults") from None
+            raise RunError(f"{self.how} cannot be read ({problem}); delete it to resume with the defaults") from None
 
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""
@@ -114,29 +114,29 @@ class RunFolder:
         return Summary.from_json(text, self.summary)
 
     def write_models(self, history: History, layout: Layout, method: str = "") -> None:
-        """Write the clients' models as CLIENT/TENSOR; what all share once, as */TENSOR.
+        """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR.
 
-        `method` is the name of one that exports models in a way of its own.
+        `method` is the name of a method that exports models in its own way.
         """
         arrays: dict[str, Tensor] = {}
         for part, values in history.kept_models.items():
             shared = part in history.shared
             for name, own in zip(["*"] if shared else history.names, [values] if shared else values, strict=True):
-                mine = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
-                arrays |= {f"{name}/{key}": value for key, value in mine.items()}
+                tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
+                arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
         checkpoint.write(arrays, self.models, {"method": method} if method else None)
 
     def read_models(self, name: str) -> tuple[dict[str, Tensor], str]:
-        """The tensors of one client's model, and the name of the method that alone can export it, if there is one."""
+        """The tensors of one client's model, and the name of the method needed to export it, if there is one."""
         with safe_open(self.models, "pt") as file:
-            parts = {part: who for part in file.keys() if (who := part.partition("/")[0]) in ("*", name)}  # noqa: SIM118
+            parts = {part: owner for part in file.keys() if (owner := part.partition("/")[0]) in ("*", name)}  # noqa: SIM118
             return (
-                {part.removeprefix(f"{who}/"): file.get_tensor(part) for part, who in parts.items()},
+                {part.removeprefix(f"{owner}/"): file.get_tensor(part) for part, owner in parts.items()},
                 (file.metadata() or {}).get("method", ""),
             )
 
     def write_history(self, history: History, origin: str, layers: list[str], caution: str = "") -> None:
-        """Write scores, diagnostics and relations; `caution` says why to beware of the scores."""
+        """Write scores, diagnostics and relations; `caution` says why the scores are not a fair estimate."""
         history.write_csv(self.history, caution)
         if any(history.diagnostics):
             history.write_diagnostics(self.diagnostics)
@@ -158,14 +158,14 @@ class RunFolder:
         return rounds, scores
 
     def not_whole(self) -> UsageError:
-        """What to say of a finished run whose scores are lost."""
-        return UsageError(f"{self.history} is not whole; delete the folder {self} and run again")
+        """The error for a finished run with incomplete scores."""
+        return UsageError(f"{self.history} is incomplete; delete the folder {self} and run again")
 
     def read_relations(self) -> Relations:
         """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
         summary = self.read_summary()
         if summary.relation is None:
-            raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients to look at")
+            raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
         at = summary.scores[summary.chosen]["round"]
         rounds, weights, layers, origin = read_relations(self.relations, int(at))
         return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
@@ -173,7 +173,7 @@ class RunFolder:
     def read_clusters(self) -> Tensor:
         """[T, N] int64 the clusters of a finished run with one seed, by evaluated round; -1 where a client was absent.
 
-        As the method noted them, or else as its relation tells them; raises UsageError if there is neither.
+        From the method's diagnostics, or else from its relation; raises UsageError if there is neither.
         """
         noted: dict[int, dict[str, int]] = defaultdict(dict)
         if self.diagnostics.exists():

@@ -17,30 +17,30 @@ OF_ONE: Any = dict.fromkeys(
 )
 
 
-def run_seeds(found: Sequence[Summary], out: str) -> Summary:
+def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:
     """One summary of several: means over seeds, and the spread over seeds beside the one over clients."""
-    first = found[0]
-    scores = over_seeds([one.scores for one in found])
+    first = summaries[0]
+    scores = over_seeds([one.scores for one in summaries])
     relation, attack = first.relation, first.attack
-    relations = [one.relation or {} for one in found]
+    relations = [one.relation or {} for one in summaries]
     if relation is not None:
         shared = [key for key in relation if key != "origin" and all(key in one for one in relations)]
         means = {key: float(np.mean([one[key] for one in relations])) for key in shared}
         relation = {"origin": relation["origin"], **means}
     if attack is not None:  # which clients attack is another draw with every seed
         shown = {key: value for key, value in attack.items() if key != "attackers"}
-        attack = shown | {"scores": over_seeds([one.honest_scores for one in found])}
+        attack = shown | {"scores": over_seeds([one.honest_scores for one in summaries])}
     return replace(
         first,
         **OF_ONE,
         attack=attack,
-        warnings=[f"seed {one.seed}: {warning}" for one in found for warning in one.warnings],
-        seeds=[one.seed for one in found],
+        warnings=[f"seed {one.seed}: {warning}" for one in summaries for warning in one.warnings],
+        seeds=[one.seed for one in summaries],
         scores=scores,
         chosen=preferred(scores, first.selects_highest),
         relation=relation,
-        seconds=sum(one.seconds for one in found),
-        bytes_up=sum(one.bytes_up for one in found),
-        bytes_down=sum(one.bytes_down for one in found),
+        seconds=sum(one.seconds for one in summaries),
+        bytes_up=sum(one.bytes_up for one in summaries),
+        bytes_down=sum(one.bytes_down for one in summaries),
         out=out,
     )

@@ -1,4 +1,4 @@
-"""Study: the runs that an analysis or a table of a paper is made of, each in a folder of its own and done once."""
+"""Study: the runs behind an analysis or a paper's table, each in a folder of its own and run only once."""
 
 import json
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -20,17 +20,17 @@ from .config import Experiment, Table
 from .process_pool import Outcome, carry_out
 from .run_folder import RunFolder
 
-Row = dict[str, str | int | float | None]  # None where there is nothing to say
+Row = dict[str, str | int | float | None]  # None for an empty cell
 
 
 @dataclass(frozen=True)
 class Study:
-    """An experiment's raw config, where and how it runs, and the folder that runs, tables and pictures go to."""
+    """An experiment's raw config, how it runs, and the folder for runs, tables and pictures."""
 
     table: Table
     execution: Execution
     out: Path
-    said: Callable[[str], None] = lambda name: None  # told the name of each run before it begins
+    on_begin: Callable[[str], None] = lambda name: None  # called with the name of each run before it begins
     data_dir: Path | None = None
 
     def experiment(self, overrides: Sequence[str] = ()) -> Experiment:
@@ -43,35 +43,35 @@ class Study:
         return self.experiment().method_name
 
     def federations(self, overrides: Sequence[str] = ()) -> list[Federation]:
-        """The clients of the experiment with overrides, of each of its seeds."""
+        """The federation of the experiment with overrides, for each of its seeds."""
         experiment = self.experiment(overrides)
         return [experiment.federation(self.data_dir, seed) for seed in experiment.every_seed]
 
     def run(self, name: str, overrides: Sequence[str] = ()) -> RunFolder:
-        """The folder of the experiment with overrides: run, taken up, or left as it is if finished.
+        """The folder of the experiment with overrides, after running or resuming it unless it is finished.
 
-        Raises UsageError if the folder holds another experiment than the one asked for.
+        Raises UsageError if the folder holds another experiment.
         """
         return self.runs({name: overrides})[name]
 
-    def runs(self, asked: Mapping[str, Sequence[str]], jobs: int = 1) -> dict[str, RunFolder]:
-        """The folders of several runs, by name; the first that fails ends the others and raises what went wrong."""
-        if not asked:
-            raise UsageError("there is nothing to run: a list in the analysis' settings is empty")
-        with closing(self.attempts(asked, jobs)) as outcomes:
+    def runs(self, requested: Mapping[str, Sequence[str]], jobs: int = 1) -> dict[str, RunFolder]:
+        """The folders of several runs, by name; the first failure ends the others and is raised."""
+        if not requested:
+            raise UsageError("there is nothing to run: a list in the analysis's settings is empty; give it a value")
+        with closing(self.attempts(requested, jobs)) as outcomes:
             for outcome in outcomes:
                 if outcome.problem:
                     raise outcome.problem
-        return {name: RunFolder(self.folder(name)) for name in asked}
+        return {name: RunFolder(self.folder(name)) for name in requested}
 
-    def attempts(self, asked: Mapping[str, Sequence[str]], jobs: int = 1) -> Generator[Outcome]:
-        """How each of several runs ended, as they end, `jobs` of them side by side; a failed one does not stop others.
+    def attempts(self, requested: Mapping[str, Sequence[str]], jobs: int = 1) -> Generator[Outcome]:
+        """The outcome of each of several runs as it ends, `jobs` in parallel; a failed one does not stop the others.
 
         The config of every run is checked before the first begins. Raises UsageError if one is wrong, or if a run's
-        folder holds another experiment than the one asked for.
+        folder holds another experiment.
         """
-        experiments = {name: (self.experiment(overrides), self.folder(name)) for name, overrides in asked.items()}
-        yield from carry_out(experiments, self.execution, jobs, self.said, self.data_dir)
+        experiments = {name: (self.experiment(overrides), self.folder(name)) for name, overrides in requested.items()}
+        yield from carry_out(experiments, self.execution, jobs, self.on_begin, self.data_dir)
 
     def folder(self, name: str) -> Path:
         """The folder of a run: out/runs/NAME."""
@@ -80,16 +80,16 @@ class Study:
 
 @dataclass
 class Finding:
-    """What an analysis found: a table, one dict a row, all with the same keys; and its pictures."""
+    """The result of an analysis: a table, one dict per row, all with the same keys; and its pictures."""
 
     title: str
     rows: list[Row]
     pictures: list[Path] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # what a reader must know, one line each
+    notes: list[str] = field(default_factory=list)  # remarks for the reader, one line each
 
 
 class Score(NamedTuple):
-    """How well a run with one seed or several did: its model that validation prefers, at the selected round."""
+    """The scores of a run with one or several seeds: of the model that validation prefers, at the selected round."""
 
     model: str
     metric: str
@@ -97,12 +97,12 @@ class Score(NamedTuple):
     test: Array  # [S] means over clients
     over_clients: float  # standard deviation, a mean over seeds
     validation: float | None  # a mean over clients and seeds, if there is validation data
-    selected_by: str  # what score that is
-    selects_highest: bool  # whether more of it is better
-    cautions: tuple[str, ...]  # why the score flatters, if it does
+    selected_by: str  # the validation score's name
+    selects_highest: bool  # whether a higher validation score is better
+    cautions: tuple[str, ...]  # why the score is too optimistic, if it is
 
     def row(self) -> Row:
-        """As columns of a table."""
+        """The score as columns of a table."""
         test, validation = scaled(self.test, self.metric), self.validation
         return {
             "model": self.model,
@@ -116,17 +116,17 @@ class Score(NamedTuple):
 
 
 def score(*folders: RunFolder) -> Score:
-    """The score of a finished run, or of several that differ in their seeds only; attackers do not count."""
+    """The score of a finished run, or of several that differ only in their seeds; attackers do not count."""
     each = [one.read_summary() for folder in folders for one in folder.repeats()]
     first, scores = each[0], over_seeds([one.scores for one in each])
     model = preferred(scores, first.selects_highest)
-    heard = [one.honest_scores[model] for one in each]
+    honest = [one.honest_scores[model] for one in each]
     return Score(
         model,
         first.metric,
         first.higher_is_better,
-        test=np.array([found["mean"] for found in heard]),
-        over_clients=float(np.mean([found["std"] for found in heard])),
+        test=np.array([stats["mean"] for stats in honest]),
+        over_clients=float(np.mean([stats["std"] for stats in honest])),
         validation=scores[model].get("validation"),
         selected_by=first.selects,
         selects_highest=first.selects_highest,
@@ -135,13 +135,13 @@ def score(*folders: RunFolder) -> Score:
 
 
 def scores_by_round(folder: RunFolder, model: str, metric: str = "") -> tuple[Array, Array]:
-    """The evaluated rounds [T] (from 1), and the test score of a model's clients, of each seed: [S, T, N].
+    """The evaluated rounds [T] (from 1), and a model's test score by seed, round and client: [S, T, N].
 
-    The score is the run's own metric unless another of its test scores is named; that of an attacker is NaN.
+    The score is the run's metric unless another of its test scores is named; an attacker's is NaN.
     """
     metric = metric or folder.read_summary().metric
-    found = [one.read_scores(model, metric) for one in folder.repeats()]
-    return found[-1][0], np.stack([scores for _, scores in found])
+    seeds = [one.read_scores(model, metric) for one in folder.repeats()]
+    return seeds[-1][0], np.stack([scores for _, scores in seeds])
 
 
 def setting(key: str, value: object) -> str:

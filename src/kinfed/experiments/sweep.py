@@ -1,4 +1,4 @@
-"""Sweep: every combination of settings, for every method and seed, and the setting that validation data prefers."""
+"""Sweep: every combination of settings, for every method and seed, and the setting with the best validation score."""
 
 import hashlib
 import itertools
@@ -26,16 +26,16 @@ class Setting(NamedTuple):
     @property
     def name(self) -> str:
         """Two levels of folders. The same setting has the same name in any sweep over the same keys."""
-        said = ",".join(f"{key}={value}" for key, value in sorted(self.values.items())) or "as-configured"
-        plain = re.sub(r"[^\w.,=+-]", "_", said)
-        if plain != said or len(said) > LONGEST:  # others may look the same
-            plain = f"{plain[:LONGEST]}-{hashlib.sha256(said.encode()).hexdigest()[:8]}"
+        text = ",".join(f"{key}={value}" for key, value in sorted(self.values.items())) or "as-configured"
+        plain = re.sub(r"[^\w.,=+-]", "_", text)
+        if plain != text or len(text) > LONGEST:  # another setting may give the same name
+            plain = f"{plain[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         return f"{own_parts.called(self.method)}/{plain}"
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What is swept: `grid` are keys and their values, for every method, or for one where a key is methods.NAME.KEY."""
+    """What is swept: `grid` has keys and their values, for every method, or for one if a key is methods.NAME.KEY."""
 
     study: Study
     methods: Sequence[str]
@@ -43,31 +43,32 @@ class Sweep:
     seeds: Sequence[int]
 
     def settings(self) -> list[Setting]:
-        """Every combination of what bears on a method, method by method."""
+        """Every combination of the settings that affect a method, method by method."""
         swept = {key: values for key, values in self.grid.items() if len(values) > 1}
-        found = []
+        settings = []
         for method in self.methods:
-            mine = {key: values for key, values in swept.items() if _concerns(key, method)}
-            found += [Setting(method, dict(zip(mine, one, strict=True))) for one in itertools.product(*mine.values())]
-        return found
+            relevant = {key: values for key, values in swept.items() if _concerns(key, method)}
+            combinations = itertools.product(*relevant.values())
+            settings += [Setting(method, dict(zip(relevant, values, strict=True))) for values in combinations]
+        return settings
 
     def runs(self) -> dict[str, list[str]]:
         """The overrides of every run, by its name: METHOD/SETTING/seed-SEED."""
         fixed = {key: values[0] for key, values in self.grid.items() if len(values) == 1}
-        found = {}
+        runs = {}
         for one in self.settings():
-            # What is asked for here comes before what the config says of this method, in either of its places.
-            mine = {
+            # The sweep's settings override the config's settings of this method, in either of their places.
+            settings = {
                 key.replace(f"methods.{own_parts.called(one.method)}.", "method."): v
                 for key, v in (fixed | one.values).items()
             }
-            overrides = [f'method.name="{one.method}"', *(f"{key}={value}" for key, value in mine.items())]
+            overrides = [f'method.name="{one.method}"', *(f"{key}={value}" for key, value in settings.items())]
             for seed in self.seeds:
-                found[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
-        return found
+                runs[f"{one.name}/seed-{seed}"] = [*overrides, f"seed={seed}", "seeds=1"]
+        return runs
 
     def check(self) -> list[str]:
-        """What it will cost, a line each. Raises UsageError where a config is wrong or has no validation data."""
+        """The cost, one line per method. Raises UsageError if a config is wrong or has no validation data."""
         if len(self.grid.get("select_by", ())) > 1:
             raise UsageError("a sweep chooses by one validation score; give select_by one value")
         cost: dict[str, tuple[int, int]] = {}
@@ -80,7 +81,9 @@ class Sweep:
             cost[method] = count + 1, rounds + experiment.rounds.count
         seeds = len(self.seeds)
         for method, (key, values) in itertools.product(self.methods, self.grid.items()):
-            if not key.startswith("methods.") and not _concerns(key, method):  # left aside, but not nonsense
+            if not key.startswith("methods.") and not _concerns(
+                key, method
+            ):  # ignored by the method, but must be valid
                 for value in values:
                     self._experiment(method, [f'method.name="{method}"', f"{key}={value}"])
         lines = [
@@ -89,7 +92,7 @@ class Sweep:
             for method, (count, rounds) in cost.items()
         ]
         if len(set(cost.values())) > 1:
-            lines.append("NOT AN EQUAL BUDGET: more settings or rounds are more chances to look good")
+            lines.append("NOT AN EQUAL BUDGET: more settings or rounds give a method more chances to look good")
         return lines
 
     def _experiment(self, method: str, overrides: Sequence[str]) -> Experiment:
@@ -102,10 +105,10 @@ class Sweep:
             raise
 
     def finding(self, failed: Collection[str]) -> Finding:
-        """The table of all settings, best first within a method, once they have run; `failed` says which did not.
+        """The table of all settings, best first within a method, after they have run; `failed` names failed runs.
 
-        A method's winner has the best mean validation score over seeds, among settings of which no run failed; of
-        equals it is the first. Test scores have no say.
+        A method's winner has the best mean validation score over seeds among the settings without a failed run, the
+        first one if several are equal. Test scores are not used.
         """
         keys = list(dict.fromkeys(key for one in self.settings() for key in one.values))
         short = [key.rpartition(".")[2] for key in keys]
@@ -114,7 +117,7 @@ class Sweep:
         notes = []
         cautions: dict[str, None] = {}
         for method in self.methods:
-            mine: list[tuple[float, Row]] = []
+            finished: list[tuple[float, Row]] = []
             lost: list[Row] = []
             for one in (setting for setting in self.settings() if setting.method == method):
                 names = [f"{one.name}/seed-{seed}" for seed in self.seeds]
@@ -123,27 +126,29 @@ class Sweep:
                 if bad := sum(name in failed for name in names):
                     lost.append(row | {"failed": f"{bad} of {len(names)}"})
                     continue
-                found = score(*(RunFolder(self.study.folder(name)) for name in names))
-                assert found.validation is not None
-                cautions |= dict.fromkeys(found.cautions)
-                mine.append((-found.validation if found.selects_highest else found.validation, row | found.row()))
-            mine.sort(key=lambda scored: scored[0])
-            if mine:
-                winner = mine[0][1]
+                result = score(*(RunFolder(self.study.folder(name)) for name in names))
+                assert result.validation is not None
+                cautions |= dict.fromkeys(result.cautions)
+                finished.append(
+                    (-result.validation if result.selects_highest else result.validation, row | result.row())
+                )
+            finished.sort(key=lambda scored: scored[0])
+            if finished:
+                winner = finished[0][1]
                 winner["winner"] = "*"
-                said = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
-                notes.append(f"* {own_parts.called(method)}: {said}")
-            rows += [row for _, row in mine] + lost
+                described = " ".join(f"{h}={winner[h]}" for h in headings if winner[h] is not None) or "as configured"
+                notes.append(f"* {own_parts.called(method)}: {described}")
+            rows += [row for _, row in finished] + lost
         whole = dict.fromkeys(key for row in rows for key in row)
-        told = [{key: row.get(key) for key in whole} for row in rows]
+        complete = [{key: row.get(key) for key in whole} for row in rows]
         seeds = f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else f"seed {self.seeds[0]}"
-        notes = ["* has its method's best validation score; test scores had no say", *self.check(), *notes]
+        notes = ["* has its method's best validation score; test scores were not used to choose", *self.check(), *notes]
         notes += [f"LEAKING: {caution}; these scores are not a fair estimate" for caution in cautions]
-        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", told, [], notes)
+        return Finding(f"{len(rows)} setting{'s' * (len(rows) != 1)}, means over {seeds}", complete, [], notes)
 
 
 def parse(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Keys and values of key=a,b,c. A whole range is 0..2, a list is one value in brackets; raises UsageError."""
+    """Keys and values of key=a,b,c. A range is 0..2, a list is one value in brackets; raises UsageError."""
     grid: dict[str, list[str]] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -162,9 +167,9 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
 
 
 def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
-    """The sweep that was asked for: `methods`, or the study's own if there are none, and key=a,b,c texts.
+    """The requested sweep: `methods`, or the study's own if there are none, and key=a,b,c texts.
 
-    Without seeds among these it has the config's. Raises UsageError.
+    If these name no seeds the config's are used. Raises UsageError.
     """
     grid = parse(texts)
     for key in ("method", "method.name"):
@@ -190,7 +195,7 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
 
 
 def _concerns(key: str, method: str) -> bool:
-    """Whether a key makes a difference to a method: the same run under several values would be no choice among them."""
+    """Whether a key affects a method: without an effect, all its values would give the same run."""
     if key.startswith("methods."):
         return _owner(key) == own_parts.called(method)
     return not (key.startswith("training.optimiser") and take(METHODS, method, "method").rates)
@@ -202,7 +207,7 @@ def _owner(key: str) -> str:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between commas that are in no brackets, braces or quotes."""
+    """The parts of a text between commas, except commas inside brackets, braces or quotes."""
     parts, depth, quote = [""], 0, ""
     for letter in text:
         if quote:
@@ -219,13 +224,13 @@ def _split(text: str) -> list[str]:
 
 
 def _range(part: str, text: str) -> list[str]:
-    """A part as it is, or every whole number of a range."""
+    """A part as it is, or every integer of a range."""
     ends = re.fullmatch(r"(-?\d+)\.\.(-?\d+)", part)
     if ends is None:
         return [part]
     first, last = int(ends[1]), int(ends[2])
     if first > last:
-        raise UsageError(f"'{text}': a range goes upwards, {last}..{first}")
+        raise UsageError(f"'{text}': a range goes upwards; write {last}..{first}")
     return [str(value) for value in range(first, last + 1)]
 
 

@@ -58,13 +58,13 @@ Headers = Iterable[tuple[bytes, bytes]]
 
 
 def untested() -> str:
-    """Why the Flower that is installed cannot be used, empty if it can."""
-    found = importlib.metadata.version("flwr")
-    if found in TESTED:
+    """Why the installed version of Flower cannot be used; empty if it can."""
+    installed = importlib.metadata.version("flwr")
+    if installed in TESTED:
         return ""
     return (
         f"kinfed flower starts only with Flower {' or '.join(TESTED)}, whose open interfaces it is tested to close; "
-        f"found {found}: pip install 'flwr=={TESTED[-1]}'"
+        f"found {installed}: pip install 'flwr=={TESTED[-1]}'"
     )
 
 
@@ -105,16 +105,16 @@ class Doorman:
     def judge(self, method: str, path: bytes, headers: Headers) -> Verdict:
         """The verdict on a call with this path as it was sent, not decoded."""
         headers = list(headers)
-        told = _only(headers, HEADER)
-        near = told is not None and hmac.compare_digest(told, self._secret)
-        if not near and not ((path in self._paths and method == "POST") or (path == b"/health" and method == "GET")):
+        secret = _only(headers, HEADER)
+        local = secret is not None and hmac.compare_digest(secret, self._secret)
+        if not local and not ((path in self._paths and method == "POST") or (path == b"/health" and method == "GET")):
             return Verdict(404, "not for strangers")
         if any(name == b"transfer-encoding" for name, _ in headers):
             return Verdict(411, "the call needs a Content-Length")
         length = _length(headers)
-        if length is None or length > (LARGEST if near or path != b"/health" else 0):
+        if length is None or length > (LARGEST if local or path != b"/health" else 0):
             return Verdict(413, "too long")
-        return PASS if near or path == b"/health" else self._signed(path, headers, length)
+        return PASS if local or path == b"/health" else self._signed(path, headers, length)
 
     def _signed(self, path: bytes, headers: Headers, length: int) -> Verdict:
         key, stamp = _signer(headers, self._now())
@@ -122,13 +122,13 @@ class Doorman:
             return Verdict(401, "not signed, or not lately")
         if self._known is None:
             return PASS
-        if not self._known(key):  # Flower tells a node that would be let in why it is not
+        if not self._known(key):  # Flower then tells the node why it is refused
             return PASS if path == ACTIVATE and length <= GREETING else Verdict(401, "an unknown key")
         now = self._now()
         while self._seen and now - next(iter(self._seen.values())) > VALID:
             (old, _), _ = self._seen.popitem(last=False)
             self._count[old] -= 1
-        # Of one time a key has many valid signatures, and who has seen one can make another.
+        # A key has many valid signatures for one time, and anyone who has seen one can make another.
         if (key, stamp) in self._seen:
             return Verdict(409, "signed for a call that was made already")
         if self._count[key] >= MOST:
@@ -139,16 +139,16 @@ class Doorman:
 
 
 def _only(headers: Headers, name: bytes) -> bytes | None:
-    """The header of a name; None also if there are several, of which another reader might take another."""
-    found = [value for key, value in headers if key == name]
-    return found[0] if len(found) == 1 else None
+    """The header of a name; None also if there are several, as another reader might take another one."""
+    values = [value for key, value in headers if key == name]
+    return values[0] if len(values) == 1 else None
 
 
 def _length(headers: Headers) -> int | None:
-    found = {value for key, value in headers if key == b"content-length"}
-    if not found:
+    values = {value for key, value in headers if key == b"content-length"}
+    if not values:
         return 0
-    (value,) = found if len(found) == 1 else (b"",)
+    (value,) = values if len(values) == 1 else (b"",)
     return int(value) if value.isdigit() and len(value) < 20 else None
 
 
@@ -179,7 +179,7 @@ class Gate:
 
     def __init__(self, app: Any, doorman: Doorman) -> None:
         self._app, self._doorman = app, doorman
-        self._refused, self._told = 0, -60.0
+        self._refused, self._logged_at = 0, -60.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -200,10 +200,10 @@ class Gate:
     def _log(self, scope: Any, path: bytes, why: str) -> None:
         """Log what was refused, once a minute, so that strangers cannot fill the disk."""
         self._refused += 1
-        if time.monotonic() - self._told >= 60:
-            who, call = (scope["client"] or ("nobody",))[0], f"{scope['method']} {path!r:.80}"
-            print(f"kinfed: refused calls: {self._refused}; the last was {call} from {who}: {why}", flush=True)
-            self._refused, self._told = 0, time.monotonic()
+        if time.monotonic() - self._logged_at >= 60:
+            sender, call = (scope["client"] or ("nobody",))[0], f"{scope['method']} {path!r:.80}"
+            print(f"kinfed: refused calls: {self._refused}; the last was {call} from {sender}: {why}", flush=True)
+            self._refused, self._logged_at = 0, time.monotonic()
 
 
 def _in_time(receive: Any) -> Any:
@@ -339,23 +339,25 @@ def _run_own_program_alone() -> None:
     real, begin = node._pull_and_store_message, ProtobufClient.__init__
 
     def pull(*, state: Any, object_store: Any, receive: Any, get_run: Any, get_fab: Any, **others: Any) -> Any:
-        came: dict[str, Any] = {}  # what is judged is what Flower goes on with: asked again, a server may say otherwise
+        received: dict[
+            str, Any
+        ] = {}  # Flower continues with what was checked: a second request might be answered otherwise
 
         def remember(name: str, ask: Any) -> Any:
-            return lambda *arguments: came.setdefault(name, ask(*arguments))
+            return lambda *arguments: received.setdefault(name, ask(*arguments))
 
         def check(*arguments: Any) -> Any:
             fab = get_fab(*arguments)
-            if why := foreign(came["run"], fab):
+            if why := foreign(received["run"], fab):
                 raise Foreign(f"refused a program that the server sent: {why}; this node runs kinfed's own alone")
             return fab
 
-        asked = {"receive": remember("message", receive), "get_run": remember("run", get_run), "get_fab": check}
+        wrapped = {"receive": remember("message", receive), "get_run": remember("run", get_run), "get_fab": check}
         try:
-            return real(state=state, object_store=object_store, **asked, **others)
+            return real(state=state, object_store=object_store, **wrapped, **others)
         except Foreign as problem:
             print(f"kinfed: {problem}", flush=True)
-            message, _ = came["message"]
+            message, _ = received["message"]
             answer = Message(Error(ErrorCode.INVALID_FAB, str(problem)), reply_to=message)
             node._insert_message(answer, state, object_store)
             return message.metadata.run_id

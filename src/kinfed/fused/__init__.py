@@ -103,17 +103,17 @@ class Fused:
         for part in module.modules():
             if "forward" in vars(part) or any(getattr(part, hooks) for hooks in HOOKS):
                 raise Unfused(f"this {type(part).__name__} has hooks or its own forward, which would be passed over")
-        found = parts(module)
+        layers = parts(module)
         if type(task) not in LOSSES:
             raise Unfused(f"the loss of {type(task).__name__} has no fused form")
-        if len(example) > 1 and not isinstance(found[0], Flatten | LastState | Forecaster):
+        if len(example) > 1 and not isinstance(layers[0], Flatten | LastState | Forecaster):
             raise Unfused("only examples with one axis, or flattened at once, have a fused form")
-        if any(isinstance(part, LastState | Forecaster) for part in found[1:]):
+        if any(isinstance(part, LastState | Forecaster) for part in layers[1:]):
             raise Unfused("a recurrent layer has a fused form only where it comes first")
-        used = [name for part in found for name in part.names]
+        used = [name for part in layers for name in part.names]
         if sorted(used) != sorted(e.name for e in layout.entries):
             raise Unfused("layers that share tensors have no fused form")
-        return Fused(tuple(found), layout, task)
+        return Fused(tuple(layers), layout, task)
 
     def descend(
         self,
@@ -137,14 +137,14 @@ class Fused:
         if sort := not torch.equal(order, torch.arange(len(order), device=order.device)):
             theta, batches = theta if theta.ndim == 1 else theta[order], batches.of(order)
             descent = descent if descent.slope is None else descent._replace(slope=descent.slope[order])
-        found = blank(len(order), theta.expand(len(order), -1))
+        result = blank(len(order), theta.expand(len(order), -1))
         with torch.no_grad():
             for at, span in self._blocks(batches, moving, lowest, theta):
                 slope = None if descent.slope is None else descent.slope[at]
                 begin = theta if theta.ndim == 1 else theta[at]
                 block = _Block(self, begin, batches.of(at), descent._replace(slope=slope))
-                block.train(x, y, moving, lowest, span, found[at])
-        return found[order.argsort()] if sort else found
+                block.train(x, y, moving, lowest, span, result[at])
+        return result[order.argsort()] if sort else result
 
     def descend_alone(
         self,
@@ -156,8 +156,8 @@ class Fused:
         only: frozenset[str] | None = None,
     ) -> Tensor:
         """`descend` for one client, no axis counting clients; under `torch.func.vmap` all are trained at once."""
-        found: Tensor = _Alone.apply(self, theta, *batches, descent.slope, x, y, descent.lr, descent.pull, only)
-        return found
+        result: Tensor = _Alone.apply(self, theta, *batches, descent.slope, x, y, descent.lr, descent.pull, only)
+        return result
 
     def _blocks(
         self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor

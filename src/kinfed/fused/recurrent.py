@@ -173,7 +173,7 @@ class LastState:
 
 
 class Forecaster:
-    """The model `gru`: an encoder, and a decoder that is fed with what it said last; see models/gru.py."""
+    """The model `gru`: an encoder, and a decoder whose input is its last output; see models/gru.py."""
 
     def __init__(self, encoder: _GRU, decoder: _GRU, head: Linear, outputs: int) -> None:
         self._encoder, self._decoder, self._head, self._outputs = encoder, decoder, head, outputs

@@ -103,12 +103,12 @@ def rand_by_round(labels: Tensor, groups: Tensor) -> Tensor:
 
     Each round is judged on the clients that are there: those whose label is not -1.
     """
-    found = []
+    scores = []
     for label in labels:
         here = label >= 0
         pair = label[here], _labels(groups)[here]
-        found.append([rand_index(*pair), adjusted_rand_index(*pair)])
-    return torch.tensor(found, dtype=torch.float64).view(-1, 2)
+        scores.append([rand_index(*pair), adjusted_rand_index(*pair)])
+    return torch.tensor(scores, dtype=torch.float64).view(-1, 2)
 
 
 def _mean_over_layers(relation: Tensor) -> Tensor:

@@ -127,18 +127,18 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
 
     `counts: [N, C]`. Of very many clients some are shown, evenly chosen. Raises UsageError if the names do not fit.
     """
-    held = np.asarray(counts)
+    counts_by_client = np.asarray(counts)
     clients, classes = len(client_names), len(class_names)
-    if held.shape != (clients, classes) or not held.any():
+    if counts_by_client.shape != (clients, classes) or not counts_by_client.any():
         raise UsageError(
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
-            f"got {list(held.shape)}"
+            f"got {list(counts_by_client.shape)}"
         )
     label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)
         label = f"{MOST} of {clients:,} clients"
-        clients, client_names, held = MOST, [client_names[i] for i in shown], held[shown]
+        clients, client_names, counts_by_client = MOST, [client_names[i] for i in shown], counts_by_client[shown]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
     width, height = clients * across, classes * up
@@ -147,19 +147,21 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     axes = figure.add_axes((1.5 / (width + 3), 1 / (height + 2), width / (width + 3), height / (height + 2)))
     quiet(axes)
     axes.grid(axis="both", color=FAINT, linewidth=0.4)
-    i, c = held.nonzero()
+    i, c = counts_by_client.nonzero()
     # A few large counts would shrink all others to dust: they may outgrow their cells instead.
-    usual = float(np.quantile(held[i, c], 0.98))
+    usual = float(np.quantile(counts_by_client[i, c], 0.98))
     cell = min(width / (clients + 0.4), height / (classes + 0.4))  # inches; the limits below leave 0.4 of one around
     area = (72 * 0.95 * cell) ** 2 / usual  # square points an example
-    axes.scatter(i, c, s=np.maximum(area * held[i, c], 0.3), color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
+    axes.scatter(
+        i, c, s=np.maximum(area * counts_by_client[i, c], 0.3), color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3
+    )
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
     axes.set_xlabel(label)
     axes.set_ylabel("class")
-    sizes = _round_sizes(int(held.max()))
+    sizes = _round_sizes(int(counts_by_client.max()))
     bubbles = [
         Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markeredgewidth=0, alpha=0.8, label=f"{size:,}")
         for size in sizes

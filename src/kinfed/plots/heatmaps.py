@@ -171,18 +171,18 @@ def recall_heatmap(
     NaN, where there are no examples, is grey. Of very many clients some are shown, evenly chosen. Raises UsageError if
     the names do not fit.
     """
-    found, whole = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
+    percent, whole = 100 * np.asarray(recall, np.float64), 100 * np.asarray(pooled, np.float64)
     clients, classes = len(client_names), len(class_names)
-    if found.shape != (clients, classes) or whole.shape != (classes,):
+    if percent.shape != (clients, classes) or whole.shape != (classes,):
         raise UsageError(
             f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
-            f"got {list(found.shape)} and {list(whole.shape)}"
+            f"got {list(percent.shape)} and {list(whole.shape)}"
         )
     label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)
         label = f"{MOST} of {clients:,} clients"
-        clients, client_names, found = MOST, [client_names[i] for i in shown], found[shown]
+        clients, client_names, percent = MOST, [client_names[i] for i in shown], percent[shown]
     longest = 0.05 + 0.07 * min(LONGEST, max(map(len, client_names)))  # inches that a name takes
     across, up = float(np.clip(9 / clients, 0.02, max(0.5, longest))), float(np.clip(7 / classes, 0.06, 0.45))
     first, gap = max(1.0, 0.4 / across), 0.12 / across  # columns that all clients together take, and what parts them
@@ -192,7 +192,7 @@ def recall_heatmap(
     axes.set_facecolor(OWN)
     ahead, named = -0.5 - gap - first, min(across, up) >= 0.25 and across >= 0.35
     for edges, values in (
-        (np.arange(clients + 1) - 0.5, found.T),
+        (np.arange(clients + 1) - 0.5, percent.T),
         (np.array([ahead, ahead + first]), whole[:, None]),
     ):
         shades = axes.pcolormesh(
@@ -214,7 +214,7 @@ def recall_heatmap(
     axes.tick_params(length=0)
     axes.set_xlabel(label)
     axes.set_ylabel("class")
-    title(axes, what + ("; grey: no examples" if np.isnan(found).any() else ""))
+    title(axes, what + ("; grey: no examples" if np.isnan(percent).any() else ""))
     bar = figure.colorbar(shades, ax=axes, pad=0.02, ticks=[0, 50, 100], aspect=max(8, 20 * height / 3))
     bar.outline.set_visible(False)
     bar.ax.tick_params(labelsize=SMALL, color=INK, labelcolor=INK)

@@ -11,7 +11,7 @@ from ..errors import UsageError
 from .drawing import COLOURS, INK, by_round, legend, page, title, write
 
 
-def rand_by_round(rounds: ArrayLike, found: Mapping[str, ArrayLike], every: int, path: Path) -> None:
+def rand_by_round(rounds: ArrayLike, curves: Mapping[str, ArrayLike], every: int, path: Path) -> None:
     """A line per topology: the Rand index by round, its means over seeds, and thin and dashed the adjusted one.
 
     `rounds: [T]` (from 1), each of found [S, T, 2] for S seeds; a band spans them. Every `every`-th round gets a mark.
@@ -20,7 +20,7 @@ def rand_by_round(rounds: ArrayLike, found: Mapping[str, ArrayLike], every: int,
     at = np.asarray(rounds)
     figure, axes = page(7.5, 4.2)
     lines = []
-    for i, (label, values) in enumerate(found.items()):
+    for i, (label, values) in enumerate(curves.items()):
         index = np.asarray(values, dtype=np.float64)
         if index.ndim != 3 or index.shape[1:] != (len(at), 2) or not len(index):
             raise UsageError(f"the indices of {label} must be [S, {len(at)}, 2]; got {list(index.shape)}")

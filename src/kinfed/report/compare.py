@@ -1,4 +1,4 @@
-"""Several finished runs side by side, each set against Local where that was run too."""
+"""Several finished runs side by side, each compared with Local if that was run too."""
 
 import json
 import math
@@ -31,16 +31,18 @@ class Row:
     method: str
     model: str  # the named model that validation prefers, which is scored here
     dataset: str
-    federation: str  # how it was dealt to clients and split, as JSON
-    graph: str  # the known relation's name, which runs that are compared may differ in
+    federation: str  # how it was divided among clients and split, as JSON
+    graph: str  # the known relation's name, in which compared runs may differ
     origin: str | None  # of the relation that the method reports: given, learned or oracle; None without one
-    attack: str  # its name and share, which they may differ in too; then scores are of honest clients; "" without
+    attack: str  # its name and share, in which they may differ too; then scores are of honest clients; "" without
     clients: int
     metric: str
     higher_is_better: bool
     selected_by: str  # the validation score that selected its rounds and model
-    selected: float | None  # mean of that score on test examples; None where the run does not tell it
-    ranked_by: str  # what its set is sorted by and clients are counted by: that score if all have it, or the metric
+    selected: float | None  # mean of that score on test examples; None if the run does not have it
+    ranked_by: (
+        str  # the score by which its set is sorted and clients are counted: that one if all have it, or the metric
+    )
     seeds: tuple[int, ...]
     mean: float  # over clients, of the test score at the selected round
     over_clients: float  # standard deviation
@@ -55,17 +57,17 @@ class Row:
     auroc: float | None  # of the relation against the true groups
     seconds: float
     leaking: bool
-    warnings: tuple[str, ...]  # what its summary warns of
+    warnings: tuple[str, ...]  # of its summary
 
     @property
     def setting(self) -> tuple[str, str, int, str]:
-        """What must agree for two runs to be comparable."""
+        """The settings that two comparable runs have in common."""
         return self.dataset, self.federation, self.clients, self.metric
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`sets` of comparable runs, each sorted best first, the largest set first; and what a reader must be told."""
+    """`sets` of comparable runs, each sorted best first, the largest set first; and warnings for the reader."""
 
     sets: tuple[tuple[Row, ...], ...]
     warnings: tuple[str, ...]
@@ -82,20 +84,20 @@ def compare(folders: Sequence[Path]) -> Comparison:
     Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
     Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
     that has all seeds of the run, client by client and seed by seed. Runs that are not finished are left out, and a
-    warning names them. Raises UsageError naming the folder that is no run, or whose summary is broken, and if none is
+    warning names them. Raises UsageError for a folder that is not a run's or has a broken summary, and if no run is
     finished.
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
     unfinished = [folder for folder in folders if _is_unfinished(folder)]
-    told = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
+    names = f"{', '.join(map(str, unfinished[:8]))}{', ...' if len(unfinished) > 8 else ''}"
     if len(unfinished) == len(folders):
-        raise UsageError(f"no run is finished: {told}; go on with one: kinfed resume {unfinished[0]}")
+        raise UsageError(f"no run is finished: {names}; resume one: kinfed resume {unfinished[0]}")
     sets: dict[tuple[str, str, int, str], list[tuple[Row, Scores]]] = {}
     for row, scores in (_read(folder) for folder in folders if folder not in unfinished):
         sets.setdefault(row.setting, []).append((row, scores))
     ordered = sorted(sets.values(), key=len, reverse=True)
-    warnings = [f"left out, as not finished (kinfed resume goes on): {told}"] if unfinished else []
+    warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
     if len(ordered) > 1:
         warnings.append(f"runs that differ in {_differing([alike[0][0] for alike in ordered])} are not comparable")
     compared = []
@@ -107,7 +109,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
             reference = next((theirs for theirs in local if scores.keys() <= theirs.keys()), None)
             if local and reference is None:
                 seeds = ", ".join(map(str, row.seeds))
-                warnings.append(f"{row.method} is not set against local, which was not run with its seeds ({seeds})")
+                warnings.append(f"{row.method} is not compared with local, which was not run with its seeds ({seeds})")
             rows.append(row if row.method == "local" or reference is None else _against(row, scores, reference))
         compared.append(tuple(rows))
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)))
@@ -124,7 +126,7 @@ def _ranked(alike: list[tuple[Row, Scores]]) -> list[tuple[Row, Scores]]:
 
 
 def _sign(row: Row) -> int:
-    """Of a difference in the score that ranks, so that more is better."""
+    """The sign that makes a larger ranking score better."""
     return 1 if row.higher_is_better and row.ranked_by != "loss" else -1
 
 
@@ -133,14 +135,14 @@ def _ranking(row: Row) -> float:
 
 
 def _is_unfinished(folder: Path) -> bool:
-    """Whether a run was begun here, and has not ended, with one of its seeds or all."""
+    """Whether a run was begun here and has not finished, with one of its seeds or all."""
     seeds = [RunFolder(path) for path in folder.glob("seed-*") if path.is_dir()]
     whole = RunFolder(folder)
     return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
 
 
 def _differing(rows: Sequence[Row]) -> str:
-    """The settings that keep these runs apart, by the names that configs use."""
+    """The settings in which these runs differ, by their names in configs."""
     configured = [_leaves(json.loads(row.federation), "federation") for row in rows]
     outcome = [{"data set": row.dataset, "clients": row.clients, "metric": row.metric} for row in rows]
     for settings in (configured, outcome):
@@ -160,7 +162,7 @@ def _leaves(table: dict[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def terminal(comparison: Comparison) -> Iterator[Table | Text]:
-    """A row a run for a terminal of 80 columns, accuracies in percent; what must be known is told below it.
+    """One row per run for a terminal of 80 columns, accuracies in percent; with notes below.
 
     To be printed with soft_wrap: folders may be longer than a line, and differ only at their end.
     """
@@ -189,7 +191,7 @@ def terminal(comparison: Comparison) -> Iterator[Table | Text]:
     if any(row.ranked_by != row.metric and row.helped is not None for rows in comparison.sets for row in rows):
         notes.append("helped, hurt: by the score that ranks, which selected the runs")
     if any(row.leaking for rows in comparison.sets for row in rows):
-        notes.append("* leaking: what it was tested on is not new to it, so its scores are no fair estimate")
+        notes.append("* leaking: its test examples are not new to it, so its scores are not a fair estimate")
     if any(row.attack for rows in comparison.sets for row in rows):
         notes.append("under an attack, by the share of clients that is named, scores are of the honest clients")
     drawn = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
@@ -213,14 +215,14 @@ def _name(row: Row) -> str:
 
 
 def _origins(rows: Sequence[Row]) -> list[str]:
-    """A line that tells which relations are learned, given or taken from an oracle; none where nothing is mixed."""
+    """A line on which relations are learned, given or taken from an oracle; empty if no models are mixed."""
     named = {origin: dict.fromkeys(_name(row) for row in rows if row.origin == origin) for origin in ORIGINS}
-    told = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
-    return [f"relations {'; '.join(told)}"] if told else []
+    parts = [f"{origin}: {', '.join(names)}" for origin, names in named.items() if names]
+    return [f"relations {'; '.join(parts)}"] if parts else []
 
 
 def _cells(row: Row, decimals: int) -> dict[str, str]:
-    """Headings and cells; empty where there is nothing to say."""
+    """Headings and cells; a cell without a value is empty."""
     percent = 100 if _is_share(row) else 1
     score = {
         "mean": row.mean,
@@ -243,7 +245,7 @@ def _cells(row: Row, decimals: int) -> dict[str, str]:
 
 
 def _decimals(rows: Sequence[Row]) -> int:
-    """Two for percents; else what gives the least mean three digits that say something."""
+    """Two for percents; otherwise enough to give the smallest mean three significant digits."""
     least = min(abs(row.mean) for row in rows)
     return 2 if _is_share(rows[0]) or least == 0 else min(6, max(0, 2 - math.floor(math.log10(least))))
 
@@ -256,8 +258,8 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     if len({tuple(one) for one in scores}) > 1:
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
     model = preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
-    found = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
-    rows = [row for row, _ in found.values()]
+    by_seed = {one.seeds[0]: (one, scores) for one, scores in (_row(*each, model) for each in summaries.items())}
+    rows = [row for row, _ in by_seed.values()]
     first, alike = rows[0], ("method", "model", "setting", "attack")
     if len(rows) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
@@ -272,7 +274,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
     row = replace(
         first,
         folder=str(folder),
-        seeds=tuple(sorted(found)),
+        seeds=tuple(sorted(by_seed)),
         over_seeds=float(np.std([row.mean for row in rows], ddof=1)) if len(rows) > 1 else None,
         auroc=shared("auroc"),
         balanced_accuracy=shared("balanced_accuracy"),
@@ -289,7 +291,7 @@ def _read(folder: Path) -> tuple[Row, Scores]:
         best5=average("best5"),
         seconds=average("seconds"),
     )
-    return row, {seed: scores for seed, (_, scores) in found.items()}
+    return row, {seed: scores for seed, (_, scores) in by_seed.items()}
 
 
 def _row(folder: Path, summary: Summary, model: str) -> tuple[Row, Array]:
@@ -303,7 +305,7 @@ def _row(folder: Path, summary: Summary, model: str) -> tuple[Row, Array]:
         method=summary.method,
         model=model,
         dataset=summary.dataset,
-        # What a graph is worth is seen by comparing runs that differ in nothing else.
+        # Runs that differ only in the graph are comparable: they show the value of the graph.
         federation=json.dumps({k: v for k, v in summary.federation.items() if k != "graph"}, sort_keys=True),
         graph=str(summary.federation.get("graph", {}).get("name", "given")),
         origin=relation.get("origin"),
@@ -338,8 +340,8 @@ def _of_clients(folder: Path, summary: Summary, model: str) -> Array:
     scores = np.array(summary.of_clients.get(model, []), np.float64)
     selecting = scores
     if summary.selects != summary.metric:
-        told = summary.clients_selected or {model: [math.nan] * summary.clients}
-        selecting = np.array(told.get(model, []), np.float64)
+        selected_scores = summary.clients_selected or {model: [math.nan] * summary.clients}
+        selecting = np.array(selected_scores.get(model, []), np.float64)
     if scores.shape != (summary.clients,) or not np.isfinite([*scores, summary.honest_scores[model]["mean"]]).all():
         raise UsageError(
             f"{folder}/summary.json must hold a finite test score for each of its {summary.clients} clients; "
@@ -348,13 +350,13 @@ def _of_clients(folder: Path, summary: Summary, model: str) -> Array:
     if selecting.shape != scores.shape:
         raise UsageError(f"{folder}/summary.json must hold a number or NaN in clients_selected for each client")
     both = np.stack([scores, selecting])
-    if summary.attackers:  # who are neither helped nor hurt
+    if summary.attackers:  # they are neither helped nor hurt
         both[:, np.isin(summary.client_names, summary.attackers)] = np.nan
     return both
 
 
 def _against(row: Row, scores: Scores, local: Scores) -> Row:
-    """The row with the clients counted that do better, and worse, than under Local: means over seeds."""
+    """The row with the numbers of clients that do better, and worse, than under Local: means over seeds."""
     which = int(row.ranked_by != row.metric)
     gain = _sign(row) * np.stack([scores[seed][which] - local[seed][which] for seed in row.seeds])  # [seeds, N]
     return replace(row, helped=float((gain > 0).sum(1).mean()), hurt=float((gain < 0).sum(1).mean()))

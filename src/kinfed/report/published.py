@@ -1,4 +1,4 @@
-"""A published table with ours beside it: as Markdown, CSV and LaTeX, and for the terminal."""
+"""A published table with our numbers beside it: as Markdown, CSV and LaTeX, and for the terminal."""
 
 import csv
 import io
@@ -23,7 +23,7 @@ SCALED = (
 
 
 class Sheet(NamedTuple):
-    """What is shown of a table, whatever the format."""
+    """The contents of a table, for every format."""
 
     title: str
     source: str
@@ -33,23 +33,23 @@ class Sheet(NamedTuple):
 
 
 def sheet(made: Reproduction, lines: Sequence[Line]) -> Sheet:
-    """All that is shown, as text."""
+    """The contents of a table, as text."""
     twice = Counter(row.printed for row in made.protocol.rows.values())
     notes: dict[str, int] = {}
 
     def remarks(line: Line) -> str:
         status, _, why = line.status.partition("failed: ")
-        told = [status + "failed" if why else status, *line.flags]
+        parts = [status + "failed" if why else status, *line.flags]
         own = (line.row.note, line.column.note) if line.by_seed else ()
         for note in (why, *own, line.paper.note if line.paper else ""):
             if note:
-                told.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
-        return ", ".join(filter(None, told))
+                parts.append(f"[{notes.setdefault(note, len(notes) + 1)}]")
+        return ", ".join(filter(None, parts))
 
     groups: dict[str, list[tuple[str, ...]]] = {}
     for line in sorted(lines, key=lambda line: _place(lines, line)):
         measure, column = MEASURES[line.metric], line.column
-        heading = f"{column.dataset}, {column.setting}: {measure.said} ({column.name})"
+        heading = f"{column.dataset}, {column.setting}: {measure.label} ({column.name})"
         method = line.row.printed + (f" ({line.row.name})" if twice[line.row.printed] > 1 else "")
         digits = measure.digits
         groups.setdefault(heading, []).append(
@@ -98,11 +98,13 @@ def latex(shown: Sheet, command: str) -> str:
 
 
 def table_csv(lines: Sequence[Line]) -> str:
-    """The table in numbers, a line each."""
+    """The table as CSV, one line per number."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    told = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
-    writer.writerow(["column", "dataset", "setting", "method", "printed", "metric", *told, "seeds", "flags", "status"])
+    statistics = ("paper", "paper_std", "ours", "over_seeds", "over_clients", "difference")
+    writer.writerow(
+        ["column", "dataset", "setting", "method", "printed", "metric", *statistics, "seeds", "flags", "status"]
+    )
     for line in lines:
         paper = (line.paper.mean, line.paper.std) if line.paper else (None, None)
         numbers = (*paper, line.mean, line.std, line.over_clients, line.difference)
@@ -118,7 +120,7 @@ def table_csv(lines: Sequence[Line]) -> str:
 
 
 def terminal(shown: Sheet) -> Iterator[Table | Text]:
-    """What the terminal shows."""
+    """The table for the terminal."""
     yield Text(shown.title, style="bold")
     for heading, rows in shown.groups:
         yield Text(f"\n{heading}", style="italic")
@@ -136,13 +138,13 @@ def terminal(shown: Sheet) -> Iterator[Table | Text]:
 
 def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
     """The settings that the shown columns have in common, each with the columns that have them."""
-    found: dict[str, list[str]] = {}
+    by_description: dict[str, list[str]] = {}
     for column in dict.fromkeys(line.column.name for line in lines):
         cells = [made.cell(row, made.protocol.columns[column]) for row in made.protocol.rows.values()]
         for cell in [cell for cell in cells if cell.experiment][:1]:
             assert cell.experiment is not None
-            found.setdefault(_described(cell.experiment), []).append(column)
-    return [f"{', '.join(columns)}: {said}." for said, columns in found.items()]
+            by_description.setdefault(_described(cell.experiment), []).append(column)
+    return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
 
 
 def _described(experiment: Experiment) -> str:
@@ -151,9 +153,9 @@ def _described(experiment: Experiment) -> str:
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
     share, rounds, every = experiment.participation.share, experiment.rounds.count, experiment.rounds.evaluate_every
-    who = f"{clients} clients" if clients else "the data's own clients"
+    clients_text = f"{clients} clients" if clients else "the data's own clients"
     return (
-        f"{who}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
+        f"{clients_text}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
         f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {experiment.model_name}; "
         f"validation {split.validation:g}, test {split.test:g}; "
         f"evaluated every {f'{every} rounds' if every > 1 else 'round'}"
@@ -161,7 +163,7 @@ def _described(experiment: Experiment) -> str:
 
 
 def _place(lines: Sequence[Line], line: Line) -> tuple[int, int]:
-    """Where a line is shown: column by column, and metric by metric in it."""
+    """A line's position: by column, then by metric."""
     columns = list(dict.fromkeys(one.column.name for one in lines))
     return columns.index(line.column.name), list(MEASURES).index(line.metric)
 

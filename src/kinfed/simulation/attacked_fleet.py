@@ -1,4 +1,4 @@
-"""The fleet around a fleet that sends what attackers make of their models."""
+"""A fleet in which attackers tamper with the models that they send."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,10 @@ from ..errors import UsageError
 
 
 class AttackedFleet:
-    """A fleet some of whose clients send what the attack makes of their models.
+    """A fleet around another one, some of whose clients send models that the attack has changed.
 
-    Only the model in an upload is a lie: whatever else it holds is honest, and so is what a client keeps. Running
-    statistics are left alone where whole models travel.
+    Only the model in an upload is changed: the rest of it is honest, and so is the client's own state. Running
+    statistics are unchanged when whole models are sent.
     """
 
     def __init__(self, fleet: Fleet, attack: Attack, attackers: Tensor, layout: Layout, seed: int) -> None:
@@ -26,23 +26,25 @@ class AttackedFleet:
         self._tags = tags(fleet.names).to(attackers.device)
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
-        """Who replied, with what: the attackers among them with what the attack makes of it."""
+        """The clients that replied and their uploads, those of attackers changed by the attack."""
         replied, uploads = self._fleet.train(round, cohort, sent)
-        lying = self._attackers[replied].nonzero().squeeze(1)
+        attacking = self._attackers[replied].nonzero().squeeze(1)
         field = model_field(uploads)
-        if not len(lying) or not field:
+        if not len(attacking) or not field:
             return replied, uploads
         honest = getattr(uploads, field)
         before = model_of(pick(sent, torch.isin(cohort, replied)))
         if before is None:
-            raise UsageError("attack: this method sends no model that what comes back could be compared with")
+            raise UsageError(
+                "attack: this method sends no model to compare uploads with; choose another method or leave attack out"
+            )
         before = before.expand_as(honest)
-        keys = fold(key(self._seed, "attack", round, device=self._tags.device), self._tags[replied[lying]])
-        theta = self._attack.tamper(before[lying], honest[lying], keys)
+        keys = fold(key(self._seed, "attack", round, device=self._tags.device), self._tags[replied[attacking]])
+        theta = self._attack.tamper(before[attacking], honest[attacking], keys)
         if honest.shape[1] == self._layout.size:
-            theta = torch.where(self._layout.trainable_on(theta.device), theta, honest[lying])
-        return replied, uploads._replace(**{field: honest.index_copy(0, lying, theta)})
+            theta = torch.where(self._layout.trainable_on(theta.device), theta, honest[attacking])
+        return replied, uploads._replace(**{field: honest.index_copy(0, attacking, theta)})
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]:
-        """Scores of everybody, attackers included."""
+        """Scores of all clients, including attackers."""
         return self._fleet.evaluate(round, cohort, sent)

@@ -1,7 +1,7 @@
-"""Which executor runs a simulation: the one asked for, or by a rule on the model, the work of a step and the device.
+"""Which executor runs a simulation: the requested one, or one by a rule on the model, the work per step and the device.
 
-No clock has a say in it, so equal runs on a machine take the same executor and end with the same bits.
-`benchmarks/choosing.py` sets the rule beside measurements: docs/results/choosing.md.
+No timing is involved, so equal runs on a machine take the same executor and end with the same bits.
+`benchmarks/choosing.py` compares the rule with measurements: docs/results/choosing.md.
 """
 
 import math
@@ -27,18 +27,18 @@ BATCHED, FUSED = 20, 64  # clients of a chunk on a CPU, under vmap and in fused 
 
 
 def choose(
-    asked: str, clients: Clients, model: Model, training: Training, cohort: int, workers: int, chunk: int | None
+    requested: str, clients: Clients, model: Model, training: Training, cohort: int, workers: int, chunk: int | None
 ) -> tuple[Executor, str]:
-    """The executor asked for, or for "auto" the one that suits rounds of `cohort` clients; and why.
+    """The requested executor, or for "auto" the one that suits rounds of `cohort` clients; and why.
 
-    Raises UsageError if the one asked for cannot run the model.
+    Raises UsageError if the requested executor cannot run the model.
     """
     form = _fused_form(clients, model, training)
-    name, reason = _rule(clients, model, training, cohort, form) if asked == "auto" else (asked, "as asked")
+    name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop":
         return Loop(workers), reason
     fused = form if name == "fused" and isinstance(form, Fused) else None
-    if asked != "auto" and not fused:
+    if requested != "auto" and not fused:
         problem = str(form) if name == "fused" else _problem_with_vmap(clients, model)
         if problem:
             raise UsageError(f"this model cannot run under executor '{name}' ({problem}); use executor 'loop'")
@@ -78,13 +78,13 @@ def _fused_form(clients: Clients, model: Model, training: Training) -> Fused | U
 def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> str:
     """Why the model's training pass cannot be batched over clients; empty if it can.
 
-    With `slow` also where vmap would take the clients one by one.
+    With `slow`, also if vmap would process the clients one by one.
     """
     rows = clients.rows["train"][0][:2]
     x, y = clients.pool.x[rows], clients.pool.y[rows]
     weight = torch.ones(len(rows), device=x.device, dtype=model.theta.dtype)
 
-    def slope(theta: Tensor, x: Tensor) -> Tensor:
+    def loss(theta: Tensor, x: Tensor) -> Tensor:
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         outputs, _ = model.run(model.layout.tensors(theta), x, weight, key)
         return clients.task.loss(outputs, y).mean()
@@ -92,7 +92,7 @@ def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> st
     one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
     one_by_one(not slow)
     try:
-        vmap(grad(slope))(model.theta.expand(2, -1).clone(), x.expand(2, *x.shape))
+        vmap(grad(loss))(model.theta.expand(2, -1).clone(), x.expand(2, *x.shape))
     except Exception as problem:
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
     finally:

@@ -28,7 +28,7 @@ class Clients:
         return len(self.tags)
 
     def limited(self) -> "Clients":
-        """The same clients without the examples that are for evaluation alone."""
+        """The same clients without the examples that are only for evaluation."""
         other = copy.copy(self)
         other._ragged = {split: ragged for split, ragged in self._ragged.items() if split in OPEN}
         return other
@@ -72,7 +72,9 @@ class _Ragged:
         return Rows(self.parts[i], self._counts[i])
 
     def several(self, ids: Tensor, members: list[int]) -> Rows:
-        """at: [k, n] of the clients ids: [k], filled up with each client's own; members are the ids for Python."""
+        """at: [k, n] of the clients ids: [k], padded with the client's own rows; members are the ids as integers."""
         fill, count = torch.arange(max(self._sizes[i] for i in members), device=ids.device), self._counts[ids]
         at = self._begins[ids, None] + fill % count[:, None].clamp(min=1)
-        return Rows(self._flat[at.clamp(max=max(len(self._flat) - 1, 0))], count)  # who has none is given any
+        return Rows(
+            self._flat[at.clamp(max=max(len(self._flat) - 1, 0))], count
+        )  # a client without rows gets arbitrary ones

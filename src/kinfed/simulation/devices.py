@@ -8,7 +8,7 @@ from ..errors import UsageError
 def pick_device(name: str, what: str = "") -> torch.device:
     """The device named auto, cpu, cuda or cuda:i; raises UsageError if this machine does not have it.
 
-    `what` tells in that error what the device is, where it was not just asked for.
+    `what` describes the device in that error, if it was not requested by name.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -19,6 +19,6 @@ def pick_device(name: str, what: str = "") -> torch.device:
     if device.type not in ("cpu", "cuda") or (device.type == "cpu" and device.index):
         raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        said = f"device '{name}'{what and f', {what},'} is not here"
-        raise UsageError(f"{said}: this machine has {torch.cuda.device_count()} CUDA devices")
+        problem = f"device '{name}'{what and f', {what},'} is not here"
+        raise UsageError(f"{problem}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device

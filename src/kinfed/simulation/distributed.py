@@ -1,7 +1,7 @@
 """Distributed: one run in several processes, started by torchrun; each simulates its share of the clients.
 
 Every process holds the private states of its own clients alone, takes part in every round and keeps the server's state,
-which is the same in all. The first one leads: it alone holds the clients' models, writes files and speaks.
+which is the same in all. The first one is the leader: it alone holds the clients' models, writes files and prints.
 """
 
 import copy
@@ -30,19 +30,19 @@ from .simulation import Simulation
 
 @contextmanager
 def group() -> Iterator[None]:
-    """Meet the other processes that torchrun started, if it did; part from them at the end."""
+    """Join the process group if torchrun started several processes; leave it at the end."""
     if int(os.environ.get("WORLD_SIZE", 1)) < 2:
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
-    dist.init_process_group("gloo", timeout=timedelta(hours=6))  # a process may have much more to do than another
+    dist.init_process_group("gloo", timeout=timedelta(hours=6))  # one process may have much more work than another
     try:
         yield
     except (UsageError, RunError) as problem:
         if leads():
             raise
-        raise SystemExit(2 if isinstance(problem, UsageError) else 1) from None  # the leader says what it was
+        raise SystemExit(2 if isinstance(problem, UsageError) else 1) from None  # the leader reports it
     except KeyboardInterrupt as stop:
         if leads():
             raise
@@ -57,12 +57,12 @@ def is_on() -> bool:
 
 
 def leads() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """Whether this is the leader, the process that writes and prints."""
     return not is_on() or dist.get_rank() == 0
 
 
 def agree(value: Any) -> Any:
-    """The leader's value, once every process is here."""
+    """The leader's value, once every process has called this."""
     if not is_on():
         return value
     values = [None] * dist.get_world_size()
@@ -79,25 +79,27 @@ class Distributed:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self.names = federation.names
         if len(federation) < self._world:
-            raise UsageError(f"{self._world} processes are too many for {len(federation)} clients")
+            raise UsageError(
+                f"{self._world} processes are too many for {len(federation)} clients; start at most one per client"
+            )
         self._everyone = torch.arange(len(federation))
-        self._mine = self._everyone[self._everyone % self._world == self._rank]
+        self._own_ids = self._everyone[self._everyone % self._world == self._rank]
         share = self._share(federation)
-        mine: Simulation = self._together(lambda: Simulation(share, *arguments, execution=execution, **settings))
-        # Its share of the clients may have led another process to another executor.
-        leader = agree(mine.how)
+        local: Simulation = self._together(lambda: Simulation(share, *arguments, execution=execution, **settings))
+        # With other clients, another process may have chosen another executor.
+        leader = agree(local.how)
         alike = replace(execution, executor=leader["executor"], chunk=leader["chunk"])
-        same = all(mine.how[name] == leader[name] for name in ("executor", "chunk"))
+        same = all(local.how[name] == leader[name] for name in ("executor", "chunk"))
         self._local = self._together(
-            lambda: mine if same else Simulation(share, *arguments, execution=alike, **settings)
+            lambda: local if same else Simulation(share, *arguments, execution=alike, **settings)
         )
         self.device, self.how, self.executor = self._local.device, self._local.how, self._local.executor
         self.states = _States(self)
 
     @property
     def reason(self) -> str:
-        """Why this executor."""
-        return f"{self._local.reason}; clients are shared by {self._world} processes"
+        """Why this executor was chosen."""
+        return f"{self._local.reason}; clients are divided among {self._world} processes"
 
     @reason.setter
     def reason(self, why: str) -> None:
@@ -105,17 +107,17 @@ class Distributed:
 
     def roster(self, graph: Any = None) -> Roster:
         """What the server knows before round 1."""
-        mine = self._together(lambda: self._local.roster())
-        sizes, said = self._gather(self._everyone, (mine.sizes, mine.client_statistics), everywhere=True)
+        local = self._together(lambda: self._local.roster())
+        sizes, statistics = self._gather(self._everyone, (local.sizes, local.client_statistics), everywhere=True)
         return Roster(
-            mine.theta,
-            mine.layout,
+            local.theta,
+            local.layout,
             sizes,
-            mine.training,
-            mine.seed,
+            local.training,
+            local.seed,
             tags(self.names).to(self.device),
             graph,
-            said,
+            statistics,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
@@ -128,23 +130,29 @@ class Distributed:
         return cohort, self._gather(cohort, self._together(work), everywhere=True)
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation:
-        """Scores of the cohort's models; the models themselves for the leader alone."""
+        """Scores of the cohort's models; only the leader receives the models themselves."""
         place, ids = self._part(cohort)
 
         def work() -> Any:
             return self._local.evaluate(round, ids, trees.pick(sent, place)) if len(ids) else None
 
-        found = self._together(work)
-        scores = self._gather(cohort, found and found.scores, everywhere=True)
-        made = self._together(lambda: found and dict(found.models))  # again, where they were too large to be kept
-        models = self._gather(cohort, made, everywhere=False, axes=trees.axes)
+        result = self._together(work)
+        scores = self._gather(cohort, result and result.scores, everywhere=True)
+        own_models = self._together(
+            lambda: result and dict(result.models)
+        )  # computed again if they were too large to keep
+        models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
         return Evaluation(scores, models or {})
 
     def _share(self, federation: Federation) -> Federation:
-        """This process's clients. The whole federation has been checked; a part of it need not pass by itself."""
+        """This process's clients. The whole federation has been checked; a part of it need not pass the checks."""
         part = copy.copy(federation)
-        rows = {split: [parts[i] for i in self._mine.tolist()] for split, parts in federation.rows.items()}
-        for name, value in (("rows", rows), ("names", [self.names[i] for i in self._mine.tolist()]), ("graph", None)):
+        rows = {split: [parts[i] for i in self._own_ids.tolist()] for split, parts in federation.rows.items()}
+        for name, value in (
+            ("rows", rows),
+            ("names", [self.names[i] for i in self._own_ids.tolist()]),
+            ("graph", None),
+        ):
             object.__setattr__(part, name, value)
         return part
 
@@ -154,15 +162,15 @@ class Distributed:
         return place, cohort[place] // self._world
 
     def _together(self, work: Callable[[], Any]) -> Any:
-        """Do one's own share; if any process fails, all raise, lest the others wait for it."""
+        """Do this process's share; if any process fails, all raise, so that none waits for it."""
         result, problem = None, None
         try:
             result = work()
         except Exception as raised:
             problem = raised
         problems: list[Any] = [None] * self._world
-        told = problem if isinstance(problem, RunError | UsageError) else problem and RunError(repr(problem))
-        dist.all_gather_object(problems, told)
+        reported = problem if isinstance(problem, RunError | UsageError) else problem and RunError(repr(problem))
+        dist.all_gather_object(problems, reported)
         first = next((p for p in problems if p is not None), None)
         if first is not None:
             raise first from problem
@@ -171,14 +179,14 @@ class Distributed:
     def _gather(
         self,
         cohort: Tensor,
-        mine: Tree,
+        rows: Tree,
         everywhere: bool,
         axes: Callable[[Tree], Tree] = lambda tree: tree_map(lambda _: Axis.PER_CLIENT, tree),
     ) -> Tree:
         """[K, ...] in the order of the cohort, from each process's rows; None for followers unless `everywhere`."""
-        cohort = cohort.cpu()  # as the rows are that travel
+        cohort = cohort.cpu()  # rows are sent between CPUs
         forms: list[Any] = [None] * self._world
-        dist.all_gather_object(forms, mine is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), mine))
+        dist.all_gather_object(forms, rows is not None and tree_map(lambda t: torch.empty_like(t, device="meta"), rows))
         parts: dict[int, Tree] = {}
         for rank, form in enumerate(forms):
             if form is False:
@@ -199,32 +207,32 @@ class Distributed:
                 return t
 
             if rank == self._rank:
-                parts[rank] = at, tree_map(give, mine)
+                parts[rank] = at, tree_map(give, rows)
             elif everywhere or self._rank == 0:
                 parts[rank] = at, tree_map(receive, form)
         if not everywhere and self._rank:
             return None
         order = torch.cat([at for at, _ in parts.values()]).argsort()
 
-        def join(axis: Axis, *rows: Tensor) -> Tensor:
-            return (rows[0] if axis is Axis.SHARED else torch.cat(rows)[order]).to(self.device)
+        def join(axis: Axis, *pieces: Tensor) -> Tensor:
+            return (pieces[0] if axis is Axis.SHARED else torch.cat(pieces)[order]).to(self.device)
 
-        every = [rows for _, rows in parts.values()]
+        every = [tree for _, tree in parts.values()]
         return tree_map(join, axes(every[0]), *every)
 
 
 class _States:
-    """The private states of all processes' clients, as one process would keep them."""
+    """The private states of the clients of all processes, with the interface of one process's store."""
 
     def __init__(self, fleet: Distributed) -> None:
         self._fleet, self._own = fleet, fleet._local.states
         self.settle, self.undo = self._own.settle, self._own.undo
 
     def keep(self) -> tuple[Tensor, Tree]:
-        """Ids and states of all clients that have one, for the leader; for the others, those of their own."""
+        """Ids and states of all clients that have one, for the leader; for the others, those of their own clients."""
         fleet = self._fleet
         local, states = self._own.keep()
-        ids = fleet._mine[local.cpu()]
+        ids = fleet._own_ids[local.cpu()]
         known: list[Any] = [None] * fleet._world
         dist.all_gather_object(known, ids)
         everyone = torch.cat(known).sort().values
@@ -235,12 +243,12 @@ class _States:
         return (everyone, whole) if fleet._rank == 0 else (ids, states)
 
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
-        """Become the states that `keep` gave to the leader."""
+        """Restore the states that `keep` gave to the leader."""
         ids, states = kept[0], tree_map(lambda t: t[:], kept[1])
         place, local = self._fleet._part(ids.cpu())
         self._own.restore((local.to(self._fleet.device), tree_map(lambda t: t[place.to(t.device)], states)))
 
 
 def _plain(t: Tensor) -> Tensor:
-    """The same memory as a type that travels: booleans do not."""
+    """The same memory as a type that can be sent: booleans cannot."""
     return t.view(torch.uint8) if t.dtype == torch.bool else t

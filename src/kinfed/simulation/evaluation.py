@@ -1,4 +1,4 @@
-"""Evaluation: scores of every named model of many clients, and these models while they may still be chosen."""
+"""Evaluation: scores of every named model of many clients, and the models, as they may still be chosen."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError
@@ -25,17 +25,17 @@ from .gather import Gathered
 from .state_store import mapped
 from .workers import alike
 
-EVALUATED = ("validation", "test", "triggered")  # the last only where a backdoor is tried
+EVALUATED = ("validation", "test", "triggered")  # the last only under a backdoor attack
 BLOCK = 512  # examples in one pass through a model
-GROUP, BYTES = 256, 1 << 28  # the most clients, and bytes of their models, that are dealt with together
-KEPT = 1 << 30  # bytes of models that are kept until it is known which are chosen; larger ones are then made again
+GROUP, BYTES = 256, 1 << 28  # the most clients, and bytes of their models, processed together
+KEPT = 1 << 30  # bytes of models kept until it is known which are chosen; larger ones are then computed again
 
 
 class Evaluator:
-    """Scores models on their clients' validation and test examples, as far as there are any.
+    """Scores models on their clients' validation and test examples, if there are any.
 
-    A model that all clients share goes once over all their examples. Others are run by the executor, client by client
-    or batched. All is done for a group of clients at a time, so that memory grows with the group.
+    A model that all clients share is applied once to all their examples. Others are run by the executor, client by
+    client or batched. Clients are processed in groups, so that memory is limited by the group's size.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Evaluator:
     ) -> None:
         """`each(round, ids, program, states, sent)` runs a program for each of ids: [k], see `Executor`.
 
-        Models too large to be kept are made in files in `folder`.
+        Models too large for memory are kept in files in `folder`.
         """
         self._clients, self._model, self._method, self._each, self._folder = clients, model, method, each, folder
         self._splits = [split for split in EVALUATED if split in clients.sizes and all(clients.sizes[split])]
@@ -96,7 +96,7 @@ class Evaluator:
     def _again(
         self, name: str, form: "_Form", round: int, cohort: Tensor, states: Callable[[Tensor], Tree], sent: Tree
     ) -> Tree:
-        """[K, ...] one of the named models of the cohort; what is each client's own in it is made anew."""
+        """[K, ...] one of the named models of the cohort; the parts that are each client's own are computed again."""
         if all(leaf is not None for leaf in form.leaves):
             return _together((), form)
 
@@ -106,8 +106,8 @@ class Evaluator:
         models = Gathered(len(cohort), lambda count, like: mapped(count, like, self._folder)[0])
         for places in self._groups(cohort):
             ids = cohort[places]
-            found = self._each(round, ids, program, states(ids), trees.pick(sent, places))
-            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, found))
+            own = self._each(round, ids, program, states(ids), trees.pick(sent, places))
+            models.put(places if isinstance(places, slice) else places.cpu(), tree_map(Tensor.cpu, own))
         return _together(models.tree(), form)
 
     def _groups(self, cohort: Tensor) -> Iterator[slice | Tensor]:
@@ -118,11 +118,11 @@ class Evaluator:
             yield index(group, cohort.device)
 
     def _outputs(self, client: Client, personal: Tree, widths: dict[str, int]) -> dict[str, Tensor]:
-        """By split, [n, ...] outputs for the client's examples, filled up to the widths."""
+        """By split, [n, ...] outputs for the client's examples, padded to the widths."""
         x = [client.examples(split).x for split in self._splits]
         parts = [self._method.predict(client.limited(), personal, part) for part in torch.cat(x).split(BLOCK)]
-        found = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
-        return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in found}
+        outputs = zip(self._splits, torch.cat(parts).split([len(part) for part in x]), strict=True)
+        return {s: torch.cat([t, t.new_zeros(widths[s] - len(t), *t.shape[1:])]) for s, t in outputs}
 
     def _pooled(self, theta: Tensor, ids: Tensor) -> dict[str, Tensor]:
         """By split, [k, n, ...] outputs of one model: [d] for the examples of all these clients."""
@@ -131,14 +131,14 @@ class Evaluator:
         at = torch.cat([rows[split].at[real[split]] for split in self._splits])
         tensors = self._model.layout.tensors(theta)
         parts = torch.cat([self._predicted(tensors, block) for block in at.split(BLOCK)])
-        found = {}
+        outputs = {}
         for split, part in zip(self._splits, parts.split([int(r.sum()) for r in real.values()]), strict=True):
-            found[split] = part.new_zeros(*real[split].shape, *part.shape[1:])
-            found[split][real[split]] = part
-        return found
+            outputs[split] = part.new_zeros(*real[split].shape, *part.shape[1:])
+            outputs[split][real[split]] = part
+        return outputs
 
     def _predicted(self, tensors: dict[str, Tensor], at: Tensor) -> Tensor:
-        """[n, ...] outputs for the examples at: [n]; where a device's memory does not hold all, for half and half."""
+        """[n, ...] outputs for the examples at: [n]; in two halves if the device runs out of memory."""
         try:
             return self._model.predict(tensors, self._clients.pool.x[at])
         except RuntimeError as problem:
@@ -148,22 +148,22 @@ class Evaluator:
 
     def _score(self, ids: Tensor, outputs: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         """By split and metric, [k] scores of outputs: [k, n, ...]."""
-        rows, found = self._clients.several(ids)[1], {}
+        rows, scores = self._clients.several(ids)[1], {}
         for split, values in outputs.items():
             weight = _real(rows[split]).to(values.dtype)
-            found[split] = vmap(self._clients.task.score)(values, self._clients.pool.y[rows[split].at], weight)
-        return found
+            scores[split] = vmap(self._clients.task.score)(values, self._clients.pool.y[rows[split].at], weight)
+        return scores
 
 
 class _Alike(CancelledError):
-    """No client has a model of its own, so that nobody else need be asked.
+    """No client has a model of its own, so no other client needs to be evaluated.
 
-    To executors it is the end of what they were asked for, and not a client's failure, which goes before it.
+    For executors it ends the work without being a client's failure, which takes precedence.
     """
 
 
 class _Again(Mapping[str, Tree]):
-    """Models by name, each made when it is asked for."""
+    """Models by name, each computed on access."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tree]) -> None:
         self._names, self._make = list(names), make
@@ -179,30 +179,30 @@ class _Again(Mapping[str, Tree]):
 
 
 class _Form(NamedTuple):
-    """A named model without what is each client's own in it."""
+    """A named model without the parts that are each client's own."""
 
     structure: TreeSpec
-    leaves: list[Tensor | None]  # what all clients share; None for what is the client's own
+    leaves: list[Tensor | None]  # the tensors that all clients share; None for a client's own
 
 
 def _apart(name: str, personal: Tree) -> tuple[tuple[Tensor, ...], _Form]:
-    """The tensors of a client's model that are its own, and all the rest of it."""
+    """The tensors of a client's model that are its own, and the rest of the model."""
     leaves, structure = tree_flatten(personal)
     shared = [axis is Axis.SHARED for axis in tree_leaves(trees.axes(personal))]
     rest = [leaf if common else None for leaf, common in zip(leaves, shared, strict=True)]
     if any(leaf is not None and is_batchedtensor(leaf) for leaf in rest):
         raise UsageError(
-            f"the model '{name}' is declared as shared and is not the same for all clients: return it as kinfed.Params"
+            f"the model '{name}' is declared as shared but differs between clients: return it as kinfed.Params"
         )
     return tuple(leaf for leaf, common in zip(leaves, shared, strict=True) if not common), _Form(structure, rest)
 
 
 def _together(own: tuple[Tensor, ...], form: _Form) -> Tree:
-    """The models of which `_apart` made these tables of what is each client's own: [K, ...]."""
+    """The models whose client-specific tensors, as split off by `_apart`, are `own`: [K, ...] each."""
     tables = iter(own)
     return tree_unflatten([next(tables) if leaf is None else leaf for leaf in form.leaves], form.structure)
 
 
 def _real(rows: Rows) -> Tensor:
-    """[k, n] bool: which of the clients' rows are not there only to fill up."""
+    """[k, n] bool: which of the clients' rows are not padding."""
     return torch.arange(rows.at.shape[1], device=rows.at.device) < rows.size[:, None]

@@ -29,7 +29,7 @@ GRAIN = 1 << 24  # operations of a training step that are worth a worker: in les
 PAIR = 2  # threads of a fused worker: two share an operation, where two workers would wait for one Python
 # PyTorch would warn of recurrent layers, which vmap takes apart; `auto` looks for that by itself (choosing.py).
 torch._C._functorch._set_vmap_fallback_warning_enabled(False)  # type: ignore[attr-defined]
-Program = Callable[..., Tree]  # a client, its private state and what it received -> a tree of what it found
+Program = Callable[..., Tree]  # a client, its private state and what it received -> a tree of results
 
 
 class Executor(Protocol):
@@ -56,7 +56,7 @@ class Executor(Protocol):
 
 
 class Loop:
-    """Client by client, on as many one-thread workers as there are cores to use.
+    """Client by client, on one-thread workers, by default one per core.
 
     With fewer clients than workers each worker gets more threads. On a CPU results are the same bits for any number of
     workers as long as each has one thread. An exception in a client's program ends all and is raised as one line.
@@ -78,13 +78,13 @@ class Loop:
         states: Tree = (),
         sent: Tree = (),
     ) -> Tree:
-        members, found = ids.tolist(), Gathered(len(ids))
+        members, results = ids.tolist(), Gathered(len(ids))
 
         def run(model: Model, place: int, halt: threading.Event) -> None:
             client = clients.one(members[place], round, model, training, self.trainers, halt)
             try:
                 state = tree_map(lambda table: table[place], states)
-                found.put(place, program(client, state, trees.pick(sent, place)))
+                results.put(place, program(client, state, trees.pick(sent, place)))
             except (UsageError, RunError, CancelledError):
                 raise
             except Exception as problem:
@@ -93,19 +93,19 @@ class Loop:
                     raise _too_large(round, name) from problem
                 raise RunError(f"round {round + 1}: client {name}: {_line(problem)}") from problem
 
-        # Those with most to do come first, so that no worker is left with a large client at the end.
+        # The largest clients come first, so that no worker is left with a large one at the end.
         places = sorted(range(len(members)), key=lambda place: -clients.sizes["train"][members[place]])
         count = min(self.workers, len(places))
         spread(count, self.workers // count, model, places, run)
-        return found.tree()
+        return results.tree()
 
 
 class Batched:
     """`chunk` clients at a time as one program, with `torch.func.vmap`. On an accelerator that runs out of memory the
     chunk is halved until it fits.
 
-    Given a model's fused form, local training takes it where it can (`kinfed.fused`), and `threads` are shared by as
-    many workers as there is work for, two threads or more each.
+    Given a model's fused form, local training uses it where possible (`kinfed.fused`), and `threads` are divided among
+    as many workers as there is work for, with two threads or more each.
     """
 
     def __init__(self, chunk: int, name: str = "vmap", threads: int = 1, fused: Fused | None = None) -> None:
@@ -124,7 +124,7 @@ class Batched:
         states: Tree = (),
         sent: Tree = (),
     ) -> Tree:
-        found = Gathered(len(ids))
+        results = Gathered(len(ids))
         dims = tree_map(lambda axis: None if axis is Axis.SHARED else 0, trees.axes(sent))
 
         def run(model: Model, places: Sequence[int], halt: threading.Event | None = None) -> None:
@@ -143,16 +143,16 @@ class Batched:
                 client = clients.seen(Member(tag, rows, sizes), round, model, training, self.trainers)
                 return program(client, state, received)
 
-            mine = tree_map(lambda table: table[at], states)
+            own_states = tree_map(lambda table: table[at], states)
             try:
-                found.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, mine, trees.pick(sent, at)))
+                results.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, own_states, trees.pick(sent, at)))
             except RuntimeError as problem:
                 if not is_out_of_memory(problem):
                     raise
                 if len(places) == 1:
                     raise _too_large(round, clients.names[int(ids[places])]) from problem
                 self.chunk = len(places) // 2
-                return False  # tried again elsewhere: while the exception is held, so is the memory
+                return False  # retried by the caller: the exception still holds the memory here
             return True
 
         sizes = [clients.sizes["train"][i] for i in ids.tolist()]
@@ -165,7 +165,7 @@ class Batched:
             else:  # about as much work in every chunk
                 chunks += [group[i::workers] for i in range(workers)]
         spread(workers, each, model, [chunk for chunk in chunks if chunk], run)
-        return found.tree()
+        return results.tree()
 
     def _crew(self, step: int, clients: int) -> tuple[int, int]:
         """How many workers, and the threads of each, for so many clients and operations in a step of all of them."""
@@ -177,12 +177,12 @@ class Batched:
 
 def _too_large(round: int, name: str) -> RunError:
     return RunError(
-        f"round {round + 1}: the device's memory does not hold the training of a single client, {name}; "
+        f"round {round + 1}: the device's memory is too small to train a single client, {name}; "
         "use a smaller batch or --device cpu"
     )
 
 
 def _line(problem: Exception) -> str:
     """An exception in one line."""
-    said = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {said[0]}" if said else type(problem).__name__
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0]}" if lines else type(problem).__name__

@@ -35,6 +35,6 @@ class Gathered:
         return leaf if whole and leaf.is_contiguous() else self._room(self._count, leaf)
 
     def tree(self) -> Tree:
-        """All of it."""
+        """The gathered tree."""
         assert self._tables is not None
         return tree_unflatten(self._tables, self._structure)

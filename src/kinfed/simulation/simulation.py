@@ -1,4 +1,4 @@
-"""Fleets run the clients' programs: one by one or all at once here, or elsewhere."""
+"""Simulation: the fleet that runs the clients' programs on this machine."""
 
 import weakref
 from collections.abc import Callable, Iterator
@@ -71,7 +71,7 @@ class Simulation:
         method, model = divide(method, model)
         self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
         if precision == "bf16":
-            self.model = model.twin()  # whoever else uses the model is left alone
+            self.model = model.twin()  # the caller's model stays unchanged
             self.model.bf16 = True
         self.clients = Clients(
             federation.names,
@@ -91,7 +91,7 @@ class Simulation:
             self._run, self._why = choose(executor, self.clients, self.model, training, cohort, workers, chunk)
         self.how |= {"executor": self._run.name, "chunk": getattr(self._run, "chunk", chunk)}
         self.how["device"] = str(self.device)
-        # Weak: rings of references would keep everybody's examples until the garbage collector comes by.
+        # Weak: reference cycles would keep all examples in memory until the garbage collector runs.
         self._itself = itself = weakref.proxy(self)
         self._evaluator = Evaluator(self.clients, self.model, method, lambda *args: itself._run_all(*args), folder)
         self._folder = folder
@@ -109,7 +109,7 @@ class Simulation:
 
     @property
     def state(self) -> Tree:
-        """[N, ...] all private states; where they are in files, zeros for clients that have none yet."""
+        """[N, ...] all private states; if they are in files, zeros for clients that have none yet."""
         return self.states.tables
 
     @state.setter
@@ -118,7 +118,7 @@ class Simulation:
 
     @property
     def reason(self) -> str:
-        """Why this executor, and what its first choice of a trainer has left to the next."""
+        """Why this executor was chosen, and what its preferred trainer could not train."""
         refusals = ", ".join(sorted(self._run.trainers.refusals))
         return f"{self._why}; vmap trains what has no fused form: {refusals}" if refusals else self._why
 
@@ -137,7 +137,7 @@ class Simulation:
         return torch.tensor(self.clients.sizes["train"], device=self.device)
 
     def client_statistics(self) -> Tree:
-        """What every client says before round 1, [N, ...]."""
+        """What every client reports before round 1, [N, ...]."""
         if type(undivided(self.method)).client_statistics is Method.client_statistics:
             return ()
         everyone = torch.arange(len(self.clients), device=self.device)
@@ -213,11 +213,11 @@ def _set_aside(federation: Federation, method: Method, seed: int) -> dict[str, l
                 f"client {', '.join(short[:5])} has only one; use feedback='train' or give these clients more"
             )
         rows["held_out"] = []
-        for i, (mine, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
-            count = max(1, round(len(mine) / 9))
-            order = torch.randperm(len(mine), generator=generator(seed, "held_out", int(tag))).to(mine.device)
-            rows["held_out"].append(mine[order[:count]])
-            rows["train"][i] = mine[order[count:]]
+        for i, (own, tag) in enumerate(zip(rows["train"], tags(federation.names), strict=True)):
+            count = max(1, round(len(own) / 9))
+            order = torch.randperm(len(own), generator=generator(seed, "held_out", int(tag))).to(own.device)
+            rows["held_out"].append(own[order[:count]])
+            rows["train"][i] = own[order[count:]]
     elif method.feedback != "none":
         raise UsageError(f"feedback must be none, train, val, validation or test; got '{method.feedback}'")
     return rows

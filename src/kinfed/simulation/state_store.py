@@ -29,7 +29,9 @@ def mapped(count: int, like: Tensor, folder: Path | None) -> tuple[Tensor, mmap.
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):  # not on macOS
-                os.posix_fallocate(file.fileno(), 0, size)  # or a full disk would end the process without a word
+                os.posix_fallocate(
+                    file.fileno(), 0, size
+                )  # otherwise a full disk would kill the process without an error
             else:
                 file.truncate(size)
             memory = mmap.mmap(file.fileno(), size)
@@ -61,7 +63,7 @@ class States:
             self.tables = tree_map(lambda leaf: self._mapped(count, leaf, folder), first)
             self.joined = torch.zeros(count, dtype=torch.bool, device=device)
         elif leaves:
-            # Tables of their own, for they are written in place, and what a program returns may be seen from elsewhere.
+            # Tables of their own, as they are written in place, and a program's result may be referenced elsewhere.
             self.tables = tree_map(lambda leaf: leaf.new_empty(count, *leaf.shape[1:]), first)
             ids = torch.arange(count, device=device)
             for at in pieces(count, size):  # so that there are never two tables
@@ -81,11 +83,11 @@ class States:
         self._write(ids, states)
 
     def settle(self) -> None:
-        """The round is over: what was put stays."""
+        """The round is over: its states are final."""
         self._before = None
 
     def undo(self) -> None:
-        """Take back what was put since the last round was over, even if that was interrupted."""
+        """Restore the states from before the current round, even if `put` was interrupted."""
         if self._before is not None:
             self._write(*self._before)
             self._before = None
@@ -96,7 +98,7 @@ class States:
         return ids, tree_map(lambda table: Part(table, ids), self.tables) if self._files else self.tables
 
     def restore(self, kept: tuple[Tensor, Tree]) -> None:
-        """Become the states that `keep` gave, or a file of them that can be sliced."""
+        """Restore the states that `keep` gave, or a file of them that can be sliced."""
         ids, states = kept
         for at in pieces(len(ids), sum(table[:1].nbytes for table in tree_leaves(self.tables))):
             self._write(ids[at], tree_map(lambda rows, at=at: rows[at], states))

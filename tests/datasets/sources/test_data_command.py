@@ -61,7 +61,7 @@ def test_fetching_says_where_the_file_is_and_what_to_know_of_it(capsys, publish,
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["fetch", "mnist"], 2, "where to? set KINFED_DATA or --data-dir"),
+        (["fetch", "mnist"], 2, "no data directory: set KINFED_DATA or --data-dir"),
         (["fetch", "mnst", "--data-dir", "d"], 2, "there is nothing to fetch for 'mnst'; did you mean 'mnist'?"),
         (["fetch", "mnist", "svhn", "--data-dir", "d", "--from", "."], 2, "--from holds the originals of one data set"),
         (["fetch", "mnist", "--data-dir", "d"], 1, "answers 404 Client Error"),
@@ -121,9 +121,9 @@ def test_inspecting_an_experiment_tells_what_is_really_used(capsys, tmp_path):
     assert code == 0
     assert found["federation"] == "5 clients"
     assert [found[f"  {split}"] for split in ("train", "validation", "test")] == [
-        "350 examples, 70 a client",
-        "50 examples, 10 a client",
-        "100 examples, 20 a client",
+        "350 examples, 70 per client",
+        "50 examples, 10 per client",
+        "100 examples, 20 per client",
     ]
     assert found["examples"] == 1797
     assert Path("digits.png").exists()
@@ -170,7 +170,7 @@ def test_ctrl_c_keeps_what_has_arrived_and_the_same_command_goes_on(capsys, publ
         patched.setattr(requests.Response, "iter_content", broken_off)
         code, _, err = run(capsys, "fetch", "mnist", "--data-dir", tmp_path)
     assert code == 130
-    assert err.strip().endswith("interrupted; the same command goes on with what is left")
+    assert err.strip().endswith("interrupted; run the same command again to resume")
     assert not (tmp_path / "mnist.npz").exists()
     assert run(capsys, "fetch", "mnist", "--data-dir", tmp_path)[0] == 0
     assert "bytes=100-" in [part for _, part in publisher.asked]

@@ -36,9 +36,9 @@ def svhn(files: Files) -> Arrays:
 
     arrays: Arrays = {"class_names": np.array(DIGITS)}
     for part in ("train", "test"):
-        held = loadmat(files[f"{part}_32x32.mat"])
-        arrays[f"x_{part}"] = np.ascontiguousarray(held["X"].transpose(3, 2, 0, 1))
-        arrays[f"y_{part}"] = held["y"].reshape(-1).astype(np.int64) % 10
+        content = loadmat(files[f"{part}_32x32.mat"])
+        arrays[f"x_{part}"] = np.ascontiguousarray(content["X"].transpose(3, 2, 0, 1))
+        arrays[f"y_{part}"] = content["y"].reshape(-1).astype(np.int64) % 10
     return arrays
 
 
@@ -113,21 +113,21 @@ def _idx_set(files: Files, names: tuple[str, ...]) -> Arrays:
 def _idx(path: Path) -> NDArray[np.uint8]:
     """An idx file: two zeros, type 8 (bytes), the number of axes, their lengths, the numbers."""
     with gzip.open(path) as file:
-        held = file.read()
-    zero, kind, axes = struct.unpack(">HBB", held[:4])
-    shape = struct.unpack(f">{axes}I", held[4 : 4 + 4 * axes])
-    if zero or kind != 8 or len(held) != 4 + 4 * axes + int(np.prod(shape)):
+        content = file.read()
+    zero, kind, axes = struct.unpack(">HBB", content[:4])
+    shape = struct.unpack(f">{axes}I", content[4 : 4 + 4 * axes])
+    if zero or kind != 8 or len(content) != 4 + 4 * axes + int(np.prod(shape)):
         raise RunError(f"{path} is not an idx file of bytes, or it is cut short")
-    return np.frombuffer(held, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
 
 
-def _records(held: bytes, labels: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _records(data: bytes, labels: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Labels [n, labels] and pixels [n, 3, 32, 32] of CIFAR's binary records."""
-    if len(held) % (labels + 3072):
+    if len(data) % (labels + 3072):
         raise RunError(
-            f"CIFAR's records have {labels + 3072} bytes each; got {len(held):,} bytes, so they are cut short"
+            f"CIFAR's records have {labels + 3072} bytes each; got {len(data):,} bytes, so they are cut short"
         )
-    table = np.frombuffer(held, np.uint8).reshape(-1, labels + 3072)
+    table = np.frombuffer(data, np.uint8).reshape(-1, labels + 3072)
     return table[:, :labels], np.ascontiguousarray(table[:, labels:]).reshape(-1, 3, 32, 32)
 
 

@@ -40,9 +40,11 @@ def pems08(files: Files) -> Arrays:
 def _speeds(readings: Path, distances: Path) -> Arrays:
     with readings.open(newline="") as file:
         names = next(csv.reader(file))[1:]
-        held = file.read()
-    stamps = np.array([line.partition(",")[0] for line in held.splitlines()], dtype="datetime64[m]")
-    values = np.loadtxt(io.StringIO(held), delimiter=",", usecols=range(1, len(names) + 1), dtype=np.float32, ndmin=2)
+        content = file.read()
+    stamps = np.array([line.partition(",")[0] for line in content.splitlines()], dtype="datetime64[m]")
+    values = np.loadtxt(
+        io.StringIO(content), delimiter=",", usecols=range(1, len(names) + 1), dtype=np.float32, ndmin=2
+    )
     index = {name: i for i, name in enumerate(names)}
     apart = np.full((len(names), len(names)), np.inf, np.float32)
     for a, b, metres in _rows(distances):
@@ -63,10 +65,10 @@ def _speeds(readings: Path, distances: Path) -> Arrays:
 
 
 def _flows(readings: Path, roads: Path, start: str) -> Arrays:
-    with np.load(readings, allow_pickle=False) as held:
-        if "data" not in held.files:
-            raise RunError(f"{readings} must hold the array data; it holds {', '.join(held.files) or 'nothing'}")
-        values = held["data"].astype(np.float32)
+    with np.load(readings, allow_pickle=False) as content:
+        if "data" not in content.files:
+            raise RunError(f"{readings} must hold the array data; it holds {', '.join(content.files) or 'nothing'}")
+        values = content["data"].astype(np.float32)
     links = np.zeros((values.shape[1], values.shape[1]), np.float32)
     for a, b, *_ in _rows(roads):
         links[int(a), int(b)] = 1
