@@ -1,4 +1,4 @@
-"""fit: from a method, a federation and a module to one personalised model a client."""
+"""fit: from a method, a federation and a module to one personalised model per client."""
 
 import math
 from dataclasses import replace
@@ -45,9 +45,9 @@ def fit(
     folder: str | Path | None = None,
     attack: Attack | None = None,
 ) -> Run:
-    """Train one personalised model a client and return the Run.
+    """Train one personalised model per client and return the Run.
 
-    `module` gives architecture and initial numbers; its classifier is the last nn.Linear, unless it is given as
+    `module` gives the architecture and the initial parameters; its head is the last nn.Linear, unless it is given as
     Model(module, head="NAME"). `rounds` may say which of them are scored and selected, and `execution` where and how
     they run. With a `folder` the run keeps a checkpoint there, and on KeyboardInterrupt, and goes on from the one it
     finds, to the same bits: in the same precision, on the same device, by the same executor. Another of the last two
@@ -125,7 +125,9 @@ def _check_kinds(
     ):
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
-            raise UsageError(f"fit takes a method, a federation and a module: {what} is no {kind.__name__} like {such}")
+            raise UsageError(
+                f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} such as {such}"
+            )
     if not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")
     if not isinstance(participation, Real | Participation):

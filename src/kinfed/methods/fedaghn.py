@@ -43,13 +43,13 @@ class FedAGHN(GraphMethod):
     """
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
-    home: NonNegative = 0.03  # p at the start: how much a client keeps of itself beside the others
-    sharpness: float = 0.5  # q at the start: how much more weight others with updates like its own get
-    lr: NonNegative = 0.005  # learning rate of p and q; 0: they stay as they are
-    feedback: Literal["val", "train", "test"] = "val"  # "val": held-out gradient; "train": its update, as in the paper
-    granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
-    tuning: Descent = Descent()  # which of p and q are used, and in which direction they move
-    neighbours: CountOrZero = 0  # how many others are mixed, those with updates most like its own by sketches; 0: all
+    home: NonNegative = 0.03  # initial p: a client's weight on its own model, relative to all others' together
+    sharpness: float = 0.5  # initial q: how strongly the weights favour clients with similar updates
+    lr: NonNegative = 0.005  # learning rate of p and q; 0: p and q are fixed
+    feedback: Literal["val", "train", "test"] = "val"  # "val": held-out gradient; "train": the update, as in the paper
+    granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own: each of these
+    tuning: Descent = Descent()  # how p and q are updated
+    neighbours: CountOrZero = 0  # mixes only this many others, of most similar updates (by sketches); 0: all
 
     def start(self, roster):
         theta = roster.copies()

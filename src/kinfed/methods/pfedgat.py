@@ -22,7 +22,7 @@ from .parts.short_feedback import Sketch, Spsa
 class Server(NamedTuple):
     """The server's state."""
 
-    network: Tree  # that makes the graph
+    network: Tree  # the graph network's parameters
     opt_state: Annotated[OptState, Like("network")]
     uploads: PerClient  # [N, d] the models as last trained
     change: PerClient  # [N, d] the change by that training; [N, 0] unless the network uses it
@@ -43,9 +43,9 @@ class PFedGAT(Method):
     mixed model on examples set aside for it. The paper's scalar losses do not determine that gradient: `channel` does.
     """
 
-    graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # what makes the weights R
-    lr: Positive = 0.01  # learning rate of the graph
-    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server learns G
+    graph: Attention | DynamicAttention | Projected | Logits | LearnedGraph = Attention()  # the network that computes R
+    lr: Positive = 0.01  # learning rate of the graph network
+    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server obtains or estimates G
     feedback: Literal["val", "train", "test"] = "val"  # which examples L_i is measured on; "test", as printed, leaks
     origin = "learned"
 
