@@ -113,7 +113,7 @@ def test_clusters_that_mixing_hides_are_told_by_the_method(study, tmp_path):
         (
             "fedcedar",
             {"share": 1.5},
-            r"^participation.share must be in \(0, 1\]; got 1.5 \(of the clients in a round\)",
+            r"^participation.share must be in \(0, 1\]; got 1.5 \(share of the clients that take part in a round\)",
         ),
         ("pfedhn", {"nodes": (4,), "per_node": 4}, "pfedhn mixes no models"),
     ],

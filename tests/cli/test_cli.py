@@ -210,7 +210,7 @@ def test_compare_and_list(tmp_path, capsys):
         ),
         (
             ["run", "fedavg", "participation=0"],
-            "participation.share must be in (0, 1]; got 0.0 (of the clients in a round)",
+            "participation.share must be in (0, 1]; got 0.0 (share of the clients that take part in a round)",
         ),
         (["run", "fedavg", "nonsense"], "write dotted.key=value"),
         (["run", "fedavg", "--workers", "0"], "Execution.workers must be at least 1; got 0"),

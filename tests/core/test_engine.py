@@ -96,7 +96,10 @@ def test_periodic_participation_from_a_config_draws_from_each_hidden_group():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("participation=0.0", r"participation.share must be in \(0, 1\]; got 0.0 \(of the clients in a round\)"),
+        (
+            "participation=0.0",
+            r"participation.share must be in \(0, 1\]; got 0.0 \(share of the clients that take part in a round\)",
+        ),
         ("participation={share=1.5}", "got 1.5"),
         ("participation={share=0.5, by_group=-1}", "participation.by_group must be zero or more; got -1 .*rounds"),
         ("participation={shar=0.5}", r"unknown key 'participation.shar'; did you mean 'share'\?"),

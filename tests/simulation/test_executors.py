@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from kinfed import SGD, Federation, RunError, Training, UsageError
+from kinfed import SGD, Federation, Params, RunError, Training, UsageError
 from kinfed.core.model import Model
 from kinfed.errors import explain
 from kinfed.methods import FedAvg, Local
@@ -253,3 +253,16 @@ def test_clients_of_a_group_have_about_as_many_examples(sizes, most):
         assert len(group) <= most
         assert len(group) * max(own) <= max(FEW, 2 * sum(own))
     assert [max(sizes[p] for p in g) for g in groups] == sorted(max(sizes[p] for p in g) for g in groups)
+
+
+def test_client_code_that_cannot_be_batched_is_said_with_its_line(monkeypatch):
+    def train(self, client, state, received):
+        theta = client.descend(received.theta)
+        return state, Params(theta if theta.sum() > 0 else -theta)
+
+    fleet = simulation(executor="vmap")
+    cohort = torch.arange(7)
+    sent = FedAvg().send(fleet.roster(), FedAvg().start(fleet.roster()), cohort)
+    monkeypatch.setattr(FedAvg, "train", train)
+    with pytest.raises(UsageError, match=r"test_executors.py, line \d+: this cannot be batched .* executor 'loop'"):
+        fleet.train(0, cohort, sent)

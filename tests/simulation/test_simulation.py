@@ -148,10 +148,10 @@ def test_a_model_that_does_not_fit_the_data_is_refused(module, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (("fedavg", "data", "net"), "'fedavg' is not a Method like"),
-        ((FedAvg, "data", "net"), "the class FedAvg is not a Method like"),
-        ((FedAvg(), "net", "data"), "is not a Federation like"),
-        ((FedAvg(), "data", nn.Linear), "the class Linear is not a Module like"),
+        (("fedavg", "data", "net"), "'fedavg' is not a Method such as"),
+        ((FedAvg, "data", "net"), "the class FedAvg is not a Method such as"),
+        ((FedAvg(), "net", "data"), "is not a Federation such as"),
+        ((FedAvg(), "data", nn.Linear), "the class Linear is not a Module such as"),
     ],
 )
 def test_what_is_handed_to_fit_is_looked_at(given, said):

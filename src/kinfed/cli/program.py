@@ -23,18 +23,16 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "run": Command("run", "train one personalised model per client"),
-    "resume": Command("run", "resume an interrupted run"),
-    "reproduce": Command("reproduce", "rebuild a published table, our numbers beside the paper's"),
-    "estimate": Command("estimate", "estimate the time and memory of a run or a published table"),
+    "resume": Command("run", "continue an interrupted run"),
+    "reproduce": Command("reproduce", "rerun a published table and show our numbers beside the paper's"),
+    "estimate": Command("estimate", "how much time and memory a run or a published table will take"),
     "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
-    "analyse": Command(
-        "analyse", "run an analysis: the value of a graph, the weights between clients, late clients, ..."
-    ),
-    "compare": Command("compare", "compare finished runs"),
+    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
+    "compare": Command("compare", "compare finished runs side by side"),
     "reference": Command("reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
-    "data": Command("data", "list, fetch and inspect data sets"),
-    "list": Command("list", "list available methods, data sets, models and other parts"),
+    "data": Command("data", "list data sets, fetch one, inspect one"),
+    "list": Command("list", "list the available methods, data sets, models and other parts"),
 }
 
 
@@ -52,6 +50,7 @@ def execute(arguments: list[str] | None) -> int:
     args, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
+        parser.prog = f"kinfed {arguments[0]}"  # whose options they are not
         parser.error(f"unrecognized arguments: {' '.join(word for word in rest if word not in behind)}")
     if behind:  # settings after an option
         args.overrides = [*args.overrides, *behind]

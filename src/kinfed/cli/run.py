@@ -18,22 +18,29 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run = commands.add_parser(
         "run",
         parents=[running, common],
-        description="Run an experiment: a .toml file's, or for a method's name the embedded one, rotated digits.",
+        description="Run an experiment. METHOD alone runs the built-in one, rotated digits; FILE.toml runs the one "
+        "that it describes.",
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
         "kinfed run fedaghn federation.dataset.name=csv federation.dataset.path=shops.csv "
         "federation.dataset.client=shop federation.dataset.target=units --out shops",
     )
-    run.add_argument("source", metavar="METHOD|FILE.toml")
     run.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="such as training.epochs=5 or seeds=3"
+        "source", metavar="METHOD|FILE.toml", help="such as fedaghn, mine.py:MyMethod or my-run/config.toml"
+    )
+    run.add_argument(
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings to change, such as training.epochs=5 or seeds=3",
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.set_defaults(command=_run)
     again = commands.add_parser(
         "resume",
         parents=[running, common],
-        description="Resume an interrupted run, with the same result to the byte: executor, precision, workers and "
-        "device are those that it began with, unless others are named here. Another precision is refused.",
+        description="Continue an interrupted run, to the same bytes: executor, precision, workers and device are those "
+        "that it began with, unless you name others here. Another precision is refused.",
     )
     again.add_argument("folder", type=Path, metavar="DIR")
     again.set_defaults(command=_resume)

@@ -45,7 +45,7 @@ def place() -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
     )
-    training.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    training.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
     training.add_argument("--quiet", action="store_true", help="no progress bar and no table")
     return training
 
@@ -58,18 +58,22 @@ def options() -> argparse.ArgumentParser:
         default="auto",
         choices=["auto", "fused", "loop", "vmap"],
         help="loop: client by client; vmap: clients in batches; fused: in batches without autograd, for dense and "
-        "recurrent models under plain SGD; auto: chosen by a rule (default: auto)",
+        "recurrent models under plain SGD; auto: chosen by a rule on model and device (default: auto)",
     )
     running.add_argument(
-        "--workers", type=int, metavar="N", help="cores to use: loop trains a client on each (default: all)"
+        "--workers",
+        type=int,
+        metavar="N",
+        help="cores to use; with loop each trains one client at a time (default: all)",
     )
     running.add_argument(
         "--precision",
         choices=PRECISIONS,
-        help="precision of products in local training (default: float32; on a GPU tf32 is faster)",
+        help="of matrix products and convolutions in local training (default: float32, on a GPU too, where tf32 is "
+        "faster)",
     )
     running.add_argument(
-        "--checkpoint", type=float, default=10, metavar="SECONDS", help="least time between checkpoints (default: 10)"
+        "--checkpoint", type=float, default=10, metavar="SECONDS", help="minimum time between checkpoints (default: 10)"
     )
     return running
 

@@ -30,7 +30,7 @@ class Participation(Settings):
     the server does not know them, and each is scored with the model it would be sent if it joined now.
     """
 
-    share: Annotated[float, In("(0, 1]")] = 1.0  # of the clients in a round
+    share: Annotated[float, In("(0, 1]")] = 1.0  # share of the clients that take part in a round
     by_group: CountOrZero = 0  # every so many rounds the share is drawn from each hidden group; 0: never
     late: Annotated[float, In("[0, 1)")] = 0.0  # share of the clients that join late
     joins: CountOrZero = 0  # rounds before the late clients join

@@ -93,7 +93,7 @@ class Method(Settings, ABC):
     """Frozen hyper-parameters and pure functions.
 
     Server functions see tensors whose first axis indexes clients; client functions see one client. `personalise` names
-    every model that a client can be scored with, the headline first.
+    every model that a client can be scored with, the headline model first.
 
     Every method has the settings below, which say what part of a model does not travel. A method's functions see only
     the rest, as if it were the model (`kinfed.core.sharing`).
@@ -156,7 +156,7 @@ class Method(Settings, ABC):
 
     @abstractmethod
     def personalise(self, client: Client, state: Tree, received: Tree) -> dict[str, Tree]:
-        """Named models, the headline first; one whose tensors are `Shared` is the same for all clients."""
+        """Models to score by name, the headline first; one whose tensors are `Shared` is the same for all clients."""
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """The server's state once newcomers: [M] have joined; `roster` lists them, `server` knows only the others.

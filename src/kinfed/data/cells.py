@@ -223,7 +223,9 @@ class Frame:
 def open_table(path: Path) -> Frame:
     """Read a file; raises UsageError naming the line of a CSV that does not fit its heading."""
     if not path.is_file():
-        raise UsageError(f"{path} is a folder, not a table" if path.is_dir() else f"there is no file {path}")
+        raise UsageError(
+            f"{path} is a folder, not a table" if path.is_dir() else f"there is no file {path} (in {Path.cwd()})"
+        )
     readers = {".csv": _csv, ".parquet": _parquet}
     if path.suffix.lower() not in readers:
         raise UsageError(f"{path}: tables are read from .csv and .parquet; got '{path.suffix}'")

@@ -47,7 +47,7 @@ def fit(
 ) -> Run:
     """Train one personalised model per client and return the Run.
 
-    `module` gives architecture and initial parameters; its classifier is the last nn.Linear, unless it is given as
+    `module` gives architecture and initial parameters; its head is the last nn.Linear, unless it is given as
     Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution` where and how
     they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes from the one it
     finds, with bit-identical results: in the same precision, on the same device, by the same executor. The last two
@@ -126,7 +126,7 @@ def _check_kinds(
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
             raise UsageError(
-                f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} like {example}"
+                f"fit takes a method, a federation and a module: {what} is not a {kind.__name__} such as {example}"
             )
     if not isinstance(training, Training):
         raise UsageError(f"training must be like kinfed.Training(epochs=2, batch=16); got {training!r}")

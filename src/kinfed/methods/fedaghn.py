@@ -42,14 +42,14 @@ class FedAGHN(GraphMethod):
     """
 
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
-    home: NonNegative = 0.3  # p at the start: how much a client keeps of itself beside the others
-    sharpness: float = 10.0  # q at the start: how much more weight others with updates like its own get
+    home: NonNegative = 0.3  # initial p: a client's weight on its own model, relative to all others' together
+    sharpness: float = 10.0  # initial q: how strongly the weights favour clients with similar updates
     past: Share = 1.0  # how much an update counts a round later, in the sum that is compared; 0: only the last counts
-    lr: NonNegative = 2.0  # learning rate of p and q; 0: they stay as they are
+    lr: NonNegative = 2.0  # learning rate of p and q; 0: p and q are fixed
     feedback: Literal["validation", "val", "train", "test"] = "validation"  # of a gradient; "train": its update instead
-    granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own
-    tuning: Descent | Pooled = Pooled()  # how p and q move: one for all clients, or each client's own by descent
-    neighbours: CountOrZero = 0  # how many others are mixed, those with updates most like its own by sketches; 0: all
+    granularity: Literal["module", "tensor", "model"] = "module"  # what has a graph of its own: each of these
+    tuning: Descent | Pooled = Pooled()  # how p and q are updated: one for all clients, or each client's own by descent
+    neighbours: CountOrZero = 0  # mixes only this many others, of most similar updates (by sketches); 0: all
 
     def start(self, roster):
         theta = roster.copies()

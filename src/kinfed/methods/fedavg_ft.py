@@ -1,4 +1,4 @@
-"""FedAvg-FT: FedAvg, and each client trains the shared model on its own data before it is used."""
+"""FedAvg-FT: FedAvg, then each client fine-tunes the shared model on its own data."""
 
 from dataclasses import dataclass
 from typing import Literal

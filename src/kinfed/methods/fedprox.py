@@ -1,4 +1,4 @@
-"""FedProx: FedAvg with local models held near the shared one (Li et al., 2020, Algorithm 2)."""
+"""FedProx: FedAvg with a proximal term towards the shared model (Li et al., 2020, Algorithm 2)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Panacea: a graph network over the clients' graph writes each client's model (Lin et al., 2025, Algorithm 1)."""
+"""Panacea: a graph neural network on the clients' graph generates their models (Lin et al., 2025, Algorithm 1)."""
 
 import warnings
 from dataclasses import dataclass

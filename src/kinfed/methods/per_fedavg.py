@@ -1,4 +1,4 @@
-"""Per-FedAvg: a shared model that is good after one step on a client's data (Fallah et al., 2020, Algorithm 1)."""
+"""Per-FedAvg: a shared model to be adapted in one step at a client (Fallah et al., 2020, Algorithm 1)."""
 
 from dataclasses import dataclass
 

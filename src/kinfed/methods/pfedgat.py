@@ -22,7 +22,7 @@ from .parts.short_feedback import Sketch, Spsa
 class Server(NamedTuple):
     """The server's state."""
 
-    network: Tree  # that makes the graph
+    network: Tree  # the graph network's parameters
     opt_state: Annotated[OptState, Like("network")]
     uploads: PerClient  # [N, d] the models as last trained
     change: PerClient  # [N, d] the change by that training; [N, 0] unless the network uses it
@@ -42,9 +42,9 @@ class PFedGAT(Method):
     mixed model on its feedback examples. The paper's scalar losses do not determine that gradient: `channel` does.
     """
 
-    graph: Attention | DynamicAttention | Projected | Logits | Hedge | LearnedGraph = Hedge()  # what makes the weights
+    graph: Attention | DynamicAttention | Projected | Logits | Hedge | LearnedGraph = Hedge()  # what computes R
     lr: Positive = 2.0  # learning rate of the graph
-    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server learns G
+    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server obtains or estimates G
     feedback: Literal["validation", "val", "train", "test"] = "validation"  # examples of L_i; "test", as printed, leaks
     origin = "learned"
 

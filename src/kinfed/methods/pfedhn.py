@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork writes each client's model from an embedding of the client (Shamsian et al., 2021)."""
+"""pFedHN: a hypernetwork generates each client's model from an embedding of the client (Shamsian et al., 2021)."""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple

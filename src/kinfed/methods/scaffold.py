@@ -1,4 +1,4 @@
-"""SCAFFOLD: control variates take the clients' drift out of local steps (Karimireddy et al., 2020, Algorithm 1)."""
+"""SCAFFOLD: control variates correct client drift in local steps (Karimireddy et al., 2020, Algorithm 1)."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple

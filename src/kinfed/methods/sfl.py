@@ -1,4 +1,4 @@
-"""SFL: models spread along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1)."""
+"""SFL: models are propagated along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1)."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -27,7 +27,7 @@ class Server(NamedTuple):
 class Sent(NamedTuple):
     """What a client receives."""
 
-    mixed: ModelOf[PerClient]  # [d] u_i, its neighbourhood's model
+    mixed: ModelOf[PerClient]  # [d] u_i, the mixture of its neighbourhood's models
     shared: Shared  # [d] w, the mean of all u
 
 
@@ -40,10 +40,10 @@ class SFL(Method):
     code: steps=3 and begin="shared".
     """
 
-    steps: CountOrZero = 1  # m: how many times models are averaged with their neighbours'
-    rho: Share = 1.0  # share of the propagated model in u
-    pull: NonNegative = 0.0  # lambda: how strongly local training is pulled towards w and towards u
-    begin: Literal["own", "mixed", "shared"] = "mixed"  # where local training starts: v, u or w
+    steps: CountOrZero = 1  # m: propagation steps: how often models are averaged with their neighbours'
+    rho: Share = 1.0  # weight of the propagated model in u; the rest is the client's own model
+    pull: NonNegative = 0.0  # lambda: weight of the proximal terms towards w and towards u
+    begin: Literal["own", "mixed", "shared"] = "mixed"  # where local training starts: v (own), u (mixed) or w (shared)
     structure: Known | Moved | Similarity | QP = Known()  # the graph: known, or learned from the models
 
     def origin_of(self, roster):

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..errors import UsageError
+from ..errors import UsageError, several
 
 
 def pick_device(name: str, what: str = "") -> torch.device:
@@ -20,5 +20,7 @@ def pick_device(name: str, what: str = "") -> torch.device:
         raise UsageError(f"device must be auto, cpu, cuda or cuda:NUMBER; got '{name}'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         problem = f"device '{name}'{what and f', {what},'} is not here"
-        raise UsageError(f"{problem}: this machine has {torch.cuda.device_count()} CUDA devices")
+        raise UsageError(
+            f"{problem}: this machine has {several(torch.cuda.device_count(), 'CUDA device')}; use auto or cpu"
+        )
     return device

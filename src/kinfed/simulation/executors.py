@@ -1,9 +1,11 @@
 """Executors: one client's program run for many clients, one by one on workers or as one batched program."""
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -147,6 +149,8 @@ class Batched:
             try:
                 results.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, own_states, trees.pick(sent, at)))
             except RuntimeError as problem:
+                if str(problem).startswith("vmap: "):
+                    raise _not_batchable(problem) from problem
                 if not is_out_of_memory(problem):
                     raise
                 if len(places) == 1:
@@ -179,6 +183,17 @@ def _too_large(round: int, name: str) -> RunError:
     return RunError(
         f"round {round + 1}: the device's memory is too small to train a single client, {name}; "
         "use a smaller batch or --device cpu"
+    )
+
+
+def _not_batchable(problem: RuntimeError) -> UsageError:
+    """The line of client code that PyTorch cannot batch over clients."""
+    library = str(Path(torch.__file__).parent)
+    own = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith(library)]
+    return UsageError(
+        f"{Path(own[-1].filename).name}, line {own[-1].lineno}: this cannot be batched over clients "
+        f"({str(problem).removeprefix('vmap: ').partition('. ')[0]}); use torch.where for an `if`, .item() or a "
+        "boolean index, client.noise for random numbers, or the executor 'loop'"
     )
 
 
