@@ -21,7 +21,8 @@ from kinfed.experiments import config
 from kinfed.experiments.config import EMBEDDED, call, make, override, read, resolve, settings, write
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
-from kinfed.methods.parts.graph_learning import QP, Similarity
+from kinfed.methods.parts.graph_learning import Similarity
+from kinfed.methods.parts.graph_qp import QP
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 

@@ -18,7 +18,8 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import State
 from kinfed.errors import UsageError
 from kinfed.methods import SFL, FedAvg, FedProx, Local
-from kinfed.methods.parts.graph_learning import QP, Known, Moved, Similarity
+from kinfed.methods.parts.graph_learning import Known, Moved, Similarity
+from kinfed.methods.parts.graph_qp import QP
 from kinfed.methods.sfl import Sent
 from kinfed.ops.mixing import SPARSE
 from kinfed.papers.sfl.released import Released

@@ -31,7 +31,8 @@ from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
 from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
-from kinfed.methods.parts.graph_learning import QP, Moved, Similarity
+from kinfed.methods.parts.graph_learning import Moved, Similarity
+from kinfed.methods.parts.graph_qp import QP
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.learned_graph import Logits, Projected

@@ -11,7 +11,8 @@ from ..core.settings import CountOrZero, NonNegative, Share
 from ..core.tables import put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
-from .parts.graph_learning import QP, Known, Moved, Similarity
+from .parts.graph_learning import Known, Moved, Similarity
+from .parts.graph_qp import QP
 
 
 class Server(NamedTuple):

@@ -13,7 +13,7 @@ from ...core.settings import Count, CountOrZero, Positive, Settings, Share
 from ...core.trees import Tree
 from ...ops.similarity import cosine, gram, in_medians
 from ...ops.sketch import sketch_models
-from ...ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
+from ...ops.sparsify import largest, to_rows, with_itself
 
 
 @dataclass(frozen=True)
@@ -79,20 +79,6 @@ class Similarity(Settings):
 
 
 @dataclass(frozen=True)
-class QP(Similarity):
-    r"""Learned likewise, but on the same links row i of the new graph is the mixture a of models that minimises
-    $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - S_i\|^2$.
-    """
-
-    gamma: Positive = 1.0  # weight of the distance to the similarities S
-
-    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
-        centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
-        inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
-        return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
-
-
-@dataclass(frozen=True)
 class Moved(Similarity):
     r"""Learned likewise, with $S_{ij} = e^{(\cos_{ij} - 1) / \tau}$ of how far models moved from the initial one.
 
@@ -112,10 +98,7 @@ class Moved(Similarity):
 
 @dataclass(frozen=True)
 class Known(Settings):
-    """The graph is known and stays; where none is known it is learned, as by `Moved()`.
-
-    `server` is the state of SFL, of which any part may be used.
-    """
+    """The graph is known and stays; where none is known it is learned, as by `Moved()`. `server` is SFL's state."""
 
     def origin_of(self, roster: Roster) -> Origin:
         return roster.graph.origin if roster.graph is not None else "learned"
