@@ -114,7 +114,7 @@ def test_dotted_settings_reach_into_objects():
 )
 def test_two_names_for_one_part_are_a_conflict(texts):
     with pytest.raises(
-        UsageError, match=r"^'structure.*=\w+' and 'structure.*=\w+' name two parts where there can be one"
+        UsageError, match=r"^'structure.*=\w+' and 'structure.*=\w+' name two parts where only one is possible"
     ):
         override({}, texts)
 

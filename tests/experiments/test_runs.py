@@ -56,7 +56,7 @@ def test_a_saved_run_says_that_its_module_must_be_given(tmp_path):
     federation = experiment.federation(None, 0)
     module = experiment.module(federation, 0)
     results.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
-    with pytest.raises(UsageError, match=r"pass a module of it: load_model\(folder, client, module\)"):
+    with pytest.raises(UsageError, match=r"pass the module: load_model\(folder, client, module\)"):
         results.load_model(tmp_path / "mine", "3")
     assert results.load_model(tmp_path / "mine", "3", module).training is False
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
     with safe_open(path, "pt") as file:
         said = file.metadata()
     save_file({name: t[:1].clone() if t.ndim else t for name, t in load_file(path).items()}, path, said)
-    with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not what .*; delete it to start over") as found:
+    with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not a checkpoint of .*; delete it to start over") as found:
         resume(tmp_path / "a", Execution("loop"))
     assert "\n" not in str(found.value)
 
