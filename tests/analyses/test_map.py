@@ -60,8 +60,8 @@ def test_any_setting_can_be_mapped_even_the_method(study):
     [
         ({"xs": [1], "y": "rounds"}, "give both or neither"),
         ({"xs": [1], "ys": [2]}, "give both or neither"),
-        ({"xs": [1, 1]}, "each with different values; remove what is repeated"),
-        ({"xs": [1, 2], "y": "training.epochs", "ys": [1]}, "needs two different settings"),
+        ({"xs": [1, 1]}, "each with different values"),
+        ({"xs": [1, 2], "y": "training.epochs", "ys": [1]}, "over different settings"),
         ({"xs": []}, "nothing to run"),
         ({"xs": [1, "many"]}, "training.epochs must be a whole number; got 'many'"),
     ],

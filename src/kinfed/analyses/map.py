@@ -24,7 +24,7 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
     points: list[Row] = [{x: a, y: b} if y else {x: a} for a in xs for b in ys or [""]]
     requested = {_folder(point): [setting(key, value) for key, value in point.items()] for point in points}
     if x == y or len(requested) < len(points):
-        raise UsageError("a map needs two different settings, each with different values; remove what is repeated")
+        raise UsageError("a map is over different settings, each with different values; leave out what is repeated")
     scores = [score(folder) for folder in study.runs(requested).values()]
     metric = f"test {scores[0].metric}"
     validation = [one.validation for one in scores if one.validation is not None]
