@@ -329,7 +329,7 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
     assert found.model.head_name == "0.4"
     save(found, tmp_path / "run")
     with pytest.raises(
-        UsageError, match=r"only its method, Loud, can tell .*: load_model\(folder, client, module, method\)"
+        UsageError, match=r"only its method, Loud, knows .*: load_model\(folder, client, module, method\)"
     ):
         load_model(tmp_path / "run", 0, net)
     scored = found.history.scores[-1]["own", "test", "loss"]

@@ -143,7 +143,9 @@ def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
     with safe_open(path, "pt") as file:
         said = file.metadata()
     save_file({name: t[:1].clone() if t.ndim else t for name, t in load_file(path).items()}, path, said)
-    with pytest.raises(RunError, match=r"a/checkpoint.safetensors is not a checkpoint of .*; delete it to start over") as found:
+    with pytest.raises(
+        RunError, match=r"a/checkpoint.safetensors is not a checkpoint of .*; delete it to start over"
+    ) as found:
         resume(tmp_path / "a", Execution("loop"))
     assert "\n" not in str(found.value)
 
