@@ -502,15 +502,15 @@ def test_refuses(kind, wrong):
 
 
 def test_delta_counts_each_clients_own_steps(roster):
-    # Two epochs in batches of 16 at rate 0.01: 2 steps for 5 examples, 6 for 40. By the logits the loss has the slopes
+    # Two epochs in batches of 8 at rate 0.1: 2 steps for 5 examples, 10 for 40. By the logits the loss has the slopes
     # R (G - <R, G>), with R a half everywhere.
     known, uploads = roster(2, size=3, sizes=[5, 40]), random(2, 3)
     method = paper(Logits(), channel=Delta(), feedback="train", lr=1.0)
     server = ready(method, known, Pairs(torch.zeros(2, 2, dtype=float64)), uploads)
     again = random(2, 3, seed=1)
     after = method.aggregate(known, server, known.everyone, Upload(again, again[:, :0])).network.weights
-    steps = torch.tensor([2.0, 6.0], dtype=float64)[:, None]
-    slope = -(again - server.theta) @ uploads.T / (0.01 * steps)
+    steps = torch.tensor([2.0, 10.0], dtype=float64)[:, None]
+    slope = -(again - server.theta) @ uploads.T / (0.1 * steps)
     close(after, -(slope - slope.mean(1, keepdim=True)) / 2, atol=1e-10)
 
 

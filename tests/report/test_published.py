@@ -61,7 +61,7 @@ def test_cells_notes_and_legend(tmp_path):
     assert shown.legend[2].startswith("scaled 0.2: rounds x 0.2, rounded up, at least 5; ")
     assert shown.legend[3:] == ["[1] alone.", "[2] misprinted.", "[3] no luck."]
     assert shown.protocol[-1] == "A note."
-    assert shown.protocol[0].startswith("digits/iid: 4 clients, all in a round; 5 rounds of 2 epochs, batch 16, sgd (")
+    assert shown.protocol[0].startswith("digits/iid: 4 clients, all in a round; 5 rounds of 2 epochs, batch 8, sgd (")
 
 
 def test_a_spread_over_clients_is_told(tmp_path):

@@ -37,8 +37,8 @@ class Training(Settings):
     """
 
     epochs: Count = 2  # passes over a client's training examples in a round
-    batch: Count = 16  # examples in a step
-    optimiser: SGD | Adam | Optimiser = SGD()  # of local training
+    batch: Count = 8  # examples in a step
+    optimiser: SGD | Adam | Optimiser = SGD(0.1)  # of local training
     steps: Count | None = None  # in a round, in place of epochs: the same for clients with many or few examples
     # "balanced", or a positive number for every class, by which the loss of its examples is multiplied
     class_weights: tuple[Positive, ...] | Literal["balanced"] | None = None
