@@ -26,6 +26,11 @@ class Stay(kinfed.Local):
     share: kinfed.Share = 0.5  # of nothing
 
 
+class Plain(kinfed.Local):
+    kind: ClassVar[str] = "plain"
+    share: kinfed.Share = 0.5
+
+
 class Net(nn.Module):
     def __init__(self, shape, outputs, *, width: int = 4):
         super().__init__()
@@ -164,7 +169,11 @@ def test_a_changed_file_is_noticed_by_what_was_written_with_the_old_one(mine, ca
         (["mine.py:Sty"], "method: there is no 'Sty' in mine.py; did you mean 'Stay'?"),
         (["mine.py:Net"], "method: 'mine.py:Net' is not a kinfed.Method: derive the class from it"),
         (["mine.py:number"], "method: 'mine.py:number' is not a kinfed.Method"),
-        (["mine.py:Bare"], "method: 'mine.py:Bare' cannot be made: TypeError: Can't instantiate abstract class Bare"),
+        (["mine.py:Bare"], "method: 'mine.py:Bare' cannot be made: write "),
+        (
+            ["mine.py:Plain"],
+            "method: 'share' of 'mine.py:Plain' is not a setting yet: write @dataclass(frozen=True) above",
+        ),
         (["mine.py:Stay", "method.share=2"], "method.share must be in [0, 1]; got 2"),
         (["mine.py:Stay", "method.shar=1"], "unknown key 'method.shar'; did you mean 'share'?"),
         (["broken.py:Stay"], "method: broken.py cannot be imported: line 2: ZeroDivisionError: division by zero"),

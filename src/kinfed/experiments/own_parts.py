@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -76,6 +77,21 @@ def check_kind(part: Any, name: str, where: str, shelf: Shelf, given: int) -> No
         raise UsageError(f"{where}: '{name}' is not a {shelf.base_name}: derive the class from it")
     if not callable(part):
         raise UsageError(f"{where}: '{name}' is not a class or function that could make a {shelf.base_name}")
+    if inspect.isclass(part):
+        _check_class(part, name, where)
+
+
+def _check_class(part: type, name: str, where: str) -> None:
+    """Raise UsageError for a class that lacks methods of its base, or whose own annotations are not settings."""
+    if lacks := sorted(getattr(part, "__abstractmethods__", ())):
+        raise UsageError(f"{where}: '{name}' cannot be made: write {' and '.join(lacks)} in the class")
+    if is_dataclass(part):
+        settings = {field.name for field in fields(part)}
+        for own, kind in inspect.get_annotations(part).items():
+            if own not in settings and not str(kind).removeprefix("typing.").startswith("ClassVar"):
+                raise UsageError(
+                    f"{where}: '{own}' of '{name}' is not a setting yet: write @dataclass(frozen=True) above the class"
+                )
 
 
 def checked(part: Any, name: str, where: str, shelf: Shelf) -> Callable[..., Any]:
