@@ -65,7 +65,12 @@ GRID = {
         "method.similarity.tau": [0.01, 0.1, 1.0],
         "clusters": [3, 5, 8],
     },
-    "fedamp": {"alpha": [0.5, 1.0], "sigma": [20.0, 40.0, 60.0], "pull": [0.03, 0.1, 0.3]},
+    "fedamp": {
+        "attention.name": ["gaussian"],
+        "attention.alpha": [0.5, 1.0],
+        "attention.sigma": [20.0, 40.0, 60.0],
+        "attention.pull": [0.03, 0.1, 0.3],
+    },
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
     "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train", "val"]},
 }
@@ -102,7 +107,12 @@ FEW = {
         "method.similarity.tau": [0.01, 0.1],
         "clusters": [4, 5, 8],
     },
-    "fedamp": {"alpha": [1.0, 3.0], "sigma": [20.0, 100.0, 500.0], "pull": [0.1]},
+    "fedamp": {
+        "attention.name": ["gaussian"],
+        "attention.alpha": [1.0, 3.0],
+        "attention.sigma": [20.0, 100.0, 500.0],
+        "attention.pull": [0.1],
+    },
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.1, 0.3], "feedback": ["train"]},
     "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train"]},
 }

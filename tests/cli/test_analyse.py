@@ -47,9 +47,8 @@ def test_table_and_pictures_are_written_shown_and_told_as_json(tmp_path, capsys,
 
 
 def test_a_warning_that_comes_every_round_is_told_once(tmp_path, capsys):
-    code, _, err = analyse(
-        capsys, "curves", "fedamp", *SMALL, "method.alpha=30", "analysis.methods=['fedamp']", "--out", str(tmp_path)
-    )
+    overrides = ("method.attention.alpha=30", "analysis.methods=['fedamp']")
+    code, _, err = analyse(capsys, "curves", "fedamp", *SMALL, *overrides, "--out", str(tmp_path))
     assert code == 0
     assert err.count("kinfed: warning: fedamp: a client resembles so many others") == 1
 

@@ -22,6 +22,7 @@ from kinfed.experiments.config import EMBEDDED, call, make, override, read, reso
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.methods.parts.graph_learning import QP, Similarity
+from kinfed.methods.parts.model_attention import Cosine
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 
@@ -132,9 +133,10 @@ def test_models_of_one_seed_are_equal_and_nobody_elses_draws_are_moved():
 
 
 def test_tuned_settings_are_those_of_the_method_that_runs():
-    table = {**LEAST, "methods": {"fedamp": {"alpha": 0.5, "sigma": 3.0}, "cfl": {"begin": 2}}}
-    assert resolve({**table, "method": "fedamp"}).method == FedAMP(alpha=0.5, sigma=3.0)
-    assert resolve({**table, "method": {"name": "fedamp", "sigma": 9.0}}).method == FedAMP(alpha=0.5, sigma=9.0)
+    table = {**LEAST, "methods": {"fedamp": {"attention": {"tau": 0.5}, "neighbours": 3}, "cfl": {"begin": 2}}}
+    assert resolve({**table, "method": "fedamp"}).method == FedAMP(Cosine(tau=0.5), neighbours=3)
+    more = resolve({**table, "method": {"name": "fedamp", "neighbours": 9}})
+    assert more.method == FedAMP(Cosine(tau=0.5), neighbours=9)
     assert "methods" not in resolve({**table, "method": "fedamp"}).table
     with pytest.raises(UsageError, match=r"unknown key 'methods.fedapm'; did you mean 'fedamp'"):
         resolve({**table, "methods": {"fedapm": {}}})
@@ -143,12 +145,12 @@ def test_tuned_settings_are_those_of_the_method_that_runs():
 
 
 def test_another_method_comes_with_its_own_tuned_settings_and_leaves_the_formers_behind():
-    table = {**LEAST, "method": {"name": "fedamp", "alpha": 0.7}, "methods": {"cfl": {"begin": 2}}}
+    table = {**LEAST, "method": {"name": "fedamp", "neighbours": 7}, "methods": {"cfl": {"begin": 2}}}
     assert resolve(override(deepcopy(table), ['method.name="cfl"'])).method == CFL(begin=2)
     # Whatever the order, what is asked for in the same breath is kept.
     for asked in (["method.name=cfl", "method.min_size=3"], ["method.min_size=3", "method.name=cfl"]):
         assert resolve(override(deepcopy(table), asked)).method == CFL(begin=2, min_size=3)
-    assert resolve(override(deepcopy(table), ["method.name=fedamp"])).method == FedAMP(alpha=0.7)
+    assert resolve(override(deepcopy(table), ["method.name=fedamp"])).method == FedAMP(neighbours=7)
 
 
 def test_another_partition_model_or_optimiser_drops_the_formers_settings():

@@ -101,9 +101,9 @@ def test_the_config_of_every_run_is_checked_before_the_first(ask, tmp_path, monk
 
 
 def test_the_study_itself_is_not_changed_by_overrides(ask):
-    asked, _ = ask("fedamp", "method.alpha=0.5")
+    asked, _ = ask("fedamp", "method.neighbours=3")
     assert asked.experiment(["method.name=cfl"]).table["method"]["name"] == "cfl"
-    assert asked.experiment().table["method"]["alpha"] == 0.5
+    assert asked.experiment().table["method"]["neighbours"] == 3
     assert asked.method == "fedamp"
     with pytest.raises(UsageError, match="method needs a name"):
         Study({**asked.table, "method": {}}, asked.execution, asked.out).method  # noqa: B018

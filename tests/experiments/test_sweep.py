@@ -43,7 +43,7 @@ def test_every_combination_is_a_run_of_its_own(ask):
         "training.batch=8,16",
         "rounds=2",
         "methods.fedprox.mu=0.1,1",
-        "methods.fedamp.alpha=1,2",
+        "methods.fedamp.neighbours=1,2",
         methods=["fedprox", "fedamp"],
     )
     runs = wanted.runs()
@@ -51,13 +51,13 @@ def test_every_combination_is_a_run_of_its_own(ask):
         f"{method}/methods.{key},training.batch={batch}/seed-{seed}"
         for method, keys in (
             ("fedprox", ("fedprox.mu=0.1", "fedprox.mu=1")),
-            ("fedamp", ("fedamp.alpha=1", "fedamp.alpha=2")),
+            ("fedamp", ("fedamp.neighbours=1", "fedamp.neighbours=2")),
         )
         for batch, key in ((b, k) for b in (8, 16) for k in keys)
         for seed in (3, 5)
     ]
-    table = wanted.study.experiment(runs["fedamp/methods.fedamp.alpha=2,training.batch=16/seed-5"]).table
-    assert (table["method"]["name"], table["method"]["alpha"]) == ("fedamp", 2.0)
+    table = wanted.study.experiment(runs["fedamp/methods.fedamp.neighbours=2,training.batch=16/seed-5"]).table
+    assert (table["method"]["name"], table["method"]["neighbours"]) == ("fedamp", 2)
     assert (table["training"]["batch"], table["rounds"], table["seed"], table["seeds"]) == (16, 2, 5, 1)
     assert wanted.check() == [f"{name}: 4 settings x 2 seeds = 8 runs, 16 training rounds" for name in wanted.methods]
 

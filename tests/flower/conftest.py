@@ -30,16 +30,15 @@ from kinfed.data.federation import Federation
 from kinfed.flower import client, plan
 from kinfed.flower.grid import GridTransport, unpack
 from kinfed.flower.server import serve
-from kinfed.methods.parts.cluster_splits import Lengths
 from kinfed.plots import charts, heatmaps
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
 SETTINGS = {
-    "cfl": {"begin": 2, "split": Lengths(10.0, 0.0), "min_size": 2},
+    "cfl": {"begin": 2, "split": {"name": "lengths", "eps1": 10.0, "eps2": 0.0}, "min_size": 2},
     "fedcedar": {"clusters": 2, "similarity": {"name": "softmax", "tau": 0.5}},
-    "fedamp": {"alpha": 0.1, "sigma": 1.0},
+    "fedamp": {"attention": {"name": "gaussian", "alpha": 0.1, "sigma": 1.0}},
     "pfedgat": {"graph": {"name": "attention", "heads": 2, "width": 3}, "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "panacea": {

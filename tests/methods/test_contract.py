@@ -28,6 +28,7 @@ from kinfed.methods.parts.cluster_splits import Lengths
 from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.methods.parts.model_attention import Gaussian
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
@@ -39,7 +40,7 @@ LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
     "cfl": {"begin": 2, "split": Lengths(10.0, 0.0), "min_size": 2},
     "fedcedar": {"clusters": 2, "similarity": Softmax(0.5)},
-    "fedamp": {"alpha": 0.1, "sigma": 1.0},
+    "fedamp": {"attention": Gaussian(0.1, 1.0)},
     "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "panacea": {

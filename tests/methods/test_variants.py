@@ -35,6 +35,7 @@ from kinfed.methods.parts.graph_learning import QP, Moved, Similarity
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.learned_graph import Logits, Projected
+from kinfed.methods.parts.model_attention import Cosine, Gaussian
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.methods.parts.tuning import Descent, Pooled
 from kinfed.ops import similarity, sketch
@@ -130,7 +131,13 @@ VARIANTS = {
         {"similarity": Relu(), "feature": "params"},
         {"distribution": "mean"},
     ],
-    "fedamp": [{"alpha": 0.05, "sigma": 2.0}, {"pull": 0.2}, {"neighbours": 2}],
+    "fedamp": [
+        {"attention": Cosine(tau=0.3, share=0.5)},
+        {"neighbours": 3},
+        {"attention": Gaussian(0.05, 2.0)},
+        {"attention": Gaussian(pull=0.2)},
+        {"attention": Gaussian(), "neighbours": 2},
+    ],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
         {"feedback": "train", "tuning": Printed()},

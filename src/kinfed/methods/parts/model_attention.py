@@ -1,0 +1,93 @@
+"""How much clients attend to each other's models, and how local training is drawn to the mixtures."""
+
+import warnings
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.client import Client, towards
+from ...core.method import Roster
+from ...core.optimiser import SGD, Optimiser
+from ...core.settings import NonNegative, Positive, Settings, Share
+from ...errors import UsageError
+
+
+@dataclass(frozen=True)
+class Cosine(Settings):
+    r"""$w_{ij} \propto e^{\cos_{ij} / \tau}$ of how far models moved from the initial one; a client's own is largest.
+
+    Local training starts between the client's own model and its mixture, so no learning rate makes it overshoot.
+    """
+
+    tau: Positive = 0.1  # the temperature: the smaller, the more is kept of the most similar alone
+    share: Share = 0.8  # of the way from a client's own model to its mixture, where local training starts
+
+    remedy: ClassVar[str] = "lower the learning rate"
+
+    def check(self, optimiser: Optimiser) -> None:
+        """Raise UsageError if training with this optimiser cannot work."""
+
+    def compared(self, roster: Roster, theta: Tensor) -> Tensor:
+        """[K, d] what squared distances are taken of: the directions in which models theta: [K, d] moved, of length 1.
+
+        One that has not moved counts as having moved from 0, a way that hardly resembles that of any other.
+        """
+        still = (theta == roster.theta).all(1, keepdim=True)
+        moved = torch.where(still, theta, theta - roster.theta)
+        length = torch.stack([moved[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]).norm(dim=0)
+        return moved.div_(length.clamp(min=torch.finfo(moved.dtype).tiny)[:, None])
+
+    def weights(self, apart: Tensor, itself: Tensor, clients: int) -> Tensor:
+        """[K, M] rows summing to one, from squared distances: [K, M], 0 at the client itself, where itself: [K, M]."""
+        return (apart / (-2 * self.tau)).softmax(1)  # the squared distance of two directions is 2 (1 - cos)
+
+    def train(self, client: Client, own: Tensor, mixed: Tensor) -> Tensor:
+        """[d] the model after local training, from the client's own: [d] and its mixture: [d]."""
+        return client.descend(torch.lerp(own, mixed, self.share))
+
+
+@dataclass(frozen=True)
+class Gaussian(Settings):
+    r"""The paper's: $w_{ij} = \frac{\alpha}{\sigma} e^{-\|\theta_i - \theta_j\|^2 / \sigma}$, the rest its own model's.
+
+    Each client minimises $F_i(\theta) + \frac{\lambda}{2\alpha} \|\theta - \sum_j w_{ij} \theta_j\|^2$. If the weights
+    of others sum to more than one, a client's own weight is negative.
+    """
+
+    alpha: NonNegative = 1.0  # length of the step towards the others
+    sigma: Positive = 20.0  # squared distance over which attention fades
+    pull: NonNegative = 0.1  # lambda in the paper: how strongly local training is pulled to the mixture
+
+    remedy: ClassVar[str] = (
+        "lower the learning rate or pull / alpha, and keep every client's own weight positive: alpha up to "
+        "sigma / (N - 1)"
+    )
+
+    def check(self, optimiser: Optimiser) -> None:
+        if isinstance(optimiser, SGD) and self.alpha:
+            step, most = optimiser.lr * self.pull / self.alpha, 2 * (1 + optimiser.momentum)
+            if step >= most:  # on the pull alone, whatever the loss
+                raise UsageError(
+                    f"fedamp: lr * pull / alpha is {step:.3g}, but from {most:.3g} on each local step moves the model "
+                    "farther from the mixture; lower method.attention.pull or the learning rate, or raise "
+                    "method.attention.alpha"
+                )
+
+    def compared(self, roster: Roster, theta: Tensor) -> Tensor:
+        return theta
+
+    def weights(self, apart: Tensor, itself: Tensor, clients: int) -> Tensor:
+        rows = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).masked_fill(itself, 0)
+        keeps = 1 - rows.sum(1)  # the client's own weight
+        if (keeps < 0).any():
+            warnings.warn(
+                f"fedamp: a client resembles so many others that its own weight is {float(keeps.min()):.2g}; "
+                f"alpha up to sigma / (N - 1) = {self.sigma / (clients - 1):.3g} keeps weights positive",
+                stacklevel=2,
+            )
+        return torch.where(itself, keeps[:, None], rows)
+
+    def train(self, client: Client, own: Tensor, mixed: Tensor) -> Tensor:
+        return client.descend(own, penalty=towards(mixed, self.pull / self.alpha) if self.alpha else None)
