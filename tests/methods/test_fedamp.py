@@ -291,15 +291,17 @@ def test_cosine_attention_does_not_depend_on_how_far_models_moved(roster, scales
         torch.testing.assert_close(near, whole, rtol=0, atol=1e-12)
 
 
-def test_models_that_have_not_moved_are_all_alike(roster):
-    known = roster(4, size=2)
+def test_models_that_have_not_moved_are_alike_and_no_kin_of_others(roster, perceptron):
+    known = roster(4, perceptron())
     theta = known.copies()
     graph = FedAMP().graph(known, Params(theta), known.everyone)
     torch.testing.assert_close(graph, torch.full((4, 4), 0.25, dtype=float64))
-    theta[3, 0] += 1  # a squared distance of 1 from direction 0
-    graph = FedAMP().graph(known, Params(theta), known.everyone)
-    newcomer = torch.tensor([1, 1, 1, math.exp(-5)], dtype=float64)
-    torch.testing.assert_close(graph[0], newcomer / newcomer.sum(), rtol=0, atol=1e-12)
+    step = torch.randn(len(known.theta), generator=torch.Generator().manual_seed(0), dtype=float64)
+    theta[3] += step - step @ known.theta / known.theta.square().sum() * known.theta  # at a right angle to the initial
+    expected = torch.tensor([1, 1, 1, math.exp(-10)], dtype=float64)
+    for method in (FedAMP(), FedAMP(neighbours=3)):
+        graph = method.graph(known, Params(theta), known.everyone)
+        torch.testing.assert_close(graph[0], expected / expected.sum(), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("lr", [0.01, 10.0])

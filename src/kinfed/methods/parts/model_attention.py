@@ -32,9 +32,10 @@ class Cosine(Settings):
     def compared(self, roster: Roster, theta: Tensor) -> Tensor:
         """[K, d] what squared distances are taken of: the directions in which models theta: [K, d] moved, of length 1.
 
-        A model that has not moved has direction 0: its cosine counts as 1/2 with all others, and 1 with its like.
+        One that has not moved counts as having moved from 0, a way that hardly resembles that of any other.
         """
-        moved = theta - roster.theta
+        still = (theta == roster.theta).all(1, keepdim=True)
+        moved = torch.where(still, theta, theta - roster.theta)
         length = torch.stack([moved[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]).norm(dim=0)
         return moved.div_(length.clamp(min=torch.finfo(moved.dtype).tiny)[:, None])
 
