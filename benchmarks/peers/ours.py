@@ -15,11 +15,10 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data.federation import Federation
 from kinfed.models import MODELS
+from kinfed.simulation.execution import Execution
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from exact import error
-
-from kinfed.simulation.execution import Execution
 
 warnings.simplefilter("ignore")
 arrays, w = read(sys.argv[1])
@@ -51,7 +50,7 @@ torch.manual_seed(0)
 module = MODELS["gru"](shape, AHEAD) if series else build(w["model"], shape)
 training = kinfed.Training(epochs=w["epochs"], batch=w["batch"], optimiser=SGD(lr=w["lr"]))
 data, few = federation(w["clients"]), federation(min(FEW, w["clients"]))
-ready(error(module, few, replace(training, epochs=1), rounds=1000))
+ready(error(module, few, replace(training, epochs=1)))
 wait()
 begun = time.perf_counter()
 kinfed.fit(
