@@ -16,9 +16,10 @@ from kinfed.errors import UsageError
 from kinfed.metrics import statistics as by
 from kinfed.report import grid
 from kinfed.report.compare import compare
+from kinfed.report.grid import quantity
 from kinfed.report.statistics import names_of, ranking, statistics
 from kinfed.report.statistics_tables import grids
-from kinfed.report.target import _short, reached
+from kinfed.report.target import reached
 
 
 @pytest.fixture
@@ -270,7 +271,7 @@ def test_what_a_score_costs_by_hand(tmp_path, write):
     ],
 )
 def test_the_prefix_is_that_of_the_three_digits_shown(value, shown):
-    assert _short(value).strip() == shown
+    assert quantity(value).strip() == shown
 
 
 @pytest.mark.parametrize(

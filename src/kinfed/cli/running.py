@@ -16,6 +16,7 @@ from ..core.history import History
 from ..core.summary import Summary
 from ..errors import several
 from ..plots.drawing import is_share
+from ..report.grid import quantity
 from ..simulation.execution import Execution
 from ..simulation.precision import PRECISIONS
 
@@ -231,7 +232,7 @@ def _notes(summary: Summary) -> Iterator[str]:
     reason = f" ({summary.reason})" if summary.reason is not None else ""
     yield (
         f"{summary.seconds:.1f} s with executor {summary.executor}{precision}{reason}, "
-        f"{_bytes(summary.bytes_up)} up, {_bytes(summary.bytes_down)} down"
+        f"{quantity(summary.bytes_up, 'B')} up, {quantity(summary.bytes_down, 'B')} down"
     )
     if summary.sharing is not None:  # none without clients
         yield _shared(summary.sharing)
@@ -271,14 +272,5 @@ def _shared(sharing: dict[str, Any]) -> str:
         tensors, numbers = sharing[part]["tensors"], sharing[part]["numbers"]
         if tensors or part == "shared":
             lines.append(f"{part}: {tensors} tensor{'s' * (tensors != 1)} of {numbers:,} numbers")
-    return (
-        f"{'; '.join(lines)}; a round takes {_bytes(sharing['bytes_down'])} down and {_bytes(sharing['bytes_up'])} up"
-    )
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
+    down, up = (quantity(sharing[key], "B") for key in ("bytes_down", "bytes_up"))
+    return f"{'; '.join(lines)}; a round takes {down} down and {up} up"

@@ -269,13 +269,12 @@ def of_clients(
     numbers = [name for name, known in whole.items() if isinstance(known, NumberStatistics)]
     known: list[list[Any]] = [[part[name] for name in numbers] for part in parts.values()]
     shape = (len(owners), len(numbers))
+    means = torch.tensor([[one.mean for one in row] for row in known], dtype=torch.float64).view(shape)
+    deviations = torch.tensor([[one.deviation for one in row] for row in known], dtype=torch.float64).view(shape)
     each = ByClient(
         torch.tensor([[one.known for one in row] for row in known]).view(shape),
-        torch.tensor([[one.mean for one in row] for row in known], dtype=torch.float64).view(shape),
-        constant_to_zero(
-            torch.tensor([[one.mean for one in row] for row in known], dtype=torch.float64).view(shape),
-            torch.tensor([[one.deviation for one in row] for row in known], dtype=torch.float64).view(shape),
-        ),
+        means,
+        constant_to_zero(means, deviations),
         lambda i: np.array([row[i].median for row in known]),
     )
     return describe(client, whole, owners, each, scale, most)

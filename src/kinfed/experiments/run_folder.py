@@ -96,6 +96,10 @@ class RunFolder:
         """The folder of one seed of several."""
         return RunFolder(self.path / f"seed-{seed}")
 
+    def seeds(self) -> list["RunFolder"]:
+        """The folders of seeds in it, finished or not; none of a run with one seed."""
+        return [RunFolder(path) for path in sorted(self.path.glob("seed-*")) if path.is_dir()]
+
     def repeats(self) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed."""
         return self.repeats_of(self.read_summary())

@@ -108,8 +108,8 @@ def _tested(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
 
 def _by_seed(folder: Path, row: Row) -> list[Tested]:
     """The test scores in a run's folder, one for each of a row's seeds."""
-    every = [RunFolder(path) for path in sorted(folder.glob("seed-*")) if path.is_dir()] or [RunFolder(folder)]
-    seeds = {one.read_summary().seed: one for one in every}
+    whole = RunFolder(folder)
+    seeds = {one.read_summary().seed: one for one in whole.seeds() or [whole]}
     return [Tested.of(seeds[seed]) for seed in row.seeds]
 
 
@@ -124,8 +124,8 @@ def _ranked(alike: list[Row]) -> list[Row]:
 
 def _is_unfinished(folder: Path) -> bool:
     """Whether a run was begun here and has not finished, with one of its seeds or all."""
-    seeds = [RunFolder(path) for path in folder.glob("seed-*") if path.is_dir()]
     whole = RunFolder(folder)
+    seeds = whole.seeds()
     return any(one.is_begun for one in (whole, *seeds)) and not all(one.is_finished for one in seeds or [whole])
 
 

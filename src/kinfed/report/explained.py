@@ -124,5 +124,4 @@ def command(folder: RunFolder) -> str:
 def first_config(path: Path) -> RunFolder:
     """The folder whose config describes a run: its own, or that of its first seed."""
     own = RunFolder(path)
-    seeds = [RunFolder(one) for one in sorted(path.glob("seed-*"))]
-    return own if own.is_begun or not seeds else seeds[0]
+    return own if own.is_begun else next(iter(own.seeds()), own)

@@ -63,13 +63,12 @@ def folders_of(row: Row) -> list[RunFolder]:
     own = RunFolder(row.folder)
     if own.is_finished:
         return own.repeats()
-    return [RunFolder(path) for path in sorted(own.path.glob("seed-*")) if path.is_dir()]
+    return own.seeds()
 
 
 def _is_run(path: Path) -> bool:
     return path.is_dir() and (
-        any((path / name).exists() for name in ("summary.json", "config.toml"))
-        or any(one.is_dir() for one in path.glob("seed-*"))
+        any((path / name).exists() for name in ("summary.json", "config.toml")) or bool(RunFolder(path).seeds())
     )
 
 
@@ -123,8 +122,8 @@ def _validated(row: Row) -> float:
 
 
 def _is_finished(path: Path) -> bool:
-    seeds = [one for one in path.glob("seed-*") if one.is_dir()]
-    return all(RunFolder(one).is_finished for one in seeds or [path])
+    whole = RunFolder(path)
+    return all(one.is_finished for one in whole.seeds() or [whole])
 
 
 def _beside(rows: Sequence[Row], base: str) -> Path | None:

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
+
+PREFIXES = ("", "k", "M", "G", "T")
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,13 @@ def as_csv(grid: Grid) -> str:
     for one in grid.records:
         writer.writerow({k: f"{v:.7g}" if isinstance(v, float) else "" if v is None else v for k, v in one.items()})
     return out.getvalue()
+
+
+def quantity(value: float, unit: str = "") -> str:
+    """A number that is not negative in three digits, with a prefix, such as 1.23 kB."""
+    rounded = float(f"{value:.3g}")  # 999,999 is 1 M
+    power = min(len(PREFIXES) - 1, int(math.log10(rounded) // 3)) if rounded >= 1000 else 0
+    return f"{rounded / 1000**power:g} {PREFIXES[power]}{unit}"
 
 
 def tex(text: str) -> str:

@@ -22,6 +22,7 @@ from ..plots.drawing import is_share
 from . import explained
 from .contents import Contents, contents, word
 from .gather import Gathered, folders_of, gather
+from .grid import quantity
 from .rows import Row
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -230,8 +231,8 @@ def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bo
         "drawn": scale.of(over["local"]) if "local" in over else None,
         "sides": sides,
         "origin": "" if row.origin in (None, "fixed") else row.origin,
-        "up": size_text(summary.bytes_up),
-        "down": size_text(summary.bytes_down),
+        "up": quantity(summary.bytes_up, "B"),
+        "down": quantity(summary.bytes_down, "B"),
         "seconds": f"{row.seconds:.1f}",
         "leaking": row.leaking,
     }
@@ -280,12 +281,3 @@ def _score(row: Row, value: float, unit: bool = False) -> str:
     if not math.isfinite(value):
         return NONE
     return f"{100 * value:.1f}" + " %" * unit if is_share(row.metric) else f"{value:.4g}"
-
-
-def size_text(count: float) -> str:
-    """A number of bytes for people."""
-    for name in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {name}"
-        count /= 1000
-    return f"{count:.3g} TB"

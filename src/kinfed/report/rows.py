@@ -111,8 +111,9 @@ class Row:
 
 def read(folder: Path) -> Row:
     """A run's row, with nothing counted against Local yet."""
-    repeats = sorted(path for path in folder.glob("seed-*") if path.is_dir())
-    summaries = {path: RunFolder(path).read_summary() for path in repeats or [folder]}
+    whole = RunFolder(folder)
+    repeats = whole.seeds()
+    summaries = {one.path: one.read_summary() for one in repeats or [whole]}
     scores = [summary.scores for summary in summaries.values()]
     if len({tuple(one) for one in scores}) > 1:
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")

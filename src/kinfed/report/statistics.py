@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -179,11 +178,11 @@ def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> 
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
-        beside = Path(row.folder) / "beside" / family
+        beside = RunFolder(row.folder).beside(family)
         found = [(name, other) for name, other in alike if other.method == family]
         found = [one for one in found if set(row.seeds) & set(one[1].seeds)] or found
-        if not found and RunFolder(beside).is_finished:
-            return family, read(beside)
+        if not found and beside.is_finished:
+            return family, read(beside.path)
         return found[0] if found else None
     rival = alike[0] if alike else None
     above = rival is not None and {row.method, rival[1].method} & {ALONE, TUNED}  # which the other families have

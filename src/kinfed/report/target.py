@@ -9,11 +9,9 @@ import numpy as np
 from ..errors import UsageError
 from ..metrics.statistics import first_reaching
 from .compare import Comparison
-from .grid import Grid
+from .grid import Grid, quantity
 from .rows import Row
 from .statistics import names_of
-
-UNITS = ("", "k", "M", "G", "T")
 
 
 class Reached(NamedTuple):
@@ -84,12 +82,5 @@ def _cells(values: dict[str, float | None]) -> list[str]:
         elif key in ("round", "seconds"):
             cells.append(f"{value:.1f}".removesuffix(".0"))
         else:
-            cells.append(_short(value) + "B" * key.startswith("bytes"))
+            cells.append(quantity(value, "B" * key.startswith("bytes")))
     return cells
-
-
-def _short(value: float) -> str:
-    """Three digits and a prefix."""
-    rounded = float(f"{value:.3g}")  # 999,999 is 1 M
-    power = min(len(UNITS) - 1, int(math.log10(rounded) // 3)) if rounded >= 1000 else 0
-    return f"{rounded / 1000**power:g} {UNITS[power]}".rstrip(" ") + " " * (power == 0)
