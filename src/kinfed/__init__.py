@@ -62,9 +62,11 @@ if TYPE_CHECKING:
     from .experiments.choose import Choice as Choice
     from .experiments.choose import choose as choose
     from .experiments.fit import fit as fit
-    from .experiments.results import load_model as load_model
     from .experiments.results import save as save
     from .experiments.run import Run as Run
+    from .experiments.saved import Saved as Saved
+    from .experiments.saved import load_model as load_model
+    from .experiments.saved import load_run as load_run
     from .graphs import GRAPHS as GRAPHS
     from .methods import METHODS as METHODS
     from .methods.bases import Averaging as Averaging
@@ -149,8 +151,9 @@ _PLACES = {  # each public name, by its module
     "errors": ("DataError", "RunError", "UsageError"),
     "experiments.choose": ("Choice", "choose"),
     "experiments.fit": ("fit",),
-    "experiments.results": ("load_model", "save"),
+    "experiments.results": ("save",),
     "experiments.run": ("Run",),
+    "experiments.saved": ("Saved", "load_model", "load_run"),
     "graphs": ("GRAPHS",),
     "methods": ("METHODS",),
     "methods.bases": ("Averaging", "GraphMethod"),

@@ -16,8 +16,8 @@ from kinfed.errors import RunError, UsageError
 from kinfed.experiments import config, results
 from kinfed.experiments.fit import fit
 from kinfed.experiments.launch import launch, resume
-from kinfed.experiments.results import load_model
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.experiments.saved import load_model
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "model=linear"]
@@ -57,8 +57,8 @@ def test_a_saved_run_says_that_its_module_must_be_given(tmp_path):
     module = experiment.module(federation, 0)
     results.save(fit(experiment.method, federation, module, rounds=1), tmp_path / "mine")
     with pytest.raises(UsageError, match=r"pass the module: load_model\(folder, client, module\)"):
-        results.load_model(tmp_path / "mine", "3")
-    assert results.load_model(tmp_path / "mine", "3", module).training is False
+        load_model(tmp_path / "mine", "3")
+    assert load_model(tmp_path / "mine", "3", module).training is False
 
 
 def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, monkeypatch):
@@ -79,8 +79,8 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
 def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
     launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Execution())
     with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):
-        results.load_model(tmp_path / "a", 0)
-    assert results.load_model(tmp_path / "a" / "seed-3", 0).training is False
+        load_model(tmp_path / "a", 0)
+    assert load_model(tmp_path / "a" / "seed-3", 0).training is False
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def folder(tmp_path):
 def test_a_summary_that_no_run_wrote_is_told(folder, said, why):
     (folder / "summary.json").write_text(said if isinstance(said, str) else json.dumps(said))
     with pytest.raises(UsageError, match=rf"summary\.json .*{why}"):
-        results.load_model(folder, 0)
+        load_model(folder, 0)
 
 
 def test_a_finished_run_with_a_summary_that_no_run_wrote_is_told(folder, capsys):
@@ -122,14 +122,14 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
     arrays = load_file(folder / "models.safetensors")
     save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors")
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
-        results.load_model(folder, 0)
+        load_model(folder, 0)
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("module", ["net", torch.nn.Linear])
 def test_a_module_that_is_none_is_told(folder, module):
     with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
-        results.load_model(folder, 0, module)
+        load_model(folder, 0, module)
 
 
 def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
@@ -158,7 +158,7 @@ def test_names_of_clients_do_not_hang_on_the_systems_encoding(tmp_path, monkeypa
     federation = {"dataset": table, "partition": "natural"}
     asked = {"rounds": 1, "method": "fedaghn", "model": "linear", "federation": federation}
     launch(config.resolve(asked), tmp_path / "a", Execution("loop"))
-    assert results.load_model(tmp_path / "a", "Köln ☃").training is False
+    assert load_model(tmp_path / "a", "Köln ☃").training is False
     assert "Łódź" in (tmp_path / "a" / "history.csv").read_text(encoding="utf-8")
 
 

@@ -21,7 +21,8 @@ from kinfed.core.trees import Axis
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
-from kinfed.experiments.results import load_model, save
+from kinfed.experiments.results import save
+from kinfed.experiments.saved import load_model
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cluster_splits import Lengths

@@ -12,8 +12,8 @@ from ..core.method import Params
 from ..core.model import Model
 from ..errors import UsageError
 from ..experiments.config import Experiment
-from ..experiments.results import load_model
 from ..experiments.run_folder import RunFolder
+from ..experiments.saved import load_model
 from ..experiments.study import Finding, Row, Study, setting
 from ..methods.local import Local
 from ..plots.drawing import Array, scaled

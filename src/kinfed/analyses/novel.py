@@ -8,8 +8,8 @@ import torch
 from ..core.model import Model
 from ..data.federation import Federation
 from ..errors import UsageError
-from ..experiments.results import load_model
 from ..experiments.run_folder import RunFolder
+from ..experiments.saved import load_model
 from ..experiments.study import Finding, Row, Study, setting
 from ..plots.drawing import Array, scaled, with_unit
 from ..plots.holdout import score_by_source

@@ -1,18 +1,15 @@
-"""The files of a finished run: tables, pictures, models and the summary; and loading of models."""
+"""The files of a finished run: tables, pictures, models and the summary."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..core import trees
 from ..core.graph import Origin
 from ..core.history import History
-from ..core.method import Method, model_for
-from ..core.model import Model
+from ..core.method import Method
 from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..datasets import called
@@ -20,7 +17,7 @@ from ..errors import UsageError
 from ..metrics.verdict import Verdict
 from ..plots import charts, heatmaps
 from . import config, own_parts
-from .run import Run, client_index
+from .run import Run
 from .run_folder import RunFolder
 
 
@@ -35,64 +32,6 @@ def save(run: Run, folder: str | Path) -> Summary:
         raise UsageError(f"{folder} already holds a run; choose another folder")
     run_folder.make()
     return write_run(run, {"method": {"name": type(run.method).__name__.lower()}}, run_folder)
-
-
-def load_model(
-    folder: str | Path,
-    client: int | str,
-    module: nn.Module | None = None,
-    method: Method | None = None,
-    head: str | None = None,
-) -> nn.Module:
-    """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
-
-    `client` is a position or a name. Architecture and method are rebuilt from the run's config. Pass `module` if it
-    was your own, as in a run written by `save`; and `method` and `head` as they were given to `fit` if the method
-    extends or exports models in its own way. In the folder of a choice it is the model that the client keeps, which may
-    be Local's or FedAvg's. Raises UsageError if the folder holds no finished run or no such client.
-    """
-    run_folder = RunFolder(folder)
-    summary = run_folder.read_summary()
-    name = str(summary.client_names[client_index(summary.client_names, client)])
-    if kept := run_folder.kept_beside(name):
-        return load_model(kept.path, name, module, method, head)
-    if module is None:
-        module, known = _rebuilt(run_folder, summary)
-        method = method or known
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
-    try:
-        arrays, maker = run_folder.read_models(name)
-        if maker and method is None:
-            raise UsageError(
-                f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to fit: "
-                "load_model(folder, client, module, method)"
-            )
-        kind = next((t.dtype for t in arrays.values() if t.is_floating_point()), None)
-        model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
-        parts = {e.name: arrays.pop(e.name) for e in model.layout.entries}
-        for e in model.layout.entries:
-            if (got := parts[e.name]).shape != e.shape or got.dtype != kind:
-                raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not floating-point {list(e.shape)}")
-        theta = model.layout.flatten(parts)
-        personal = trees.named({"theta": theta, **arrays})
-        return model.export(theta) if method is None else method.export(model, personal)
-    except (SafetensorError, OSError, RuntimeError, TypeError, LookupError) as problem:
-        why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
-        raise UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})") from None
-
-
-def _rebuilt(folder: RunFolder, summary: Summary) -> tuple[nn.Module, Method]:
-    """The module and the method that the run's config names."""
-    if not folder.is_begun:
-        raise UsageError(
-            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
-            "load_model(folder, client, module)"
-        )
-    experiment = config.of_run(folder.config)
-    if summary.shape is None or summary.outputs is None:
-        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
-    return experiment.model(tuple(summary.shape), summary.outputs), experiment.method
 
 
 def write_run(

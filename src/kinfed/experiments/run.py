@@ -19,7 +19,7 @@ from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..core.tasks import Classification, Forecasting
 from ..data.federation import Federation
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..metrics.classification import count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
@@ -251,4 +251,6 @@ def client_index(names: Any, client: int | str) -> int:
         return int(list(names).index(client))
     if isinstance(client, int) and -len(names) <= client < len(names):
         return client
+    if isinstance(client, str):
+        raise UsageError(f"there is no client '{client}'; {nearest(client, names)}")
     raise UsageError(f"there is no client {client!r}; the {len(names)} clients are named {names[0]} to {names[-1]}")

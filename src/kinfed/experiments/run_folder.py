@@ -158,15 +158,6 @@ class RunFolder:
                 arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
         checkpoint.write(arrays, self.models, {"method": method} if method else None)
 
-    def read_models(self, name: str) -> tuple[dict[str, Tensor], str]:
-        """The tensors of one client's model, and the name of the method needed to export it, if there is one."""
-        with safe_open(self.models, "pt") as file:
-            parts = {part: owner for part in file.keys() if (owner := part.partition("/")[0]) in ("*", name)}  # noqa: SIM118
-            return (
-                {part.removeprefix(f"{owner}/"): file.get_tensor(part) for part, owner in parts.items()},
-                (file.metadata() or {}).get("method", ""),
-            )
-
     def write_tested(self, scores: Sequence[Tensor]) -> None:
         """Write the score of every test example: [n] for each client, all after one another, and their numbers."""
         sizes = torch.tensor([len(one) for one in scores])

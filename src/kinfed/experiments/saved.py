@@ -1,0 +1,228 @@
+"""Saved: the models of a finished run, opened from its folder."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..core import trees
+from ..core.layout import Layout
+from ..core.method import Method, model_for
+from ..core.model import Model
+from ..core.summary import Summary
+from ..core.tasks import TASKS, Classification, Forecasting, Task
+from ..core.trees import Tree
+from ..data.description import Description
+from ..errors import UsageError
+from . import config
+from .config import Experiment
+from .run import client_index
+from .run_folder import RunFolder
+
+UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A finished run's models, and what its folder says of them; `open` and `kinfed.load_run` make one.
+
+    In the folder of a choice a client may keep the model of Local or FedAvg: `of(client)` is the run that its model is
+    from, and `theta`, `personal` and `module` give the model that it keeps.
+    """
+
+    folder: RunFolder
+    summary: Summary
+    model: Model  # the architecture; `layout` says where its tensors are in theta
+    method: Method | None  # None: models that predict as plain modules do, of a run that `kinfed.save` wrote
+    experiment: Experiment | None  # of its config; None without one
+    parts: dict[str, dict[str, str]]  # by client, or "*" for all: names of tensors, and where each is in the file
+    _beside: dict[Path, "Saved"] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def open(
+        cls,
+        folder: str | Path,
+        module: nn.Module | None = None,
+        method: Method | None = None,
+        head: str | None = None,
+    ) -> "Saved":
+        """The run in a folder; architecture and method are rebuilt from its config.
+
+        Pass `module` if it was your own, as in a run written by `kinfed.save`; and `method` and `head` as they were
+        given to `fit` if the method extends or exports models in its own way. Raises UsageError if the folder holds no
+        finished run, or if its files do not belong together.
+        """
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        names, experiment = summary.client_names, None  # of a run with several seeds there are none: it raises
+        if module is None:
+            experiment = _experiment(place)
+            method = method or experiment.method
+            module = _module(place, summary, experiment)
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
+        parts: dict[str, dict[str, str]] = defaultdict(dict)
+        try:
+            with safe_open(place.models, "pt") as file:
+                maker = (file.metadata() or {}).get("method", "")
+                for key in file.keys():  # noqa: SIM118
+                    owner, _, part = key.rpartition("/")
+                    parts[owner][part] = key
+                one = next((of for of in ("*", *names) if of in parts), "")
+                first = [file.get_tensor(key) for key in parts[one].values()]
+            if maker and method is None:
+                raise UsageError(
+                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                    "fit: load_model(folder, client, module, method)"
+                )
+            kind = next((t.dtype for t in first if t.is_floating_point()), None)
+            model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+        except UNREADABLE as problem:
+            raise _unfit(place, problem) from None
+        if "*" not in parts and (lacking := [name for name in names if name not in parts]):
+            raise UsageError(
+                f"{folder}: its files do not belong together: {place.models.name} has no model of client "
+                f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
+            )
+        return cls(place, summary, model, method, experiment, dict(parts))
+
+    @property
+    def names(self) -> list[str]:
+        """The clients' names."""
+        return self.summary.client_names
+
+    @property
+    def layout(self) -> Layout:
+        """Where each tensor and each layer of a model lies in theta."""
+        return self.model.layout
+
+    @property
+    def description(self) -> Description | None:
+        """What training rows say of a table's columns; None of other data."""
+        return None if self.summary.columns is None else Description.from_dict(self.summary.columns)
+
+    @property
+    def task(self) -> Task:
+        """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
+        if self.experiment is not None and self.experiment.task is not None:
+            return self.experiment.task
+        kind: Any = next((one for one in TASKS.values() if one.metric == self.summary.metric), None)
+        if kind is None:
+            raise UsageError(f"{self.folder}: no task of kinfed is scored by {self.summary.metric}")
+        if kind is Classification:
+            return Classification(self.summary.outputs or len(self.classes))
+        if kind is not Forecasting:
+            return kind()  # type: ignore[no-any-return]
+        scales = list((self.summary.scale or {}).get("targets", {}).values())
+        if len(scales) != 1:
+            raise UsageError(f"{self.folder.summary} does not say by what the target was scaled; run again")
+        return Forecasting(scales[0]["mean"], scales[0]["deviation"])
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes in the order of the outputs, or their numbers; none where numbers are predicted."""
+        known = self.summary.classes
+        if isinstance(known, int):
+            return [str(c) for c in range(known)]
+        if not known and self.summary.metric == Classification.metric:
+            return [str(c) for c in range(self.summary.outputs or 0)]
+        return [str(c) for c in known or ()]
+
+    def name(self, client: int | str) -> str:
+        """A client's name, by its name or position; raises UsageError that gives the nearest for one that is none."""
+        return self.names[client_index(self.names, client)]
+
+    def of(self, client: int | str) -> "Saved":
+        """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
+        kept = self.folder.kept_beside(self.name(client))
+        if kept is None:
+            return self
+        if kept.path not in self._beside:
+            self._beside[kept.path] = Saved.open(kept.path)
+        return self._beside[kept.path]
+
+    def personal(self, client: int | str) -> Tree:
+        """What a client's model consists of: `theta: [d]`, and what else its method predicts with, such as a memory."""
+        name = self.name(client)
+        return self.of(name)._personal(name)
+
+    def theta(self, client: int | str) -> Tensor:
+        """[d] a client's model."""
+        theta: Tensor = self.personal(client).theta
+        return theta
+
+    def module(self, client: int | str) -> nn.Module:
+        """A client's model as a plain module in evaluation mode, which predicts as its method does: what was scored."""
+        kept, personal = self.of(client), self.personal(client)
+        try:
+            if kept.method is None:
+                return kept.model.export(personal.theta)
+            return kept.method.export(kept.model, personal)
+        except (*UNREADABLE, AttributeError) as problem:
+            raise _unfit(kept.folder, problem) from None
+
+    @cached_property
+    def _file(self) -> Any:
+        return safe_open(self.folder.models, "pt")
+
+    def _personal(self, name: str) -> Tree:
+        """The same of this run itself."""
+        kind, tensors = self.model.theta.dtype, {}
+        try:
+            keys = {**self.parts.get("*", {}), **self.parts.get(name, {})}
+            # Copies: in the file a tensor may lie at an address for which products are rounded differently.
+            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items()}
+            for e in self.layout.entries:
+                tensors[e.name] = got = arrays.pop(e.name)
+                if got.shape != e.shape or got.dtype != kind:
+                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not floating-point {list(e.shape)}")
+        except UNREADABLE as problem:
+            raise _unfit(self.folder, problem) from None
+        return trees.named({"theta": self.layout.flatten(tensors), **arrays})
+
+
+def load_run(
+    folder: str | Path, module: nn.Module | None = None, method: Method | None = None, head: str | None = None
+) -> Saved:
+    """The models of the finished run in a folder, see `Saved.open`."""
+    return Saved.open(folder, module, method, head)
+
+
+def load_model(
+    folder: str | Path,
+    client: int | str,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> nn.Module:
+    """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
+
+    `client` is a position or a name; the others are those of `load_run`, as are errors. In the folder of a choice it is
+    the model that the client keeps, which may be Local's or FedAvg's.
+    """
+    return Saved.open(folder, module, method, head).module(client)
+
+
+def _experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run's config, by which its architecture and its method are made."""
+    if not folder.is_begun:
+        raise UsageError(
+            f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
+            "load_model(folder, client, module)"
+        )
+    return config.of_run(folder.config)
+
+
+def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
+    if summary.shape is None or summary.outputs is None:
+        raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
+    return experiment.model(tuple(summary.shape), summary.outputs)
+
+
+def _unfit(folder: RunFolder, problem: Exception) -> UsageError:
+    why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
+    return UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})")

@@ -1,0 +1,60 @@
+"""A finished run's folder, opened."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import kinfed
+from kinfed import UsageError
+from kinfed.cli import main
+
+
+@pytest.fixture(scope="module")
+def shops(tmp_path_factory):
+    """A table of six shops in two groups with opposite customers, and a run of kNN-Per on it."""
+    folder = tmp_path_factory.mktemp("saved")
+    draw = np.random.default_rng(0)
+    lines = ["shop,age,kind,buys"]
+    for i in range(240):
+        age, kind = draw.normal(40, 10), draw.choice(["new", "old"])
+        lines.append(f"shop {i % 6},{age:.1f},{kind},{'yes' if (age > 40) == (i % 2 == 0) else 'no'}")
+    (folder / "shops.csv").write_text("\n".join(lines) + "\n")
+    asked = ["run", str(folder / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "model.hidden=[6]"]
+    assert main([*asked, "--method", "knn-per", "--quiet", "--out", str(folder / "run")]) == 0
+    return folder
+
+
+def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
+    run = kinfed.load_run(shops / "run")
+    assert run.names == [f"shop {i}" for i in range(6)]
+    assert run.task == kinfed.Classification(2)
+    assert run.classes == ["no", "yes"]
+    assert [column.name for column in run.description.inputs] == ["age", "kind"]
+    assert run.theta("shop 3").shape == (run.layout.size,)
+    assert set(run.personal("shop 3")._fields) == {"theta", "features", "classes", "weight"}
+    written = load_file(shops / "run" / "models.safetensors")
+    assert torch.equal(run.personal(3).features, written["shop 3/features"])
+    x = torch.randn(5, 3)
+    mixed = run.module("shop 3")(x)
+    assert torch.equal(mixed, kinfed.load_model(shops / "run", "shop 3")(x))
+    assert mixed.exp().sum(1).tolist() == pytest.approx([1.0] * 5, abs=1e-5)  # logarithms of its own probabilities
+    with pytest.raises(UsageError, match=r"there is no client 'shop3'; did you mean 'shop 3'\?"):
+        run.module("shop3")
+
+
+def test_files_of_two_runs_are_told_apart(shops, tmp_path):
+    copy = kinfed.load_run(shops / "run").folder.path
+    for name in ("config.toml", "summary.json", "models.safetensors"):
+        (tmp_path / name).write_bytes((copy / name).read_bytes())
+    models = load_file(tmp_path / "models.safetensors")
+    save_file({k: v for k, v in models.items() if not k.startswith("shop 4/")}, tmp_path / "models.safetensors")
+    with pytest.raises(UsageError, match=r"not belong together: models\.safetensors has no model of client 'shop 4'"):
+        kinfed.load_run(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"shape": [9]}))
+    (tmp_path / "models.safetensors").write_bytes((copy / "models.safetensors").read_bytes())
+    with pytest.raises(UsageError, match=r"the models do not fit this module .*not floating-point \[6, 9\]"):
+        kinfed.load_run(tmp_path).module(0)
