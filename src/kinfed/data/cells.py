@@ -4,6 +4,8 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -377,6 +379,29 @@ class Frame:
         client, time = held.names[held.who[row]], self.column(name)[int(row)]
         where = self.row(before).rpartition(", ")[2]
         raise UsageError(f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}")
+
+
+def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
+    """A column of Python's own values, None where there is none; of type Object if they are of none that is read."""
+    import polars
+
+    kinds = {type(one) for one in cells if one is not None}
+    if all(issubclass(kind, Real) for kind in kinds):
+        return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
+    if all(issubclass(kind, date) for kind in kinds):
+        return polars.Series(name, np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+    if all(issubclass(kind, str | Real) for kind in kinds):
+        return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
+    if all(issubclass(kind, timedelta) for kind in kinds):
+        return polars.Series(name, cells, polars.Duration)
+    return polars.Series(name, cells, polars.Object)
+
+
+def _naive(moment: date | None) -> date | None:
+    """A date, in UTC if it has a time zone."""
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        return moment.astimezone(UTC).replace(tzinfo=None)
+    return moment
 
 
 def _words_of_values(column: "polars.Series") -> Words:
