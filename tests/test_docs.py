@@ -4,6 +4,8 @@ import importlib
 import re
 import shlex
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import kinfed
 from kinfed.analyses import ANALYSES
 from kinfed.cli import main, own_file
 from kinfed.cli.program import COMMANDS, _parser
+from kinfed.data.reading import kind_of
 from kinfed.datasets import DATASETS
 from kinfed.datasets.sources import ORIGINALS
 from kinfed.experiments import config, parts
@@ -155,8 +158,17 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
         elif words[:2] == ["data", "fetch"]:
             assert set(asked.names) <= set(ORIGINALS), command
         elif own_file.is_table(given := getattr(asked, "source", "") or getattr(asked, "subject", "")):
-            rows = [f"{who},{i},{i % 2}" for who in "AB" for i in range(9)]
-            Path(given).write_text("\n".join([f"{asked.client},x,{asked.target}", *rows]))
+            rows = [(who, i, i % 2) for who in "AB" for i in range(9)]
+            columns = f"{asked.client}, price, {asked.target}"
+            if kind_of(given) == "sql":
+                given = "sqlite:///shops.db"
+                with closing(sqlite3.connect("shops.db")) as made, made:
+                    made.execute("DROP TABLE IF EXISTS sales")
+                    made.execute(f"CREATE TABLE sales ({columns})")
+                    made.executemany("INSERT INTO sales VALUES (?, ?, ?)", rows)
+                Path("site.sql").write_text("SELECT * FROM sales")
+            else:
+                Path(given).write_text("\n".join([columns, *(f"{who},{i},{y}" for who, i, y in rows)]))
             config.resolve({"method": "local"} | own_file.read(given, asked, getattr(asked, "method", "")))
         elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):
             parts.make(DATASETS, config.override({"name": asked.subject}, asked.overrides), "dataset", given=1)

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .data.tables import from_csv as from_csv
     from .data.tables import from_frame as from_frame
     from .data.tables import from_parquet as from_parquet
+    from .data.tables import from_sql as from_sql
     from .datasets import DATASETS as DATASETS
     from .errors import DataError as DataError
     from .errors import RunError as RunError
@@ -146,7 +147,7 @@ _PLACES = {  # each public name, by its module
     "data.dataset": ("Dataset", "Partition", "Parts"),
     "data.federation": ("Federation",),
     "data.split": ("Split",),
-    "data.tables": ("from_csv", "from_frame", "from_parquet"),
+    "data.tables": ("from_csv", "from_frame", "from_parquet", "from_sql"),
     "datasets": ("DATASETS",),
     "errors": ("DataError", "RunError", "UsageError"),
     "experiments.choose": ("Choice", "choose"),

@@ -195,8 +195,8 @@ def test_zones_and_holes_of_pandas():
         (polars.DataFrame(), "the frame has no rows"),
         (polars.DataFrame({"who": ["a", "b"], "x": [1.0, np.inf], "y": [0.5, 1.5]}), "the frame, row 2, column 'x': "),
         (pandas.DataFrame([[1, 2, 3]], columns=["who", "x", "x"]), "the frame: two columns are named 'x'"),
-        (polars.DataFrame({"who": ["a"], "x": [[1]], "y": [1.5]}), "the frame: column 'x' holds List"),
-        (pandas.DataFrame({"who": ["a"], "x": [{}], "y": [1.5]}), "the frame: column 'x' holds Object"),
+        (polars.DataFrame({"who": ["a"], "x": [[1]], "y": [1.5]}), "the frame: column 'x' holds lists"),
+        (pandas.DataFrame({"who": ["a"], "x": [{}], "y": [1.5]}), "the frame: column 'x' holds values of another kind"),
     ],
 )
 def test_frames_that_cannot_be_used(data, told):

@@ -215,8 +215,10 @@ def test_parquet_is_read_with_its_types(tmp_path):
     odd = frame.drop("x").with_columns(lists=polars.Series([[1]] * 4), took=polars.duration(minutes=1))
     odd.write_parquet(tmp_path / "o.parquet")
     assert read(tmp_path / "o.parquet", client="who", target="y", features=["flag"]).x.shape == (4, 1)
-    with pytest.raises(UsageError, match=r"o\.parquet: column 'lists' holds List\(Int64\), not numbers, text or dates"):
+    with pytest.raises(UsageError, match=r"o\.parquet: column 'lists' holds lists, not numbers, text or dates"):
         read(tmp_path / "o.parquet", client="who", target="y")
+    with pytest.raises(UsageError, match="column 'took' holds lengths of time, not numbers, text or dates; convert it"):
+        read(tmp_path / "o.parquet", client="who", target="y", ignore=["lists"])
     times = polars.DataFrame({"who": ["a"] * 9, "t": [datetime(2024, 1, 1, h) for h in range(9)], "v": range(9)})
     times.write_parquet(tmp_path / "s.parquet")
     data = read(tmp_path / "s.parquet", client="who", target="v", time="t", past=2)

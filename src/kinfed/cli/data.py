@@ -27,7 +27,7 @@ from . import own_file
 from .console import literal
 from .running import plain
 
-WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", "csv": "your table", "parquet": "your table"}
+WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", **dict.fromkeys(("csv", "parquet", "sql"), "your table")}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -1,8 +1,7 @@
-"""A table of the user's own on the command line: FILE.csv, FILE.parquet or a folder, --client and --target."""
+"""A table of the user's own on the command line: a file, a folder or a database, --client and --target."""
 
 import argparse
 import shlex
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as Grid
@@ -16,24 +15,29 @@ from ..experiments.config import Experiment, Table
 from ..methods import METHODS
 from .running import data_dir
 
-OPTIONS = ("client", "target", "ignore")
+OPTIONS = ("client", "target", "ignore", "query")
 
 
 def columns() -> argparse.ArgumentParser:
     """Options that say what the columns of a table are."""
     parser = argparse.ArgumentParser(add_help=False)
-    group = parser.add_argument_group("a table of yours (FILE.csv, FILE.parquet, or a folder of such files)")
+    group = parser.add_argument_group(
+        "a table of yours (FILE.csv, FILE.parquet, a folder of such files, postgresql://USER@HOST/NAME or sqlite:///FILE)"
+    )
     group.add_argument("--client", metavar="COLUMN", default="", help="the column that says whose a row is")
     group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict")
     group.add_argument(
         "--ignore", metavar="COLUMN,...", default="", help="columns that are no inputs (default: all others are)"
+    )
+    group.add_argument(
+        "--query", metavar="FILE.sql", default="", help="what to read in a database: a SELECT, in a file or as it is"
     )
     return parser
 
 
 def is_table(source: str) -> bool:
     """Whether a command is given a table, or a folder of tables."""
-    return bool(kind_of(Path(source)))
+    return bool(kind_of(source))
 
 
 def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
@@ -42,7 +46,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         ignored = [name.strip() for name in args.ignore.split(",") if name.strip()]
         named = [f'method.name="{method}"'] if method else []
         left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
-        return own_table.config(source, args.client, args.target, [*left_out, *named, *args.overrides])
+        return own_table.config(source, args.client, args.target, [*left_out, *named, *args.overrides], args.query)
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
@@ -60,7 +64,7 @@ def looked_at(experiment: Experiment, args: argparse.Namespace) -> own_table.Cho
 
 def command(args: argparse.Namespace, method: str = "") -> str:
     """The command that trains on the table."""
-    given = {"client": args.client, "target": args.target, "ignore": args.ignore, "method": method}
+    given = {"query": args.query, "client": args.client, "target": args.target, "ignore": args.ignore, "method": method}
     options = [f"--{name} {shlex.quote(value)}" for name, value in given.items() if value]
     return " ".join(["kinfed run", shlex.quote(args.subject), *options, *map(shlex.quote, args.overrides)])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..datasets import called
 from ..errors import UsageError
 from ..experiments import beside, config
 from ..experiments.choice_folder import Request
@@ -110,7 +111,7 @@ def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) ->
 
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     """Train on a table with the method that suits it."""
-    stem = Path("runs") / Path(args.source).stem / time.strftime("%Y-%m-%d-%H%M%S")
+    stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     request = Request(raw, args.out or stem, data_dir(args), args.budget)
     if args.beside != "auto":
         raise UsageError("--beside goes with --method; without it Local and FedAvg are always beside the winner")

@@ -4,18 +4,20 @@ import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError, nearest
+from .forms import MISSING, Form, Unclear, amounts, dates, short_years
 from .owners import Owners
 
 if TYPE_CHECKING:
     import polars
 
-MISSING = {"na", "n/a", "null", "?"}  # among numbers and dates
 TRUTH = {"true": 1.0, "false": 0.0}
 DAY = 86_400.0  # seconds
 LARGEST = 1e30  # the largest number that float32 can hold and still scale
@@ -66,6 +68,7 @@ class Frame:
         self.added = added
         self.name, self._table, self._place, self._strange, self._rows = name, table, place, strange or {}, rows
         self._parsed: dict[str, Numbers] = {}
+        self._forms: dict[tuple[str, bool], Form | None] = {}
 
     def __len__(self) -> int:
         return self._table.height
@@ -168,8 +171,15 @@ class Frame:
         numbers = int(rest.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).count())
         if plain + numbers >= len(rest) - numbers:
             return "numbers"
+        if self._form(name, dated=True) is not None:
+            return "dates"
         seen = rest.head(SAMPLE).str.to_uppercase().to_list()  # as T and Z are written in times
-        return "dates" if sum(np.isfinite(_seconds(entry)) for entry in seen) > len(seen) / 2 else "text"
+        if sum(np.isfinite(_seconds(entry)) for entry in seen) > len(seen) / 2:
+            return "dates"
+        if cell := short_years(column):
+            what = f"column '{name}' is taken for text; if '{cell}' is a date, write its year with four digits"
+            warnings.warn(f"{self.name}: {what}", stacklevel=4)
+        return "text"
 
     def _rest(self, name: str) -> "polars.Series":
         """The cells of a column of text that polars reads as no number, without blanks around them; none is empty."""
@@ -182,8 +192,24 @@ class Frame:
             import polars
 
             values = self.column(name).cast(polars.Float64, strict=False).fill_null(math.nan)
-            self._parsed[name] = values.to_numpy()
+            form = self._form(name, dated=False) if values.is_nan().any() else None
+            self._parsed[name] = values.to_numpy() if form is None else form.values
         return self._parsed[name]
+
+    def _form(self, name: str, dated: bool) -> Form | None:
+        """A column of text as dates, or as amounts, that are written in a form of their own; None if it has none.
+
+        A warning says what one cell was read as. Raises UsageError where the column does not decide what is meant.
+        """
+        if (name, dated) not in self._forms:
+            try:
+                form = dates(self.column(name)) if dated else amounts(self.column(name))
+            except Unclear as problem:
+                raise UsageError(f"{self.place(problem.row, name)}: {problem}") from None
+            if form is not None:
+                warnings.warn(f"{self.name}: column '{name}': {form.note}", stacklevel=5)
+            self._forms[name, dated] = form
+        return self._forms[name, dated]
 
     def numbers(self, name: str) -> Numbers:
         """[n] a column as numbers, NaN where there is none; raises UsageError for anything else."""
@@ -245,13 +271,34 @@ class Frame:
         if column.dtype == polars.Datetime:
             values = column.to_numpy().astype("datetime64[us]")
             return np.where(np.isnat(values), math.nan, values.astype(np.int64) / 1e6)
-        if (dates := _iso(column)) is not None:
-            return dates
+        if (seconds := _iso(column)) is not None:
+            return seconds
+        if (form := self._form(name, dated=True)) is not None:
+            return form.values
         words = self.words(name)
+        self._check_zones(name, words)
         known = dict.fromkeys(("", "nan", "nat", *MISSING), math.nan)
-        seconds = [known.get(text.lower(), math.inf) for text in words.names]
-        seconds = [_seconds(text) if one == math.inf else one for text, one in zip(words.names, seconds, strict=True)]
-        return np.array(seconds, np.float64)[words.codes]
+        each = [known.get(text.lower(), math.inf) for text in words.names]
+        each = [_seconds(text) if one == math.inf else one for text, one in zip(words.names, each, strict=True)]
+        return np.array(each, np.float64)[words.codes]
+
+    def _check_zones(self, name: str, words: Words) -> None:
+        """Raise UsageError if some times have a zone and others have none; warn of several zones."""
+        zones = [_zone(text) for text in words.names]
+        places = np.array([0 if zone is None else 1 if zone else 2 for zone in zones], np.int64)[words.codes]
+        without, within = np.flatnonzero(places == 2), np.flatnonzero(places == 1)
+        if len(without) and len(within):
+            cells = [words.names[words.codes[rows[0]]] for rows in (without, within)]
+            raise UsageError(
+                f"{self.place(without[0], name)}: '{cells[0]}' has no time zone, but '{cells[1]}' has one, so there "
+                "are two clocks; write all with a zone, such as +01:00, or all without"
+            )
+        if len(several := sorted({zone for zone in zones if zone})) > 1:
+            listed = f"{', '.join(several[:4])}{', ...' if len(several) > 4 else ''}"
+            warnings.warn(
+                f"{self.name}: column '{name}' has times of {len(several)} time zones ({listed}); all are taken in UTC",
+                stacklevel=5,
+            )
 
     def labels(self, name: str) -> Words | None:
         """The labels in a column, "" where there is none; None if it holds numbers that are not labels.
@@ -265,6 +312,8 @@ class Frame:
         odd = {label for label, number in value.items() if np.isinf(number)}
         values = np.unique([number for number in value.values() if np.isfinite(number)])
         few = len(values) <= FEW and (values == values.round()).all()
+        if self._forms.get((name, False)) is not None:  # a few amounts
+            return words
         commas = {label for label in odd if _has_decimal_comma(label)}
         if commas and len(commas) + len(value) - len(odd) > len(value) / 2:
             at = int(np.array([label in commas for label in words.names])[words.codes].argmax())
@@ -334,15 +383,17 @@ class Frame:
         import polars
 
         column = self.column(name)
-        quick = column.dtype == polars.Datetime or _iso(column) is not None
-        plain = self._cast(name) if column.dtype == polars.String and not quick else None
+        text = column.dtype == polars.String
+        quick = column.dtype == polars.Datetime
+        quick = quick or (text and (_iso(column) is not None or self._form(name, dated=True) is not None))
+        plain = self._cast(name) if text and not quick else None
         if quick:
             values = self._seconds_of(name)
             moments, dated = np.where(np.isnan(values), np.inf, values), True
         elif plain is not None and plain.min() >= 0 and plain.max() < COMPACT:
             moments, dated = plain, False
         else:
-            moments, dated = self._moments_of_words(self.words(name), column.dtype == polars.String)
+            moments, dated = self._moments_of_words(name, text)
         bad = np.flatnonzero(~np.isfinite(moments))
         if len(bad):
             wanted = "a date such as 2012-03-01 00:05, as most times are" if dated else "a number, as most times are"
@@ -352,16 +403,18 @@ class Frame:
             raise UsageError(f"{self.place(bad[0], name)}: '{'' if cell is None else cell}' is not {wanted}")
         return moments, dated
 
-    def _moments_of_words(self, words: Words, text: bool) -> tuple[Numbers, bool]:
+    def _moments_of_words(self, name: str, text: bool) -> tuple[Numbers, bool]:
         """[n] times as numbers, infinity for what is none, and whether they are dates; only text may be."""
+        words = self.words(name)
         compact = _compact(words.names)
         if compact is not None:
             return compact[words.codes], True
-        each = np.array([_number(name) for name in words.names])
+        each = np.array([_number(one) for one in words.names])
         numbers = np.isfinite(each[words.codes])
         if not text or numbers.mean() >= 0.5:
             return each[words.codes], False
-        seconds = np.array([_seconds(name) for name in words.names])[words.codes]
+        self._check_zones(name, words)
+        seconds = np.array([_seconds(one) for one in words.names])[words.codes]
         return np.where(numbers, np.inf, seconds), True
 
     def _check_once(self, name: str, held: Owners, rank: Codes) -> None:
@@ -377,6 +430,29 @@ class Frame:
         client, time = held.names[held.who[row]], self.column(name)[int(row)]
         where = self.row(before).rpartition(", ")[2]
         raise UsageError(f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}")
+
+
+def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
+    """A column of Python's own values, None where there is none; of type Object if they are of none that is read."""
+    import polars
+
+    kinds = {type(one) for one in cells if one is not None}
+    if all(issubclass(kind, Real) for kind in kinds):
+        return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
+    if all(issubclass(kind, date) for kind in kinds):
+        return polars.Series(name, np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+    if all(issubclass(kind, str | Real) for kind in kinds):
+        return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
+    if all(issubclass(kind, timedelta) for kind in kinds):
+        return polars.Series(name, cells, polars.Duration)
+    return polars.Series(name, cells, polars.Object)
+
+
+def _naive(moment: date | None) -> date | None:
+    """A date, in UTC if it has a time zone."""
+    if isinstance(moment, datetime) and moment.tzinfo is not None:
+        return moment.astimezone(UTC).replace(tzinfo=None)
+    return moment
 
 
 def _words_of_values(column: "polars.Series") -> Words:
@@ -417,9 +493,19 @@ def _number(text: Any) -> float:
     return value if np.isfinite(value) or str(text).lower() == "nan" else np.inf
 
 
+ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
+
+
+def _zone(text: str) -> str | None:
+    """The time zone of a time, "" if it has none; None for what has no time of day."""
+    if zone := ZONED.fullmatch(text):
+        return f"{zone[2]}:{zone[3] or '00'}" if zone[2] and int(zone[2] + (zone[3] or "00")) else "UTC"
+    return "" if re.search(r"\d:\d\d", text) else None
+
+
 def _seconds(text: str) -> float:
     """A date as seconds, in UTC if it names a zone; infinity for anything else."""
-    date, zone = text, re.fullmatch(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", text)
+    date, zone = text, ZONED.fullmatch(text)
     ahead = 0
     if zone:
         date, hours, minutes = zone[1], int(zone[2] or 0), int(zone[3] or 0)

@@ -1,20 +1,17 @@
-"""Tables from CSV and Parquet files, from folders of them, and from frames of polars and pandas."""
+"""Tables from CSV and Parquet files, folders of them, databases, and frames of polars and pandas."""
 
 import csv
 import io
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from datetime import date
 from functools import partial
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ..errors import UsageError, nearest
-from .cells import Frame
+from .cells import Frame, series_of
+from .databases import fetch, is_address
 
 if TYPE_CHECKING:
     import polars
@@ -24,11 +21,18 @@ FILE = "file"  # the column, in a folder, of the names of files without their su
 Part = tuple[Path, int]  # a file, and how many rows it has
 
 
-def open_table(path: Path) -> Frame:
-    """Read a file, or all files of a folder; raises UsageError naming the line of a CSV that does not fit its heading.
+def open_table(source: str | Path, query: str = "") -> Frame:
+    """Read a file, all files of a folder, or what a query finds in a database (see `databases.fetch`).
 
-    The files of a folder are in order of their names; its rows have a column `file`, unless they have one already.
+    The files of a folder are in order of their names; its rows have a column `file`, unless they have one already. A
+    database's rows are in order of their cells, as it may give them in any. Raises UsageError naming the line of a CSV
+    that does not fit its heading.
     """
+    if is_address(source):
+        return _answer(str(source), query)
+    if query:
+        raise UsageError(f"{source} is no database, so there is nothing to ask there; leave the query out")
+    path = Path(source)
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
@@ -40,8 +44,11 @@ def open_table(path: Path) -> Frame:
     return Frame(str(path), plain, partial(_place, [(path, table.height)]), strange)
 
 
-def kind_of(path: Path) -> str:
-    """ "csv" or "parquet" for a table, or a folder of tables that is no run's folder; "" for anything else."""
+def kind_of(source: str | Path) -> str:
+    """ "csv" or "parquet" for a table, or a folder of tables that is no run's folder, "sql" for a database; else ""."""
+    if is_address(source):
+        return "sql"
+    path = Path(source)
     if path.is_dir():
         tables = [] if (path / "config.toml").exists() else _tables_in(path)
         path = tables[0] if tables else path
@@ -60,6 +67,18 @@ def frame_of(data: Any) -> Frame:
         raise UsageError("the frame has no rows")
     table, strange = _plain(_named("the frame", data.columns, data))
     return Frame("the frame", table, lambda row: f"the frame, row {row + 1}", strange)
+
+
+def _answer(address: str, query: str) -> Frame:
+    """What a query finds in a database."""
+    import polars
+
+    name, table = fetch(address, query)
+    plain, strange = _plain(table)
+    plain = plain.with_columns(polars.int_range(plain.height).alias(""))  # no column of a query has this name
+    plain = plain.sort(plain.columns)
+    order = plain[""]
+    return Frame(name, plain.drop(""), lambda row: f"{name}, row {order[row] + 1}", strange)
 
 
 def _tables_in(path: Path) -> list[Path]:
@@ -260,6 +279,16 @@ def _parquet(path: Path) -> "polars.DataFrame":
     return _named(str(path), table.columns, table)
 
 
+STRANGE = {  # types of columns that no model takes, in words
+    "Duration": "lengths of time",
+    "Time": "times of day without a date",
+    "List": "lists",
+    "Array": "lists",
+    "Struct": "records of several fields",
+    "Binary": "bytes",
+}
+
+
 def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]]":
     """The columns of numbers, text and dates, each of one type of few; and the types of all others."""
     import polars
@@ -274,7 +303,7 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
         elif kind in (polars.Categorical, polars.Enum, polars.Null):
             column = column.cast(polars.String)
         elif kind != polars.String:
-            strange[column.name] = str(kind)
+            strange[column.name] = STRANGE.get(str(kind.base_type()), "values of another kind")
             continue
         columns.append(column)
     return polars.DataFrame(columns), strange
@@ -304,11 +333,4 @@ def _series(name: str, column: Any) -> "polars.Series":
     if values.dtype.kind == "M":
         return polars.Series(name, values.astype("datetime64[us]"))
     cells = [None if one is None or missing else one for one, missing in zip(values, column.isna(), strict=True)]
-    kinds = {type(one) for one in cells if one is not None}
-    if all(issubclass(kind, Real) for kind in kinds):
-        return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
-    if all(issubclass(kind, date) for kind in kinds):
-        return polars.Series(name, np.array([np.datetime64(one or "NaT", "us") for one in cells]))
-    if all(issubclass(kind, str | Real) for kind in kinds):
-        return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
-    return polars.Series(name, cells, polars.Object)
+    return series_of(name, cells)

@@ -96,14 +96,15 @@ class TableReader(Settings):
         """The target columns."""
         return [self.target] if isinstance(self.target, str) else list(self.target)
 
-    def read(self, path: str | Path) -> Dataset:
-        """The data set in a file `.csv` (with a heading) or `.parquet`, or in a folder of them.
+    def read(self, path: str | Path, query: str = "") -> Dataset:
+        """The data set in a file `.csv` (with a heading) or `.parquet`, in a folder of them, or in a database.
 
-        Raises UsageError that names the file, line and column of what cannot be used.
+        Raises UsageError that names the file, line and column of what cannot be used. See `kinfed.data.databases.fetch`
+        for the query.
         """
         if not isinstance(path, str | Path):
             raise UsageError(f"path must name a file; got {path!r:.80}")
-        return self.of(open_table(Path(path)))
+        return self.of(open_table(path, query))
 
     def of(self, frame: Frame) -> Dataset:
         """The data set in a table; raises UsageError as `read` does."""
@@ -207,6 +208,25 @@ def from_csv(
 
 
 from_parquet = from_csv
+
+
+def from_sql(
+    address: str,
+    query: str,
+    *,
+    client: str,
+    target: str | Sequence[str],
+    split: Split | None = None,
+    seed: int = 0,
+    **settings: Any,
+) -> Federation:
+    """A federation from what a query finds in a database: `postgresql://USER@HOST/DATABASE` or `sqlite:///FILE`.
+
+    `query` is SQL that begins with SELECT or WITH, or a file of it, FILE.sql; it runs in a transaction that can only
+    read. A password is in ~/.pgpass or PGPASSWORD, never in the address. See `from_csv` for the other settings.
+    """
+    dataset = TableReader(client=client, target=target, **settings).read(address, query)
+    return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
 def from_frame(

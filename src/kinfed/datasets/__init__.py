@@ -14,6 +14,7 @@ DATASETS = Shelf(
         "synthetic": "synthetic:synthetic",
         "csv": "table:Table",
         "parquet": "table:Table",
+        "sql": "table:Table",
         "dg15": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg15.npz."),
         "dg60": Made("domains:domains", "Points [n, 2] of two classes in domains that are linked, from dg60.npz."),
         **{name: Made("images:images", form.summary(name)) for name, form in IMAGES.items()},
@@ -28,10 +29,17 @@ OWNED = frozenset(DATASETS) - {"digits", *IMAGES}  # whose examples come with th
 
 
 def is_table(name: str) -> bool:
-    """Whether a data set is your own file of rows."""
-    return name in ("csv", "parquet")
+    """Whether a data set is your own table of rows."""
+    return name in ("csv", "parquet", "sql")
 
 
 def called(settings: Mapping[str, Any]) -> str:
-    """The display name of a configured data set: its name, or that of a table's file or of the user's function."""
-    return Path(settings["path"]).stem if is_table(settings["name"]) else settings["name"].rpartition(":")[2]
+    """The display name of a configured data set: its name, or that of a table's file or of the user's function.
+
+    A database's is that of the file with the query, if there is one.
+    """
+    name: str = settings["name"]
+    if not is_table(name):
+        return name.rpartition(":")[2]
+    query = settings.get("query", "")
+    return Path(query if query.endswith(".sql") else settings["path"].partition("?")[0]).stem

@@ -1,8 +1,9 @@
-"""Your own table: CSV or Parquet, one row an example or a reading, with a column that says whose it is."""
+"""Your own table: a file, a folder or a database, one row an example or a reading, with a column that says whose."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..data.databases import check_address, is_address
 from ..data.dataset import Dataset
 from ..data.tables import TableReader
 
@@ -14,8 +15,16 @@ class Table(TableReader):
     `path` and `edges` are as seen from the working directory.
     """
 
-    path: str  # the file, .csv or .parquet, or a folder of such files
+    path: (
+        str  # the file, .csv or .parquet, a folder of such files, or a database: sqlite:///FILE, postgresql://HOST/NAME
+    )
+    query: str = ""  # what to read in a database: SQL, or a file FILE.sql
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if is_address(self.path):
+            check_address(self.path)  # here, before it is written into any config
 
     def __call__(self, data_dir: Path | None = None) -> Dataset:
         """The data set; it is not in the data directory."""
-        return self.read(self.path)
+        return self.read(self.path, self.query)

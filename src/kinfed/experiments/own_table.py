@@ -28,17 +28,19 @@ MANY = 200  # categories of a column, of which most are too rare to learn from
 SHOWN = 8  # names that a sentence lists
 
 
-def config(path: str | Path, client: str, target: str, overrides: list[str]) -> Table:
+def config(path: str | Path, client: str, target: str, overrides: list[str], query: str = "") -> Table:
     """The raw config that trains on a table, or a folder of tables, without a method: every owner is a client.
+
+    With a `query` the path is the address of a database.
 
     Clients with fewer than `LEAST` rows are left out, with a warning. Overrides are dotted.key=value. Raises UsageError
     for a file or columns that cannot be used, in one line that names the fix.
     """
-    path = Path(path)
-    frame = open_table(path)
+    frame = open_table(path, query)
     if not (client and target):
         raise UsageError(_unnamed(frame, client, target))
     settings = {"name": kind_of(path), "path": str(path), "client": client, "target": target, "least": LEAST}
+    settings |= {"query": query} if query else {}
     raw = override({"federation": {"dataset": settings}, "model": {"name": "mlp"}}, overrides)
     settings = raw["federation"]["dataset"]
     if not is_table(settings["name"]) or settings["path"] != str(path):

@@ -25,7 +25,7 @@ CONTROL, OURS_ONLY = "control", "ours only"  # kinds of rows that are not printe
 REFERENCE = "reference"  # a printed row that is not federated
 GROUPED = ("label_groups", "topologies")  # partitions with hidden groups
 BY_CLASS = ("pathological", "shards")  # partitions whose clients share classes with some of the others
-UNLINKED = ("digits", "csv", "parquet", *IMAGES)  # data sets without a graph of their own
+UNLINKED = ("digits", "csv", "parquet", "sql", *IMAGES)  # data sets without a graph of their own
 LEAST_ROUNDS = 5  # a scaled run has at least this many rounds, and evaluations
 
 

@@ -1,0 +1,211 @@
+"""How numbers and dates are written in a column of text, decided over the whole of it: 12 %, € 1,200.50, 31.01.2025."""
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import polars
+
+MISSING = {"na", "n/a", "null", "?"}  # among numbers and dates
+SAMPLE = 1_000  # cells that tell whether a column may be in a form at all
+UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|CZK|BRL|MXN|ZAR)\b"
+SIGN = r"+\x{2212}-"  # a minus sign of typography, too
+SPACE = r" '\x{2019}\x{a0}\x{202f}"  # between thousands
+AMOUNT = rf"^(?P<sign>[{SIGN}]?)\s*(?P<before>{UNIT})?\s*(?P<sign2>[{SIGN}]?)"
+AMOUNT += rf"(?P<body>\d[\d.,{SPACE}]*?)\s*(?P<after>{UNIT})?$"
+POINT = rf"^(\d+|[1-9]\d{{0,2}}(,\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(\.\d+)?$"
+COMMA = rf"^(\d+|[1-9]\d{{0,2}}(\.\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(,\d+)?$"
+DAYS = (
+    *("%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y", "%Y/%m/%d", "%Y.%m.%d"),
+    *("%d %B %Y", "%d-%B-%Y", "%B %d, %Y", "%B %d %Y"),  # %B is a month's name, also a short one
+)
+CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p")
+LIKE_DATE = (
+    r"^(\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})($|,? \d)"
+)
+SHORT_YEAR = r"^\d{1,2}[./-]\d{1,2}[./-]\d{2}($|,? \d)"
+
+
+class Unclear(Exception):
+    """What a cell says is not decided by its column."""
+
+    def __init__(self, row: int, told: str) -> None:
+        super().__init__(told)
+        self.row = row
+
+
+class Form(NamedTuple):
+    """A column as numbers, by the form in which it is written."""
+
+    values: NDArray[np.float64]  # [n] NaN for what is no number
+    note: str  # what one cell was read as
+
+
+def _known(column: "polars.Series") -> "polars.DataFrame":
+    """The cells of a column of text that have a value, without blanks around them, and their rows."""
+    import polars
+
+    cells = polars.DataFrame({"row": np.arange(len(column)), "text": column.str.strip_chars()})
+    missing = polars.col("text").str.to_lowercase().is_in(["", "nan", "nat", *MISSING])
+    return cells.filter(~missing.fill_null(True))
+
+
+def amounts(column: "polars.Series") -> Form | None:
+    """Amounts with a unit or separators between thousands; None if most cells are none.
+
+    Raises Unclear where cells have different units, or where nothing decides whether a comma is a decimal one.
+    """
+    import polars
+
+    odd = column.filter(column.cast(polars.Float64, strict=False).is_null()).str.strip_chars()
+    odd = odd.filter(odd != "").head(SAMPLE)
+    if 4 * odd.str.contains(AMOUNT).sum() <= len(odd):
+        return None
+    cells = _known(column)
+    cells = cells.with_columns(polars.col("text").str.extract_groups(AMOUNT).alias("parts")).unnest("parts")
+    cells = cells.with_columns(polars.coalesce("before", "after").alias("unit"))
+    read = cells.filter(polars.col("body").is_not_null())
+    if 2 * len(read) <= len(cells):
+        return None
+    unit = _unit(read)
+    way = _separated(read, unit)
+    if not way:
+        return None
+    drop, mark = (rf"[,{SPACE}]", ".") if way == POINT else (rf"[.{SPACE}]", ",")
+    body = read["body"].str.replace_all(drop, "").str.replace(mark, ".", literal=True)
+    negative = (read["sign"] + read["sign2"]).str.contains(r"[\x{2212}-]").to_numpy()
+    numbers = body.cast(polars.Float64).to_numpy() * np.where(negative, -1.0, 1.0)
+    values = np.full(len(column), math.nan)
+    values[read["row"].to_numpy()] = numbers
+    shown = int((read["text"] != body).to_numpy().argmax())
+    return Form(values, f"'{read['text'][shown]}' is read as {numbers[shown]:g}")
+
+
+def _unit(read: "polars.DataFrame") -> str | None:
+    """The one unit of all cells but zeros; raises Unclear where there are several."""
+    import polars
+
+    units = read["unit"].drop_nulls()
+    if not len(units):
+        return None
+    most: str = units.value_counts(sort=True)["unit"][0]
+    other = read.filter((polars.col("unit").fill_null("") != most) & polars.col("body").str.contains("[1-9]"))
+    if len(other):
+        row, text, unit = other["row"][0], other["text"][0], other["unit"][0]
+        what = f"is in {unit}" if unit else "has no unit"
+        raise Unclear(row, f"'{text}' {what}, but others of the column are in {most}; write all in one")
+    return most
+
+
+def _separated(read: "polars.DataFrame", unit: str | None) -> str:
+    """How fractions and thousands are separated, POINT or COMMA; "" for numbers that are not written in such a form.
+
+    Raises Unclear where nothing decides, or the cells differ.
+    """
+    body = read["body"]
+    point, comma = body.str.contains(POINT), body.str.contains(COMMA)
+    way, fits, _ = max(((POINT, point, 1), (COMMA, comma, 0)), key=lambda one: (one[1].sum(), one[2]))
+    grouped = body.str.contains(rf"^\d{{1,3}}[.,{SPACE}]\d{{3}}([.,{SPACE}]|$)")
+    if unit is None and not (grouped & fits).any():
+        return ""  # such as numbers with a decimal comma
+    if not fits.all():
+        at = int((~fits).to_numpy().argmax())
+        other = body.filter(fits & body.str.contains("[.,]"))
+        if unit is None and not len(other):
+            return ""
+        example = f", as '{other[0]}' is" if len(other) else ""
+        raise Unclear(
+            read["row"][at], f"'{read['text'][at]}' is not written as most of this column are{example}; mend it"
+        )
+    marks = body.str.contains("[.,]")
+    if not (point & comma & marks).any() or not (point & comma).all():
+        return way
+    mark = "," if body.str.contains(",", literal=True).any() else "."
+    if unit == "%":  # of which nobody has thousands
+        return COMMA if mark == "," else POINT
+    short = body.filter(~marks)
+    if not len(short) or (short.str.len_chars() > 3).any():
+        at = int(marks.to_numpy().argmax())
+        text = read["text"][at]
+        raise Unclear(
+            read["row"][at],
+            f"'{text}' may have thousands or a fraction behind the '{mark}', and nothing in the column decides; write "
+            f"{body[at].replace(mark, '')} or {body[at].replace(mark, '.')}",
+        )
+    return POINT if mark == "," else COMMA
+
+
+def dates(column: "polars.Series") -> Form | None:
+    """Dates that are not written as 2025-01-31, in seconds, infinity for other cells; None if most cells are none.
+
+    Raises Unclear where nothing decides whether the day or the month is first.
+    """
+    import polars
+
+    if not column.head(SAMPLE).str.strip_chars().str.contains(LIKE_DATE).any():
+        return None
+    cells = _known(column)
+    text = cells["text"].str.replace_all(r"\s+", " ").str.replace(r"^(\S+|.* \d{4}), (\d{1,2}:)", "$1 $2")
+    text = text.set(~text.str.contains(r"\d{4}"), None)
+    sample = text.drop_nulls().head(SAMPLE)
+    found = {day: _moments(text, day) for day in DAYS if _moments(sample, day).count()}
+    best = max(found, key=lambda day: int(found[day].count()), default="")
+    if not best:
+        return None
+    taken, shown = found[best], 0
+    other = found.get(f"{best[3:5]}{best[2]}{best[:2]}{best[5:]}")
+    if 2 * (taken.is_not_null() | (False if other is None else other.is_not_null())).sum() <= len(cells):
+        return None
+    if other is not None:
+        shown = _decided(cells, taken, other)
+    values = np.full(len(column), math.nan)
+    seconds = taken.dt.timestamp("us").cast(polars.Float64) / 1e6
+    values[cells["row"].to_numpy()] = seconds.fill_null(math.inf).to_numpy()
+    shown = shown if taken[shown] is not None else int(taken.is_not_null().to_numpy().argmax())
+    return Form(values, f"'{cells['text'][shown]}' is read as {taken[shown]:%Y-%m-%d}")
+
+
+def _moments(text: "polars.Series", day: str) -> "polars.Series":
+    """[n] dates whose days are written so, with or without a time of day; null for others."""
+    import polars
+
+    found = polars.Series([None] * len(text), dtype=polars.Datetime("us"))
+    for clock in CLOCKS:
+        left = found.is_null() & text.is_not_null()
+        if not left.any():
+            break
+        each = text.set(~left, None).str.to_datetime(day + clock, strict=False, time_unit="us")
+        found = polars.select(polars.coalesce([found, each])).to_series()
+    return found
+
+
+def _decided(cells: "polars.DataFrame", taken: "polars.Series", other: "polars.Series") -> int:
+    """A cell that is no date in the `other` order of day and month, or a date that is the same in both.
+
+    Raises Unclear where cells differ in their order, or none decides.
+    """
+    against, decides = (taken.is_null() & other.is_not_null()), (taken.is_not_null() & other.is_null())
+    first = int(decides.to_numpy().argmax())
+    if against.any() and decides.any():
+        at = int(against.to_numpy().argmax())
+        told = f"'{cells['text'][at]}' and '{cells['text'][first]}' have day and month in different orders"
+        raise Unclear(cells["row"][at], f"{told}; write all one way, such as {other[at]:%Y-%m-%d}")
+    differ = (taken != other).fill_null(False)
+    if not decides.any() and differ.any():
+        at = int(differ.to_numpy().argmax())
+        raise Unclear(
+            cells["row"][at],
+            f"'{cells['text'][at]}' may be {taken[at]:%d %B} or {other[at]:%d %B}, and the column does not decide; "
+            f"write {taken[at]:%Y-%m-%d} or {other[at]:%Y-%m-%d}",
+        )
+    return first
+
+
+def short_years(column: "polars.Series") -> str:
+    """A cell of a column most of which look like dates whose year has two digits; "" if there is none."""
+    cells = _known(column.head(SAMPLE))["text"]
+    like = cells.filter(cells.str.contains(SHORT_YEAR))
+    return like[0] if 2 * len(like) > len(cells) else ""
