@@ -11,15 +11,9 @@ BIN = .venv/bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-DEMO = local fedavg fedavg-ft cfl fedamp sfl fedcedar fedaghn pfedgat
-
 demo: .venv/installed
 	rm -rf runs/demo
-	for method in $(DEMO); do $(BIN)/kinfed run $$method --beside none --out runs/demo/$$method || exit 1; echo >&2; done
-	$(BIN)/kinfed compare $(addprefix runs/demo/,$(DEMO))
-	@echo
-	@echo "The learned graph: runs/demo/fedaghn/relation.png (four blocks: the four hidden groups)"
-	@echo "Beside it: accuracy by round and by client, classes by client, and every client's model."
+	$(BIN)/kinfed demo
 
 # A worker for each core, of one thread each (tests/conftest.py).
 test: .venv/installed

@@ -1,0 +1,42 @@
+"""What is installed: every file that kinfed reads is in the wheel, and the tests pass from there."""
+
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+from installed import ROOT, built, tracked
+
+PACKAGE = ROOT / "src" / "kinfed"
+
+
+def test_every_data_file_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["kinfed"]
+    declared = {path.relative_to(ROOT).as_posix() for pattern in patterns for path in PACKAGE.glob(pattern)}
+    data = {path for path in tracked() if path.startswith("src/kinfed/") and not path.endswith(".py")}
+    assert len(data) > 30
+    assert data - declared == set()
+
+
+def test_every_folder_of_code_is_a_package():
+    """Or setuptools would leave it out."""
+    folders = {path.parent for path in PACKAGE.rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file(tmp_path):
+    with zipfile.ZipFile(built(tmp_path)) as wheel:
+        names = set(wheel.namelist())
+    assert {path.removeprefix("src/") for path in tracked() if path.startswith("src/kinfed/")} <= names
+    assert {name for name in names if name.startswith("tests")} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("versions", [[], ["--lowest"]], ids=["newest", "lowest"])
+def test_the_tests_pass_from_the_wheel(versions):
+    done = subprocess.run([sys.executable, Path(__file__).with_name("installed.py"), *versions], check=False)
+    assert done.returncode == 0
