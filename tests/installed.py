@@ -1,8 +1,8 @@
 """Run the tests on kinfed as users install it: python tests/installed.py [--lowest] [WHAT PYTEST TAKES ...]
 
 Builds the sdist, and of that the wheel; installs the wheel into an empty virtual environment, with the versions of
-constraints.txt or, with --lowest, with the lowest that pyproject.toml names; makes the first run of a newcomer; and runs
-the tests in a folder of their own, without src/. All of that is in a folder that is deleted at the end.
+constraints.txt or, with --lowest, with the lowest that pyproject.toml names; makes a newcomer's first run; and runs the
+tests in a folder of their own, without src/. All of that is in a folder that is deleted at the end.
 """
 
 import argparse
@@ -67,11 +67,11 @@ def installed(place: Path, wheel: Path, constraints: Path) -> Path:
 
 
 def lowest() -> list[str]:
-    """The lowest version of each package that pyproject.toml names, as constraints; of tools only those of its extras."""
+    """The lowest version of each package that pyproject.toml names, as constraints."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *(one for each in extras.values() for one in each)]
-    return [one.replace(">=", "==") for one in named if re.search("[=>]=", one)]
+    return [re.sub(r"\[.*\]", "", one).replace(">=", "==") for one in named if re.search("[=>]=", one)]
 
 
 def copy(place: Path) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ from rich.console import Console
 
 from ..datasets import called
 from ..errors import UsageError
-from ..experiments import beside, config
+from ..experiments import beside, config, tracking
 from ..experiments.choice_folder import Request
 from ..experiments.config import Experiment, Table
 from ..experiments.launch import launch, resume
 from ..simulation import distributed
+from ..simulation.execution import Execution
 from . import own_file
 from .choose import choose_for, show_choice
 from .report import show_page, write_page
@@ -22,7 +24,7 @@ from .running import Bar, data_dir, execution, options, show
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands to the parser."""
-    running = options()
+    running = _followed()
     run = commands.add_parser(
         "run",
         parents=[own_file.columns(), running, common],
@@ -72,8 +74,23 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     again.set_defaults(command=_resume)
 
 
+def _followed() -> argparse.ArgumentParser:
+    """Options for how to run, and where to follow it."""
+    running = argparse.ArgumentParser(add_help=False, parents=[options()])
+    running.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="follow it in tensorboard, mlflow (at MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        "repeated; resume goes on where the run was followed (docs/tracking.md)",
+    )
+    return running
+
+
 def _run(args: argparse.Namespace, console: Console) -> None:
     wanted = beside.parse(args.beside)
+    tracking.check(args.track)
     raw, yours = own_file.read(args.source, args, args.method), own_file.is_table(args.source)
     if yours and "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
@@ -85,13 +102,17 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if yours:
         _tell(experiment, args, console)
     with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
-        summary = launch(experiment, args.out, execution(args, bar), data_dir(args), wanted, bar.begin)
+        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin)
     if summary:  # the process that leads has one
         show(summary, args, console, hint=wanted == "auto")
     if summary and yours and not args.quiet:
         console.print(f"repeat it with: kinfed run {summary.out}/config.toml --out DIR", soft_wrap=True)
     if summary and args.open:
         _open(Path(summary.out), args, console)
+
+
+def _tracked(args: argparse.Namespace, bar: Bar) -> Execution:
+    return replace(execution(args, bar), track=tuple(args.track))
 
 
 def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
@@ -113,6 +134,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     """Train on a table with the method that suits it."""
     stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
     request = Request(raw, args.out or stem, data_dir(args), args.budget)
+    if args.track:
+        raise UsageError("--track goes with --method: finding a method trains many runs; track the one that it finds")
     if args.beside != "auto":
         raise UsageError("--beside goes with --method; without it Local and FedAvg are always beside the winner")
     request.check()
@@ -124,7 +147,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
 
 def _resume(args: argparse.Namespace, console: Console) -> None:
     wanted = beside.parse(args.beside or "none")
+    tracking.check(args.track)
     with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
-        summary = resume(args.folder, execution(args, bar), data_dir(args), wanted, bar.begin)
+        summary = resume(args.folder, _tracked(args, bar), data_dir(args), wanted, bar.begin)
     if summary:
         show(summary, args, console)

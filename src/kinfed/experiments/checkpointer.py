@@ -2,6 +2,8 @@
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -110,11 +112,19 @@ class Checkpointer:
             self._saved = time.perf_counter()
             self._took = self._saved - now
 
-    def on_failure(self, problem: BaseException) -> None:
-        """Keep the last complete round of a run that a problem has ended.
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Keep the last complete round of a run that a problem ends in this block.
 
         Several processes are interrupted in different rounds, so there the last checkpoint remains.
         """
+        try:
+            yield
+        except (RunError, KeyboardInterrupt) as problem:
+            self._on_failure(problem)
+            raise
+
+    def _on_failure(self, problem: BaseException) -> None:
         apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()
         if self._path and self._kept < self.at.done == self._history.done and not apart:
             with held():

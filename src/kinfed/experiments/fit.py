@@ -23,13 +23,14 @@ from ..core.sharing import Sharing, divide
 from ..core.tasks import Classification, Forecasting, Regression, selected_task
 from ..core.trees import Tree
 from ..data.federation import Federation
-from ..errors import RunError, UsageError
+from ..errors import UsageError
 from ..simulation import distributed
 from ..simulation.attacked_fleet import AttackedFleet
 from ..simulation.distributed import Distributed
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from .checkpointer import Checkpointer
+from .following import followed
 from .run import Run
 from .run_folder import RunFolder
 
@@ -78,16 +79,19 @@ def fit(
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
     whole: Fleet = fleet
     if attack is not None and attackers.any():
-        history.honest = ~attackers
-        shared = Sharing.of(method, model.layout).shared
+        history.honest, shared = ~attackers, Sharing.of(method, model.layout).shared
         whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
     at = checkpointer.begin(divided, roster, fleet, history)
 
-    def after(round: int, server: Tree) -> None:
-        checkpointer.after(round, server, rounds.last)
-        execution.progress(history, rounds.count)
+    origin, layers = divided.origin_of(roster), Sharing.of(method, model.layout).layers
+    tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, layers)
+    with tracked as follow, checkpointer.guard():
 
-    try:
+        def after(round: int, server: Tree) -> None:
+            checkpointer.after(round, server, rounds.last)
+            execution.progress(history, rounds.count)
+            follow(history)
+
         engine.run(
             divided,
             roster,
@@ -100,12 +104,9 @@ def fit(
             begin=at.done,
             after=after,
         )
-    except (RunError, KeyboardInterrupt) as problem:
-        checkpointer.on_failure(problem)
-        raise
     if rounds.until:
         checkpointer.keep()
-    origin, took = divided.origin_of(roster), checkpointer.at.seconds
+    took = checkpointer.at.seconds
     return Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack)
 
 

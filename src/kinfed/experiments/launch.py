@@ -16,6 +16,7 @@ from . import beside as others
 from . import config, own_parts
 from .config import Experiment
 from .fit import fit
+from .following import catch_up
 from .race import BASES
 from .results import write_run
 from .run import Run
@@ -89,6 +90,7 @@ def resume(
     finished = distributed.agree(folder.is_finished)
     if finished and distributed.leads():
         folder.tidy()
+        catch_up(folder, execution.track)
     if finished and not beside:
         return folder.read_summary() if distributed.leads() else None
     experiment = config.of_run(folder.config)
