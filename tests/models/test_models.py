@@ -20,7 +20,7 @@ SERIES = ("rnn", "gru")
 
 def shape_for(name):
     """A small example's shape that the model takes."""
-    return (5, 2) if name in SERIES else (1, 16, 20)
+    return (5, 2) if name in SERIES else (7,) if name == "text" else (1, 16, 20)
 
 
 def parameters(module):
@@ -51,6 +51,8 @@ def parameters(module):
         ("rnn", (12, 2), 12, {}, 5_132),
         ("rnn", (12, 2), 12, {"cell": "gru"}, 13_836),
         ("gru", (12, 2), 12, {}, 62_501),
+        ("text", (80,), 80, {}, 80 * 8 + 3 * 64 * (8 + 64 + 2) + 80 * 65),
+        ("text", (80,), 2, {"symbols": 90, "embedding": 4, "cell": "rnn", "hidden": 5}, 90 * 4 + 5 * (4 + 5 + 2) + 12),
     ],
 )
 def test_parameters(name, shape, outputs, settings, count):

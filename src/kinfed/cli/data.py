@@ -18,7 +18,7 @@ from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.split import SPLITS
-from ..datasets import DATASETS, called
+from ..datasets import DATASETS, TABLES, YOURS, called
 from ..datasets.sources import ORIGINALS, obtain, sha256
 from ..errors import UsageError, nearest, several
 from ..experiments import config, own_table, parts
@@ -27,7 +27,12 @@ from . import own_file
 from .console import literal
 from .running import plain
 
-WITHOUT_FILE = {"digits": "built in", "synthetic": "built in", **dict.fromkeys(("csv", "parquet", "sql"), "your table")}
+WITHOUT_FILE = {
+    "digits": "built in",
+    "synthetic": "built in",
+    **dict.fromkeys(YOURS, "your files"),
+    **dict.fromkeys(TABLES, "your table"),
+}
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:

@@ -55,8 +55,8 @@ def kind_of(source: str | Path) -> str:
     return path.suffix.lower()[1:] if path.suffix.lower() in SUFFIXES else ""
 
 
-def frame_of(data: Any) -> Frame:
-    """A frame of polars or pandas as a table; raises UsageError for anything else."""
+def frame_of(data: Any, name: str = "the frame") -> Frame:
+    """A frame of polars or pandas as a table; raises UsageError for anything else. `name` is for errors."""
     import polars
 
     if isinstance(data, polars.LazyFrame):
@@ -64,9 +64,9 @@ def frame_of(data: Any) -> Frame:
     if not isinstance(data, polars.DataFrame):
         data = _from_pandas(data)
     if not data.height or not data.width:
-        raise UsageError("the frame has no rows")
-    table, strange = _plain(_named("the frame", data.columns, data))
-    return Frame("the frame", table, lambda row: f"the frame, row {row + 1}", strange)
+        raise UsageError(f"{name} has no rows")
+    table, strange = _plain(_named(name, data.columns, data))
+    return Frame(name, table, lambda row: f"{name}, row {row + 1}", strange)
 
 
 def _answer(address: str, query: str) -> Frame:

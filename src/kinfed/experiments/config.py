@@ -22,7 +22,7 @@ from ..core.tasks import TASKS, Classification, Task, check_selection
 from ..data.dataset import Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
-from ..datasets import DATASETS, OWNED, called, is_table
+from ..datasets import DATASETS, OWNED, YOURS, called
 from ..errors import UsageError, nearest
 from ..files import replacing
 from ..graphs import GRAPHS
@@ -248,8 +248,8 @@ def _names_first(overrides: list[tuple[str, Any, str]]) -> list[tuple[str, Any, 
 
 
 def _is_yours(dataset: Any) -> bool:
-    """Whether a data set is the user's own table or code."""
-    return is_table(str(dataset)) or own_parts.is_path(dataset)
+    """Whether a data set is the user's own files or code."""
+    return str(dataset) in YOURS or own_parts.is_path(dataset)
 
 
 def _dataset_in(table: Table) -> Any:
@@ -326,13 +326,15 @@ def _over(settings: Table, chosen: Table) -> Table:
 def resolve(raw: Table) -> Experiment:
     """Make every part; the experiment's table has every default filled in.
 
-    By default examples that have owners are divided by owner, and the model for your own table is a small MLP.
+    By default examples that have owners are divided by owner, and the model for your own data is a small MLP, or for
+    text the model `text`.
     """
     federation = table_of(raw, "federation", "")
     dataset, dataset_table = make(DATASETS, federation.get("dataset"), "federation.dataset", given=1)
     if _is_yours(dataset_table["name"]):
         model = raw.get("model", {})
-        raw = raw | {"model": {"name": "mlp", **model} if isinstance(model, dict) else model}
+        usual = YOURS.get(dataset_table["name"], "mlp")
+        raw = raw | {"model": {"name": usual, **model} if isinstance(model, dict) else model}
     parts = learning(raw, frozenset({"federation", "attack"}))
     check_keys(federation, {"dataset", "clients", "partition", "split", "graph", "task", *BY_CLASS}, "federation.")
     dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None

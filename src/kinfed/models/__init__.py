@@ -14,6 +14,7 @@ MODELS = Shelf(
         "resnet18": "resnet18:resnet18",
         "rnn": "rnn:rnn",
         "gru": "gru:gru",
+        "text": "text:text",
     },
     base="torch.nn:Module",
 )

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..datasets import YOURS
 from ..datasets.files import IMAGES
 from ..errors import UsageError, nearest
 from ..methods import METHODS
@@ -25,7 +26,7 @@ CONTROL, OURS_ONLY = "control", "ours only"  # kinds of rows that are not printe
 REFERENCE = "reference"  # a printed row that is not federated
 GROUPED = ("label_groups", "topologies")  # partitions with hidden groups
 BY_CLASS = ("pathological", "shards")  # partitions whose clients share classes with some of the others
-UNLINKED = ("digits", "csv", "parquet", "sql", *IMAGES)  # data sets without a graph of their own
+UNLINKED = ("digits", *YOURS, *IMAGES)  # data sets without a graph of their own
 LEAST_ROUNDS = 5  # a scaled run has at least this many rounds, and evaluations
 
 
