@@ -18,14 +18,14 @@ FLOORS = (  # folders import from floors below their own, never from beside or a
     ("methods", "attacks"),
     ("papers", "simulation", "baselines"),
     ("experiments",),
-    ("analyses", "flower", "report"),
+    ("analyses", "flower", "report", "serving"),
     ("cli",),
 )
 LEVEL = {folder: level for level, folders in enumerate(FLOORS) for folder in folders}
 AT_THE_ROOT = {"__init__", "__main__", "errors", "files", "interrupts"}
 # Libraries that take long to import, or that only some have: imported where they are used.
 HEAVY = {"PIL", "cryptography", "flwr", "matplotlib", "networkx", "polars", "pooch", "psycopg", "requests", "scipy"}
-HEAVY |= {"mlflow", "prometheus_client", "sklearn", "torch", "uvicorn"}
+HEAVY |= {"mlflow", "onnx", "onnxruntime", "onnxscript", "prometheus_client", "sklearn", "starlette", "torch", "uvicorn"}
 # Folders whose functions may import from kinfed itself, and why.
 LATE = {"cli": "so that help and errors about arguments need not wait for PyTorch"}
 LONGEST, MOST_ARGUMENTS = 50, 10

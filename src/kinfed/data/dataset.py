@@ -28,12 +28,15 @@ class Dataset:
     stratify: bool = False  # whether each class is split on its own unless the split says otherwise
     # Takes a data set with these examples, after a partition, and all training rows [n]; returns it scaled by the mean
     # and deviation of these rows.
-    prepare: Callable[["Dataset", Tensor], "Dataset"] | None = None
+    prepare: "Prepare | None" = None
     # The scale that `prepare` used, needed to apply a model to new examples: mean and deviation of each of `inputs`
     # (and of `targets`, if outputs are scaled) by name; a scaled number is (value - mean) / deviation.
     scale: Mapping[str, Any] = field(default_factory=dict)
     columns: Description | None = None  # of a table, as `prepare` found them
     places: Tensor | None = None  # [N, 2] where the owners are, if that is known: latitude and longitude, in degrees
+
+
+Prepare = Callable[[Dataset, Tensor], Dataset]
 
 
 class Parts(NamedTuple):

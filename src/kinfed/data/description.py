@@ -108,6 +108,11 @@ class Description:
         places of classes; [n, 1] a number in its own unit; [n, k] several in standard deviations. Raises UsageError
         that names the line and column of what cannot be used.
         """
+        x = self.encode(frame, client)
+        return x, self._answers(frame) if all(one.name in frame.columns for one in self.targets) else None
+
+    def encode(self, frame: Frame, client: str | None = None) -> Tensor:
+        """x alone, see `apply`."""
         used = [column for column in self.inputs if not isinstance(column, Unused)]
         frame.need([column.name for column in used])
         raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
@@ -116,8 +121,7 @@ class Description:
         owners, who = [client or ""], np.zeros(len(frame), np.int64)
         if client is None and self.client in frame.columns:
             owners, who = frame.words(self.client)
-        x = self.features(raw, owners, who, torch.float32)
-        return x, self._answers(frame) if all(one.name in frame.columns for one in self.targets) else None
+        return self.features(raw, owners, who, torch.float32)
 
     def _warn_of_new(self, frame: Frame, raw: Mapping[str, Raw]) -> None:
         """Warn of categories that no training row had, where these are no input."""

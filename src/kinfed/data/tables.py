@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,14 @@ from ..core.settings import Count, CountOrZero, Settings
 from ..core.tasks import Classification, Forecasting, Regression, Task
 from ..errors import UsageError
 from .cells import DAY, FEW, Frame, Words, natural
-from .dataset import Dataset, rows_by_owner
+from .dataset import Dataset, Prepare, rows_by_owner
 from .description import Raw, raw_of
 from .federation import Federation, divide
 from .graph_files import read as read_graph
 from .owners import Owners
 from .preparation import Preparation
 from .reading import frame_of, open_table
+from .series import Series
 from .split import Split
 from .windows import Windows
 
@@ -122,7 +123,7 @@ class TableReader(Settings):
             held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
         if self.past:
             cut = Windows(self.past, self.horizon, horizons=self.horizons)
-            return _series(frame, held, self.targets[0], self.time, cut, self.least)
+            return _series(frame, held, self, cut)
         return self._rows(frame, held)
 
     def inputs(self, frame: Frame) -> list[str]:
@@ -297,10 +298,11 @@ def _target(
     return y, task, (), {name: np.isnan(values) for name, values in columns.items()}
 
 
-def _series(frame: Frame, held: Owners, target: str, time: str, cut: Windows, least: int) -> Dataset:
+def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Dataset:
     """Windows of one series per client, from rows in any order."""
+    target, time = reader.targets[0], reader.time
     readings = frame.numbers(target)
-    held = held.keep(~np.isnan(readings), least, f"known values of '{target}'", frame.name)
+    held = held.keep(~np.isnan(readings), reader.least, f"known values of '{target}'", frame.name)
     moments, steps, dated = frame.moments(time, held, series=True)
     assigned = held.who >= 0
     known_steps = np.unique(steps[assigned])  # steps at which anybody has a row
@@ -309,7 +311,17 @@ def _series(frame: Frame, held: Owners, target: str, time: str, cut: Windows, le
     length = (moments.max() - moments.min()) / max(int(steps.max()), 1)
     pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
     clock = (moments.min() + known_steps * length) % DAY / DAY if dated and length < DAY else None
+    paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
+    series = Series(reader.client, time, target, cut.past, length if paced else None, dated, clock is not None)
     try:
-        return cut(values, known_steps, held.names, clock=clock, graph=held.graph)
+        dataset = cut(values, known_steps, held.names, clock=clock, graph=held.graph)
     except UsageError as problem:
         raise UsageError(f"{frame.name}: {problem} ({pace})") from None
+    assert dataset.prepare is not None
+    return replace(dataset, prepare=partial(_scaled, dataset.prepare, series))
+
+
+def _scaled(prepare: Prepare, series: Series, dataset: Dataset, rows: Tensor) -> Dataset:
+    """What `prepare` makes of the data set, which also says how to cut windows of new readings."""
+    dataset = prepare(dataset, rows)
+    return replace(dataset, scale={**dataset.scale, "series": series.to_dict()})

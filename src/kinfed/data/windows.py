@@ -64,7 +64,7 @@ class Windows(Settings):
         usable = self._usable(known, at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
-        filled = _carried_forward(readings, at)
+        filled = carried_forward(readings, at)
         size = count * length - self.span + 1
         flat = readings.view(-1)
         y = flat.as_strided((size, self.horizon), (1, 1), self.past)
@@ -141,7 +141,7 @@ def _inputs(series: Tensor, clock: NDArray[np.float64] | None, past: int, size: 
     return held.as_strided((size, past, width), (width, width, 1))
 
 
-def _carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
+def carried_forward(readings: Tensor, steps: Tensor) -> Tensor:
     """readings: [N, T] with each NaN replaced by the last known reading since the last gap in steps: [T], if any."""
     place = torch.arange(readings.shape[1])
     gap = torch.nn.functional.pad(steps.diff() != 1, (1, 0))

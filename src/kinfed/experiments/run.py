@@ -23,6 +23,7 @@ from ..errors import UsageError, nearest
 from ..metrics.classification import count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
+from .predictor import Predictor, Source
 from .tested import Tested, intervals, verdict
 
 BLOCK, MANY = 512, 1 << 16  # test examples in one pass through a model, and in one of scores
@@ -73,6 +74,12 @@ class Run:
         i = client_index(self.federation.names, client)
         personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
         return self.method.export(self.model, personal)
+
+    def predictor(self, client: int | str | None = None) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names."""
+        name = None if client is None else self.federation.names[client_index(self.federation.names, client)]
+        source = Source(type(self.method).__name__.lower(), self.history.chosen)
+        return Predictor.of(self.summary(), self.load_model, lambda _: source, name)
 
     def tested(self, split: str = "test") -> list[Tensor]:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.

@@ -20,6 +20,7 @@ from ..data.description import Description
 from ..errors import UsageError
 from . import config
 from .config import Experiment
+from .predictor import Predictor, Source
 from .run import client_index
 from .run_folder import RunFolder
 
@@ -164,6 +165,15 @@ class Saved:
             return kept.method.export(kept.model, personal)
         except (*UNREADABLE, AttributeError) as problem:
             raise _unfit(kept.folder, problem) from None
+
+    def source(self, client: int | str) -> Source:
+        """The method and the kind of model that answer for a client."""
+        kept = self.of(client).summary
+        return Source(kept.method, kept.chosen)
+
+    def predictor(self, client: int | str | None = None) -> Predictor:
+        """What applies a client's model to new rows; without a client, that of the client whom each row names."""
+        return Predictor.of(self.summary, self.module, self.source, None if client is None else self.name(client))
 
     @cached_property
     def _file(self) -> Any:

@@ -1,0 +1,50 @@
+"""kinfed export."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import several
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    export = commands.add_parser(
+        "export",
+        parents=[common],
+        description="Write clients' models as files that need no kinfed, each with a model card beside it. onnx and "
+        "pt2 hold what is done to rows, too: scales, categories, missing cells; safetensors holds tensors alone.",
+        epilog="example: kinfed export my-run --client all --format onnx --out models",
+    )
+    export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
+    export.add_argument("--client", metavar="NAME", default="all", help="whose model (default: all)")
+    export.add_argument("--format", choices=["onnx", "pt2", "safetensors"], default="onnx", help="default: onnx")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the files")
+    export.add_argument("--licence", default="", metavar="TEXT", help="what the cards say under licence")
+    export.add_argument("--force", action="store_true", help="write over files that are there")
+    export.set_defaults(command=_export)
+
+
+def _export(args: argparse.Namespace, console: Console) -> None:
+    from ..experiments.saved import load_run  # it imports PyTorch
+    from ..serving.export import export
+
+    saved = load_run(args.run)
+    everyone = args.client == "all" and "all" not in saved.names
+    clients = saved.names if everyone else [args.client]
+    made = list(export(saved, clients, args.format, args.out, args.licence, args.force))
+    if args.json:
+        print(json.dumps([one._asdict() | {"path": str(one.path)} for one in made]))
+        return
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("client", "file", "kB", "seconds", "from PyTorch"):
+        shown.add_column(heading, justify="left" if heading in ("client", "file") else "right")
+    for one in made[:20]:
+        apart = "" if one.apart is None else f"{one.apart:.0e}"
+        shown.add_row(one.client, str(one.path), f"{one.size / 1e3:,.0f}", f"{one.seconds:.2f}", apart)
+    console.print(shown)
+    console.print(f"{several(len(made), 'model')} in {args.out}, a card beside each", soft_wrap=True)

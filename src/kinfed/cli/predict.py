@@ -1,0 +1,75 @@
+"""kinfed predict."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import UsageError
+from ..files import make_folder, replacing
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    predict = commands.add_parser(
+        "predict",
+        parents=[common],
+        description="Predict new rows with the models of a finished run. Everything that was done to training rows is "
+        "done to these: scales, categories, missing cells, dates, windows of series. The answers are CSV on standard "
+        "output, a line for each row: which client's model answered, by which method; the class, and the probability "
+        "of each, or numbers in the target's own unit.",
+        epilog="examples: kinfed predict my-run --client Ulm new.csv > out.csv; kinfed predict my-run new.csv -o "
+        "out.parquet",
+    )
+    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
+    predict.add_argument(
+        "rows", type=Path, metavar="FILE", help="new rows: .csv, .parquet or a folder of these; or .npz with x"
+    )
+    predict.add_argument(
+        "--client",
+        metavar="NAME",
+        default="all",
+        help="whose model answers (default: all, so that the column of clients says it, row by row)",
+    )
+    predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write .csv or .parquet there instead")
+    predict.set_defaults(command=_predict)
+
+
+def _predict(args: argparse.Namespace, console: Console) -> None:
+    from ..experiments.saved import load_run  # it imports PyTorch
+
+    if args.out is not None and args.out.suffix.lower() not in (".csv", ".parquet"):
+        raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
+    saved = load_run(args.run)
+    named = None if args.client == "all" and "all" not in saved.names else args.client
+    found = answers(saved.predictor(named), args.rows)
+    if args.out is not None:
+        make_folder(args.out.parent)
+        with replacing(args.out) as part:
+            found.write_csv(part) if args.out.suffix.lower() == ".csv" else found.write_parquet(part)
+        if args.json:
+            print(json.dumps({"out": str(args.out), "rows": len(found)}))
+    elif args.json:
+        print(json.dumps(found.to_dicts(), default=str))
+    else:
+        sys.stdout.flush()
+        found.write_csv(sys.stdout.buffer)
+
+
+def answers(predictor: Any, path: Path) -> Any:
+    """A frame of answers to the rows in a file."""
+    from ..data.reading import open_table
+    from ..datasets import directory
+
+    if path.suffix.lower() != ".npz":
+        return predictor(open_table(path))
+    if not path.is_file():
+        raise UsageError(f"there is no file {path} (in {Path.cwd()})")
+    arrays = directory.read(path.parent, path.stem, ("x",), ("client",))[1]
+    if arrays["x"].dtype.kind not in "fiu":
+        raise UsageError(f"{path}: x must be numbers; got {arrays['x'].dtype}")
+    names = arrays["client"].astype(str).tolist() if "client" in arrays and predictor.client is None else None
+    return predictor.arrays(arrays["x"], names)

@@ -1,0 +1,1 @@
+"""What a finished run's models are used for: exports, and a service that answers by HTTP."""

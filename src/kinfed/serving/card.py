@@ -1,0 +1,129 @@
+"""Cards: what a reader of an exported model must know of it, as Markdown."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import __version__
+from ..data.columns import Calendar, Category, Number
+from ..errors import UsageError
+from ..experiments.run_folder import RunFolder
+from ..experiments.saved import Saved
+from .whole import words
+
+MOST = 5  # clients that a card lists
+
+
+def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
+    """The card of a client's exported model."""
+    kept, source = saved.of(client), saved.source(client)
+    summary = kept.summary
+    score = summary.scores[summary.chosen]
+    facts = {
+        "licence": licence or "(none given: fill in under which licence the model may be used)",
+        "file": path.name,
+        "sha256": digest,
+        "client": client,
+        "method": f"{source.method}, model '{source.model}'",
+        "round": f"{score.get('round', '?')} of {summary.rounds}",
+        "data": _data(saved),
+        "parameters": f"{summary.parameters:,}",
+        "made with": f"kinfed {__version__}, seed {summary.seed}",
+    }
+    lines = [f"# {path.name}: the model of client {client}", "", "| | |", "| --- | --- |"]
+    lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
+    lines += ["", "## Scores", "", *_scores(saved, client), "", "## Whom it listens to", "", *_listens(kept, client)]
+    lines += ["", "## Cautions", "", *_cautions(saved, kept), "", "## Use", "", *_use(saved, path, client, apart)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: object) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ")
+
+
+def _data(saved: Saved) -> str:
+    dataset = saved.summary.federation.get("dataset", {})
+    path = f" ({dataset['path']})" if isinstance(dataset, dict) and "path" in dataset else ""
+    return f"{saved.summary.dataset}{path}, {saved.summary.clients} clients"
+
+
+def _score_of(folder: RunFolder, client: str) -> float | None:
+    """A client's test score in a finished run; None if there is none."""
+    if not folder.is_finished:
+        return None
+    summary = folder.read_summary()
+    names = summary.names or []
+    scores = (summary.clients_scores or {}).get(summary.chosen)
+    return None if scores is None or client not in names else scores[names.index(client)]
+
+
+def _scores(saved: Saved, client: str) -> list[str]:
+    """A table of this model's test score, and those of Local and FedAvg for the same client."""
+    folder, summary = saved.folder, saved.of(client).summary
+    places = {f"this model ({summary.method})": saved.of(client).folder}
+    others = {"local": "Local: learning alone", "fedavg": "FedAvg: one model for all"}
+    places |= {said: folder.beside(name) for name, said in others.items() if name != summary.method}
+    if summary is not saved.summary:
+        places[f"the run's method ({saved.summary.method})"] = folder
+    rows = [f"| | test {summary.metric} of {client} |", "| --- | --- |"]
+    for said, place in places.items():
+        score = _score_of(place, client)
+        rows.append(f"| {said} | {'not trained beside the run' if score is None else f'{score:.4g}'} |")
+    better = "higher" if summary.higher_is_better else "lower"
+    return [*rows, "", f"A {better} score is better."]
+
+
+def _listens(kept: Saved, client: str) -> list[str]:
+    """The clients with the largest weights in this one's model."""
+    try:
+        relations = kept.folder.read_relations()
+    except UsageError as problem:
+        return [f"{problem}."]
+    weights: Any = relations.weights[relations.selected]
+    weights = weights.mean(0) if weights.ndim == 3 else weights  # over layers
+    row = weights if weights.ndim == 1 else weights[kept.names.index(client)]
+    order = [i for i in np.argsort(-row, kind="stable")[:MOST] if row[i] > 0]
+    each = [f"- {kept.names[i]}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
+    layers = ", the mean over layers" if relations.weights.ndim == 4 else ""
+    return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *each]
+
+
+def _cautions(saved: Saved, kept: Saved) -> list[str]:
+    said = [kept.summary.caution] * bool(kept.summary.caution) + list(kept.summary.warnings)
+    attackers = saved.summary.attackers
+    said += [f"trained under attack by {', '.join(attackers[:MOST])}"] * bool(attackers)
+    general = (
+        "It was made for this client's rows; the scores are of this client's test rows, and say nothing of others'."
+    )
+    return [f"- {_cell(one)}" for one in [general, *said]]
+
+
+def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str]:
+    """How the file is used."""
+    description, kind = saved.description, path.suffix[1:]
+    if kind == "safetensors":
+        return [
+            "The tensors alone, by the names of the module's state: load them with `safetensors.torch.load_file`. "
+            "Inputs are scaled as the run's summary.json says under `scale` and `columns`."
+        ]
+    agree = f" Its answers are within {apart:.1e} of PyTorch's, relative to the largest." if apart is not None else ""
+    how = "onnxruntime.InferenceSession" if kind == "onnx" else "torch.export.load"
+    lines = [f"Load it with `{how}`; scales and missing cells are inside.{agree}", ""]
+    if description is None:
+        what = "windows in the readings' own unit, NaN where one is missing" if saved.predictor(client).readings else ""
+        shape = ", ".join(str(one) for one in saved.summary.shape or ())
+        return [*lines, f"- `x`: float32 [n, {shape}], {what or 'as in training'}"]
+    for column in description.inputs:
+        if isinstance(column, Number):
+            lines.append(f"- `{column.name}`: float64 [n], NaN where it is missing")
+        elif isinstance(column, Calendar):
+            lines.append(f"- `{column.name}`: float64 [n], seconds since 1970 in UTC, NaN where it is missing")
+        elif isinstance(column, Category) and column.parts and kind == "onnx":
+            lines.append(f'- `{column.name}`: text [n], "" where it is missing')
+        elif isinstance(column, Category) and column.parts:
+            places, other = words(column)
+            lines.append(f"- `{column.name}`: int64 [n], of {places}; any other text is {other}")
+    if saved.classes:
+        lines += ["", f"`class` and `probabilities` [n, C] of the classes {', '.join(saved.classes)}."]
+    return lines

@@ -1,0 +1,103 @@
+"""Exports: clients' models as files that need no kinfed, with a card beside each."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+from urllib.parse import quote
+
+import torch
+
+from ..core import checkpoint, trees
+from ..errors import RunError, UsageError
+from ..experiments.predictor import Predictor
+from ..experiments.saved import Saved
+from ..files import make_folder, replacing
+from . import onnx_file
+from .card import card
+from .whole import Whole, example
+
+Format = Literal["onnx", "pt2", "safetensors"]
+FORMATS: tuple[Format, ...] = ("onnx", "pt2", "safetensors")
+
+
+class Exported(NamedTuple):
+    """A client's file."""
+
+    client: str
+    path: Path
+    size: int  # bytes
+    seconds: float
+    apart: float | None  # how far onnxruntime's answers are from PyTorch's; None of other formats
+
+
+def export(
+    saved: Saved, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
+) -> Iterator[Exported]:
+    """Write the model of each client into the folder `out`, and its card; yields them as they are written.
+
+    ONNX and pt2 take a table's columns and give classes, probabilities or numbers in their own unit; the answers of
+    ONNX are compared with PyTorch's. A file of safetensors has the tensors only, and its card says the rest. Raises
+    UsageError for files that are there already, unless `again`, and for models that the format cannot hold.
+    """
+    if kind not in FORMATS:
+        raise UsageError(f"there is no format '{kind}'; known: {', '.join(FORMATS)}")
+    if kind == "onnx":
+        onnx_file.needed()
+    names = [saved.name(client) for client in clients]
+    paths = {name: out / f"{file_name(name)}.{kind}" for name in names}
+    if (there := [path for path in paths.values() if path.exists()]) and not again:
+        raise UsageError(f"{there[0]} is there already; choose another --out, or allow it with --force")
+    make_folder(out)
+    forms: dict[Any, Any] = {}  # ONNX models by what they were converted from
+    for name, path in paths.items():
+        begin = time.perf_counter()
+        apart = _write(saved, name, kind, path, forms)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        text = card(saved, name, path, digest, licence, apart)
+        with replacing(path.with_name(f"{path.name}.md")) as part:
+            part.write_text(text, encoding="utf-8")
+        yield Exported(name, path, path.stat().st_size, time.perf_counter() - begin, apart)
+
+
+def file_name(client: str) -> str:
+    """A client's name as a file's."""
+    return quote(client, safe=" ()+,=@")
+
+
+def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
+    """Write one model; returns how far onnxruntime is from PyTorch."""
+    facts = {"client": name, "method": saved.source(name).method, "made by": "kinfed"}
+    if kind == "safetensors":
+        arrays = trees.pack(saved.personal(name))
+        theta = arrays.pop("theta")
+        checkpoint.write({**saved.of(name).layout.tensors(theta), **arrays}, path, facts)
+        return None
+    predictor = saved.predictor(name)
+    whole = Whole(saved.module(name), predictor, name).eval()
+    if kind == "pt2":
+        traced = onnx_file.program(whole, example(predictor, 4))
+        with replacing(path) as part, part.open("wb") as file, onnx_file.quiet():
+            torch.export.save(traced, file, extra_files={"card.json": json.dumps(facts)})
+        return None
+    return _write_onnx(saved, whole, predictor, path, facts, forms)
+
+
+def _write_onnx(
+    saved: Saved, whole: Whole, predictor: Predictor, path: Path, facts: dict[str, str], forms: dict[Any, Any]
+) -> float:
+    shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())
+    form = saved.of(facts["client"]).folder.path, shapes
+    if form not in forms:
+        forms[form] = onnx_file.convert(whole, predictor)
+    with replacing(path) as part:
+        part.write_bytes(onnx_file.filled(forms[form], whole, facts).SerializeToString())
+        apart = onnx_file.apart(part, whole, predictor)
+        if not apart <= onnx_file.AGREE:
+            raise RunError(
+                f"the ONNX model of client '{facts['client']}' gives answers that are {apart:.1e} from PyTorch's, "
+                f"above {onnx_file.AGREE:g}, so it was not written; use --format pt2"
+            )
+    return apart

@@ -1,0 +1,170 @@
+"""ONNX files of clients' models: the architecture is converted once, and each client's numbers are put into it."""
+
+import contextlib
+import io
+import logging
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.columns import Category
+from ..errors import UsageError
+from ..experiments.predictor import Predictor
+from .whole import Columns, Whole, example, words
+
+AGREE = 1e-5  # between onnxruntime and PyTorch, relative to the largest answer if that is above 1
+ML = "ai.onnx.ml"
+
+
+def needed() -> None:
+    """Raise UsageError unless the packages of the extra are there."""
+    try:
+        import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as problem:
+        raise UsageError(f"ONNX needs the package {problem.name}: pip install 'kinfed[export]'") from None
+
+
+def program(whole: Whole, given: Columns | Tensor) -> torch.export.ExportedProgram:
+    """The module as torch.export has it, for any number of rows; raises UsageError that says what it cannot hold."""
+    rows = {0: torch.export.Dim("rows")}
+    shapes = {name: rows for name in given} if isinstance(given, dict) else rows
+    try:
+        with quiet():
+            return torch.export.export(whole.eval(), (given,), dynamic_shapes=(shapes,))
+    except Exception as problem:  # whatever tracing a user's module ends in
+        raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
+
+
+def convert(whole: Whole, predictor: Predictor) -> Any:
+    """The ONNX model of one client; raises UsageError that names an operator which ONNX cannot hold."""
+    given = example(predictor, 4)
+    traced = program(whole, given)
+    names = list(given) if isinstance(given, dict) else ["x"]
+    outputs = ["class", "probabilities"] if predictor.answers.classes else ["prediction"]
+    try:
+        with quiet():
+            made = torch.onnx.export(
+                traced, dynamo=True, optimize=False, verbose=False, input_names=names, output_names=outputs
+            )
+    except Exception as problem:
+        raise UsageError(f"ONNX cannot hold the model: {_reason(problem)}") from None
+    assert made is not None
+    plain = made.model_proto
+    with quiet():
+        made.optimize()
+    proto = made.model_proto
+    if _numbers(proto, whole) != _numbers(plain, whole):  # folded into others, so that no other client's fit
+        proto = plain
+    for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
+        del node.metadata_props[:]  # lines of code, ten times as large as a small model
+    _with_text(proto, predictor)
+    return proto
+
+
+def _numbers(proto: Any, whole: nn.Module) -> set[str]:
+    """The names of the module's own tensors in an ONNX model."""
+    return {tensor.name for tensor in proto.graph.initializer} & whole.state_dict().keys()
+
+
+def _with_text(proto: Any, predictor: Predictor) -> None:
+    """Let columns of text be text, and classes their names, in the graph itself."""
+    import onnx
+
+    graph, nodes = proto.graph, []
+    columns = predictor.description.inputs if predictor.description is not None else ()
+    texts = {column.name: column for column in columns if isinstance(column, Category) and column.parts}
+    for given in graph.input:
+        if given.name in texts:
+            places, other = words(texts[given.name])
+            keys: dict[str, Any] = {"keys_strings": list(places), "values_int64s": list(places.values()), "default_int64": other}
+            place = f"{given.name}::place"
+            nodes.append(onnx.helper.make_node("LabelEncoder", [given.name], [place], domain=ML, **keys))
+            given.type.tensor_type.elem_type = onnx.TensorProto.STRING
+            for node in graph.node:
+                node.input[:] = [place if name == given.name else name for name in node.input]
+    for node in reversed(nodes):
+        graph.node.insert(0, node)
+    if predictor.answers.classes:
+        for node in graph.node:
+            node.output[:] = ["class::place" if name == "class" else name for name in node.output]
+            node.input[:] = ["class::place" if name == "class" else name for name in node.input]
+        names = list(predictor.answers.classes)
+        back: dict[str, Any] = {"keys_int64s": list(range(len(names))), "values_strings": names, "default_string": ""}
+        graph.node.append(onnx.helper.make_node("LabelEncoder", ["class::place"], ["class"], domain=ML, **back))
+        graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
+    if ML not in {one.domain for one in proto.opset_import}:
+        proto.opset_import.append(onnx.helper.make_opsetid(ML, 3))
+
+
+def filled(proto: Any, whole: nn.Module, metadata: dict[str, str]) -> Any:
+    """A copy of an ONNX model with the numbers of another module of the same architecture."""
+    import onnx
+
+    made, values = onnx.ModelProto(), whole.state_dict(keep_vars=False)
+    made.CopyFrom(proto)
+    for tensor in made.graph.initializer:
+        if tensor.name in values:
+            array = values.pop(tensor.name).detach().cpu().contiguous().numpy()
+            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    onnx.helper.set_model_props(made, metadata)
+    return made
+
+
+def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
+    """How far onnxruntime's answers are from PyTorch's, at most; relative to the largest if that is above 1."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    given = example(predictor, 32, seed=1)
+    with torch.inference_mode():
+        expected = whole(given)
+    columns = given if isinstance(given, dict) else {"x": given}
+    fed = {name: values.numpy() for name, values in columns.items()}
+    inputs = predictor.description.inputs if predictor.description is not None else ()
+    for column in inputs:
+        if isinstance(column, Category) and column.name in fed:
+            places, _ = words(column)
+            text = {place: word for word, place in places.items()}
+            fed[column.name] = np.array([text.get(int(place), "no category") for place in fed[column.name]], object)
+    got = dict(zip((one.name for one in session.get_outputs()), session.run(None, fed), strict=True))
+    name = "probabilities" if predictor.answers.classes else "prediction"
+    truth = expected[name].numpy()
+    return float(np.abs(got[name] - truth).max() / max(1.0, np.abs(truth).max()))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without what the exporter prints and logs."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _reason(problem: BaseException) -> str:
+    """The operator that cannot be converted, or why a module cannot be traced."""
+    texts: list[str] = []
+    one: BaseException | None = problem
+    while one is not None:
+        texts.append(str(one))
+        one = one.__cause__
+    if found := re.search(r"op='([\w.:]+)'", " ".join(texts)):
+        return f"there is no ONNX operator for {found[1].replace('.', '::', 1)}; write the model without it, or use pt2"
+    if any("data-dependent" in text for text in texts):
+        return "its forward pass branches on the values of its inputs; write it with torch.where"
+    lines = [line for line in texts[-1].splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]

@@ -1,0 +1,188 @@
+"""Models as files that need no kinfed."""
+
+import hashlib
+import json
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+import numpy as np
+import onnxruntime
+import polars
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kinfed
+from kinfed.cli import main
+from kinfed.data.columns import Calendar
+from kinfed.data.description import Description
+from kinfed.data.statistics import DateStatistics, NumberStatistics, years
+from kinfed.experiments.predictor import Answers, Predictor
+from kinfed.models import MODELS
+from kinfed.serving import onnx_file
+from kinfed.serving.whole import Encode, Whole
+
+WITHOUT_KINFED = """
+import json, sys
+import numpy as np
+import onnxruntime
+session = onnxruntime.InferenceSession(sys.argv[1])
+given = json.load(sys.stdin)
+kinds = {"tensor(double)": np.float64, "tensor(string)": object}
+fed = {one.name: np.array(given[one.name], kinds[one.type]) for one in session.get_inputs()}
+found = dict(zip([one.name for one in session.get_outputs()], session.run(None, fed)))
+assert "kinfed" not in sys.modules and "torch" not in sys.modules
+print(json.dumps({name: values.tolist() for name, values in found.items()}))
+"""
+
+
+@pytest.fixture(scope="module")
+def exported(shops):
+    out = shops / "onnx"
+    assert main(["export", str(shops / "run"), "--format", "onnx", "--out", str(out), "--licence", "CC0"]) == 0
+    return out
+
+
+def raw_columns(frame):
+    """A table's cells as an exported model takes them."""
+    seconds = frame["seen"].str.to_date().cast(polars.Datetime("us")).to_numpy().astype("datetime64[s]").astype(float)
+    age = frame["age"].cast(polars.Float64).fill_null(np.nan).to_list()
+    return {"age": age, "kind": frame["kind"].fill_null("").to_list(), "seen": seconds.tolist()}
+
+
+@pytest.mark.parametrize("client", ["shop 0", "shop 3"])
+def test_an_onnx_model_answers_cells_as_the_run_does_without_kinfed(client, exported, shops):
+    """Own scales, missing cells, categories, dates and kNN-Per's memory are inside."""
+    frame = polars.read_csv(shops / "shops.csv").filter(polars.col("shop") == client)
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT_KINFED, str(exported / f"{client}.onnx")],
+        input=json.dumps(raw_columns(frame)),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    found, expected = json.loads(told), kinfed.load_run(shops / "run").predictor()(frame)
+    assert found["class"] == expected["buys"].to_list()
+    chances = expected.select("P(no)", "P(yes)").to_numpy()
+    np.testing.assert_allclose(found["probabilities"], chances, atol=1e-5)
+
+
+def test_a_card_says_what_the_model_is(exported, shops):
+    text = (exported / "shop 3.onnx.md").read_text()
+    digest = hashlib.sha256((exported / "shop 3.onnx").read_bytes()).hexdigest()
+    summary = json.loads((shops / "run" / "summary.json").read_text())
+    score = summary["clients_scores"][summary["chosen"]][3]
+    beside = kinfed.load_run(shops / "run" / "beside" / "local").summary
+    local = beside.clients_scores[beside.chosen][3]
+    for line in (
+        "| licence | CC0 |",
+        f"| sha256 | {digest} |",
+        "| client | shop 3 |",
+        f"| method | knn-per, model '{summary['chosen']}' |",
+        f"| this model (knn-per) | {score:.4g} |",
+        f"| Local: learning alone | {local:.4g} |",
+        "- `age`: float64 [n], NaN where it is missing",
+        "of the classes no, yes",
+    ):
+        assert line in text, text
+    relations = kinfed.load_run(shops / "run").folder.read_relations()
+    weights = relations.weights[relations.selected][3]
+    assert f"- shop {weights.argmax()}" in text
+    assert f": {weights.max():.3f}" in text
+
+
+def test_pt2_and_safetensors_hold_the_same_model(exported, shops, capsys):
+    out = shops / "other"
+    for kind in ("pt2", "safetensors"):
+        asked = ["export", str(shops / "run"), "--client", "shop 3", "--format", kind, "--out", str(out), "--json"]
+        assert main(asked) == 0
+        (told,) = json.loads(capsys.readouterr().out)
+        assert told["size"] == (out / f"shop 3.{kind}").stat().st_size
+    run = kinfed.load_run(shops / "run")
+    arrays = load_file(out / "shop 3.safetensors")
+    assert torch.equal(arrays["features"], run.personal("shop 3").features)
+    assert torch.equal(run.layout.flatten(arrays), run.theta("shop 3"))
+    frame = polars.read_csv(shops / "shops.csv").filter(polars.col("shop") == "shop 3")
+    cells = raw_columns(frame)
+    given = {name: torch.tensor(cells[name], dtype=torch.float64) for name in ("age", "seen")}
+    given["kind"] = torch.tensor([{"new": 0, "old": 1, "": 2}[word] for word in cells["kind"]])
+    loaded = torch.export.load(out / "shop 3.pt2").module()
+    found = loaded({name: given[name] for name in ("age", "kind", "seen")})
+    chances = run.predictor("shop 3")(frame).select("P(no)", "P(yes)").to_numpy()
+    np.testing.assert_allclose(found["probabilities"].detach().numpy(), chances, atol=1e-6)
+
+
+def test_exports_that_cannot_be_are_told_in_one_line(exported, shops, tmp_path, capsys):
+    for words, why in (
+        ([shops / "run", "--out", exported], "is there already; choose another --out, or allow it with --force"),
+        ([shops / "run", "--client", "shop3", "--out", tmp_path], "no client 'shop3'; did you mean 'shop 3'?"),
+        ([tmp_path, "--out", tmp_path], "is not the folder of a finished run"),
+    ):
+        assert main(["export", *map(str, words)]) == 2
+        err = capsys.readouterr().err
+        assert (why in err, err.count("\n")) == (True, 1), err
+
+
+OWN = '''
+"""Models of my own."""
+
+import torch
+from torch import nn
+
+
+class Wave(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, outputs)
+
+    def forward(self, x):
+        return self.last(torch.sin(self.first(x.flatten(1))))
+
+
+class Spectrum(Wave):
+    def forward(self, x):
+        return self.last(torch.linalg.eigvals(x[:, 0]).real)
+'''
+
+
+def test_a_model_of_ones_own_is_exported_or_the_operator_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN)
+    small = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "training.epochs=1", "--quiet"]
+    assert main(["run", "local", *small, "model=mine.py:Wave", "--out", "run"]) == 0
+    assert main(["export", "run", "--client", "2", "--out", "out"]) == 0
+    session = onnxruntime.InferenceSession(tmp_path / "out" / "2.onnx")
+    x = torch.randn(5, 1, 8, 8)
+    chances = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"x": x.numpy()}), strict=True))
+    expected = kinfed.load_model("run", "2")(x).softmax(1).detach().numpy()
+    np.testing.assert_allclose(chances["probabilities"], expected, atol=1e-5)
+    predictor = Predictor(["a"], "a", (1, 8, 8), Answers((), ("x", "y")), lambda _: None, lambda _: None)
+    spec = spec_from_file_location("mine", tmp_path / "mine.py")
+    mine = module_from_spec(spec)
+    spec.loader.exec_module(mine)
+    with pytest.raises(kinfed.UsageError, match=r"there is no ONNX operator for aten::linalg_eig"):
+        onnx_file.convert(Whole(mine.Spectrum((1, 8, 8), 2), predictor, "a"), predictor)
+
+
+@pytest.mark.parametrize("name", ["cnn-bn", "rnn"])
+def test_another_clients_numbers_in_a_converted_architecture_are_its_model(name, tmp_path):
+    shape, series = ((12, 2), True) if name == "rnn" else ((3, 32, 32), False)
+    answers = Answers(("level",), (), (50.0,) * 3, (10.0,) * 3) if series else Answers((), tuple("0123456789"))
+    readings = {"mean": 50.0, "deviation": 10.0} if series else None
+    predictor = Predictor(["a"], "a", shape, answers, lambda _: None, lambda _: None, readings=readings)
+    one, other = (Whole(MODELS[name](shape, 3 if series else 10).eval(), predictor, "a").eval() for _ in range(2))
+    proto = onnx_file.filled(onnx_file.convert(one, predictor), other, {})
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    assert onnx_file.apart(tmp_path / "model.onnx", other, predictor) < 1e-6
+    assert onnx_file.apart(tmp_path / "model.onnx", one, predictor) > 1e-4
+
+
+def test_dates_are_the_same_by_arithmetic_and_by_numpys_calendar():
+    days = np.concatenate([np.arange(-200_000, 200_000, 37), np.arange(10_900, 11_400), np.arange(-26_000, -25_000)])
+    seconds = np.append(days * 86_400.0 + 4_321, np.nan)
+    known = years(seconds[:-1])
+    column = Calendar.found("when", DateStatistics(NumberStatistics.of(np.append(known, np.nan), median=False), True))
+    encode = Encode(Description("who", (column,)), "a")
+    found = encode({"when": torch.from_numpy(seconds)}).numpy()
+    np.testing.assert_allclose(found, column.features(seconds), atol=1e-5)
