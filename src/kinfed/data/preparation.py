@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.tasks import Classification, Forecasting
+from ..core.tasks import Classification, Counts, Regression
 from ..errors import UsageError
 from .cells import DAY, Numbers
 from .dataset import Dataset
@@ -52,9 +52,11 @@ class Preparation:
         each = zip(self.targets, middle.tolist(), spread.tolist(), strict=True)
         found = replace(found, targets=tuple(Target(name, (), m, d) for name, m, d in each))
         fair = replace(fair, columns=found, scale={**fair.scale, "targets": scales(self.targets, middle, spread)})
-        if isinstance(task, Forecasting):
-            return replace(fair, y=y.to(plain), task=replace(task, mean=float(middle), deviation=float(spread)))
-        return replace(fair, y=((y - middle) / spread).to(plain))
+        if isinstance(task, Regression):
+            task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()))
+        elif isinstance(task, Counts):
+            task = replace(task, mean=float(middle))
+        return replace(fair, y=y.to(plain), task=task)
 
     def describe(self, dataset: Dataset, rows: Tensor) -> Description:
         """What the training rows say."""

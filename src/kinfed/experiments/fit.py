@@ -20,7 +20,7 @@ from ..core.history import History
 from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
-from ..core.tasks import Classification, Forecasting, Regression, selected_task
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import RunError, UsageError
@@ -173,8 +173,11 @@ def _check_fit(model: Model, federation: Federation) -> None:
         unused = [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
         raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
-    if isinstance(task, Regression | Forecasting) and math.prod(outputs) != federation.outputs:
-        raise UsageError(f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}")
+    quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""
+    if isinstance(task, Regression | Counts | Forecasting) and math.prod(outputs) != federation.outputs:
+        raise UsageError(
+            f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}{quantiles}"
+        )
 
 
 def seconds_by_round(*what: Any, execution: Execution, **how: Any) -> list[float]:
