@@ -55,7 +55,8 @@ def test_sentences_follow_the_settings(tmp_path):
     )
     said, _ = chosen(path, "federation.dataset.labels=false", "model.hidden=[3,2]", 'federation.dataset.ignore=["b"]')
     assert re.fullmatch(
-        r"`y`: regression of a number of mean 2\S* and deviation 1.3\S*, scored by MAE in its own unit; it may be .*", said["target"]
+        r"`y`: regression of a number of mean 2\S* and deviation 1.3\S*, scored by MAE in its own unit; it may be .*",
+        said["target"],
     )
     assert said["model"] == "mlp: 1 in, 3, 2 hidden, 1 out, 17 parameters"
     assert said["inputs"].endswith("over all clients' training rows; left out: b")

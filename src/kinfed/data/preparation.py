@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.tasks import Classification, Counts, Regression
+from ..core.tasks import Counts, Regression
 from ..errors import UsageError
 from .cells import DAY, Numbers
 from .dataset import Dataset
@@ -42,7 +42,7 @@ class Preparation:
         if not x.shape[1]:
             raise UsageError(f"{self.table}: no column is left for the inputs, as training rows say nothing of any")
         fair = replace(dataset, x=x, scale=found.scale())
-        if isinstance(task, Classification):
+        if not y.is_floating_point():  # labels
             target = Target(self.targets[0], tuple(dataset.classes))
             return replace(fair, columns=replace(found, targets=(target,)))
         middle, spread = moments(y[rows])

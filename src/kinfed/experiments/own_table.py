@@ -157,7 +157,8 @@ def _numbers(federation: Federation, reader: TableReader) -> str:
     if isinstance(task, Forecasting):
         return f"readings{of}, scored by {task.metric.upper()} in their own unit"
     if not isinstance(task, Regression):
-        return f"a number{of}, scored by {task.metric} ({type(task).__name__})"
+        what = "classes" if federation.classes else f"a number{of}"
+        return f"{what}, scored by {task.metric} ({type(task).__name__})"
     text = f"regression of a number{of}, scored by {task.metric.upper()} in its own unit"
     return text + "; it may be a count: federation.dataset.counts=true" * looks_like_counts(federation.y)
 
