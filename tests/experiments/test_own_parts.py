@@ -12,6 +12,7 @@ from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.experiments import config, own_parts
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.experiments.saved import Saved
 
 MINE = '''
 from dataclasses import dataclass, replace
@@ -397,3 +398,15 @@ def test_a_task_for_other_targets_is_refused(capsys):
     arguments = [*patients("p.csv")[:-1], "marker", "--ignore", "outcome", "--method", "local"]
     assert main(["run", *arguments, "federation.task=loss.py:Focal"]) == 2
     assert "Focal is a task of classification, but that of this data is regression; predict" in capsys.readouterr().err
+
+
+def test_a_finished_run_knows_what_its_models_were_trained_for():
+    Path("loss.py").write_text(example())
+    arguments = [*patients("p.csv"), "rounds=1", "--method", "local", "--quiet"]
+    assert main(["run", *arguments, "federation.task=loss.py:Focal", "--out", "own"]) == 0
+    task = Saved.open(Path("own")).task
+    assert (type(task).__name__, task.classes, task.gamma) == ("Focal", 2, 2.0)
+    arguments[4] = "age,marker"
+    assert main(["run", *arguments, "--out", "numbers"]) == 0
+    task = Saved.open(Path("numbers")).task
+    assert (task.names, task.mean[0]) == (("age", "marker"), RunFolder(Path("numbers")).read_summary().task["mean"][0])

@@ -66,7 +66,7 @@ def test_sentences_follow_the_settings(tmp_path):
 
 
 def test_windows_are_said_to_be_windows(tmp_path):
-    series = [f"{who},{i},{np.sin(i + len(who)):.3f}" for who in ("A", "BB") for i in range(120)]
+    series = [f"{who},{i},{np.sin(i + len(who)):.3f}" for who in ("A", "BB") for i in range(60)]
     path = write(tmp_path, series, head="who,when,y")
     said, _ = chosen(path, "federation.dataset.time=when", "federation.dataset.past=4")
     assert said["inputs"] == "the last 4 readings of `y`, to predict the next 1"
