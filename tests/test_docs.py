@@ -30,7 +30,11 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.rel
 
 
 def python_block(name):
-    return re.search(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL).group(1)
+    return python_blocks(name)[0]
+
+
+def python_blocks(name):
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)
 
 
 def test_the_readmes_example_runs_and_its_models_load(tmp_path, monkeypatch, capsys):
@@ -133,6 +137,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     Path("stay_home.py").write_text(python_block("CONTRIBUTING.md"))
     Path("mine.py").write_text(python_block("docs/own-parts.md"))
+    Path("loss.py").write_text(python_blocks("docs/own-parts.md")[1])
     Path("config.toml").write_text('method = "local"\n' + config.DEFAULT.read_text())
     Path("my-run").mkdir()
     shutil.copy("config.toml", "my-run")  # as the command above it leaves

@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from .core.tables import take as take
     from .core.tasks import TASKS as TASKS
     from .core.tasks import Classification as Classification
+    from .core.tasks import Counts as Counts
     from .core.tasks import Forecasting as Forecasting
+    from .core.tasks import Quantiles as Quantiles
     from .core.tasks import Regression as Regression
     from .core.tasks import Task as Task
     from .core.trees import Like as Like
@@ -142,7 +144,7 @@ _PLACES = {  # each public name, by its module
     "core.settings": ("Count", "CountOrZero", "In", "NonNegative", "Positive", "Settings", "Share"),
     "core.summary": ("Summary",),
     "core.tables": ("put", "take"),
-    "core.tasks": ("Classification", "Forecasting", "Regression", "Task", "TASKS"),
+    "core.tasks": ("Classification", "Counts", "Forecasting", "Quantiles", "Regression", "Task", "TASKS"),
     "core.trees": ("Like", "ModelOf", "Pairwise", "PerClient", "Shared"),
     "data.dataset": ("Dataset", "Partition", "Parts"),
     "data.federation": ("Federation",),

@@ -7,11 +7,21 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import recall_score, roc_auc_score
+from sklearn.metrics import brier_score_loss, mean_poisson_deviance, r2_score, recall_score, roc_auc_score
 from torch.func import grad, vmap
 
 from kinfed import UsageError
-from kinfed.core.tasks import Classification, Forecasting, Regression
+from kinfed.core.tasks import (
+    Classification,
+    Counts,
+    Forecasting,
+    Quantiles,
+    Regression,
+    is_higher_better,
+    outputs_of,
+    selected_task,
+    unit_of,
+)
 
 NAN = math.nan
 Y = torch.tensor([[10.0, 20.0, NAN], [0.0, 40.0, 50.0]])
@@ -197,3 +207,141 @@ def test_two_classes_or_uneven_ones_are_scored_by_class():
     assert not Classification(3).is_uneven(labels(30, 15, 15))  # 30 of 60 is 1.5 even shares, and no more
     assert Classification(3).is_uneven(labels(31, 15, 14))
     assert Classification(4).is_uneven(labels(20, 20, 10, 0))  # 20 of 50 is 1.6 even shares
+
+
+def floats(scores):
+    return {name: float(value) for name, value in scores.items()}
+
+
+def test_a_number_is_scored_in_its_own_unit():
+    """Predictions 12, 18, 30 for 10, 20, 30, and a row that only fills up; in deviations of 5 from a mean of 20."""
+    task = Regression((20.0,), (5.0,))
+    outputs = torch.tensor([[-1.6], [-0.4], [2.0], [7.0]])
+    y = torch.tensor([[10.0], [20.0], [30.0], [0.0]])
+    found = floats(task.score(outputs, y, torch.tensor([1.0, 1.0, 1.0, 0.0])))
+    expected = {"mae": 4 / 3, "rmse": math.sqrt(8 / 3), "mse": 8 / 3, "r2": 1 - 8 / 200, "loss": 8 / 3 / 25}
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert task.loss(outputs, y)[:3].tolist() == pytest.approx([0.16, 0.16, 0.0], abs=1e-6)
+    assert found["r2"] == pytest.approx(r2_score([10, 20, 30], [12, 18, 30]))
+    assert task.metric == "mae"
+    assert is_higher_better(task, "r2")
+    assert not is_higher_better(task, "rmse")
+
+
+def test_several_numbers_are_scored_each_in_a_unit_of_its_own():
+    """Errors of 1 and 3 in metres, of 100 and 0 in grams."""
+    task = Regression((0.0, 500.0), (2.0, 100.0), ("length", "weight"))
+    outputs = torch.tensor([[0.5, 1.0], [-1.5, 0.0]])
+    y = torch.tensor([[0.0, 500.0], [0.0, 500.0]])
+    found = floats(task.score(outputs, y, torch.ones(2)))
+    assert (found["mae@length"], found["mae@weight"]) == (2.0, 50.0)
+    assert (found["rmse@length"], found["rmse@weight"]) == pytest.approx((math.sqrt(5), math.sqrt(5000)))
+    assert found["nmae"] == pytest.approx((2 / 2 + 50 / 100) / 2)
+    assert found["loss"] == pytest.approx((0.25 + 1.0 + 2.25 + 0.0) / 4)
+    assert math.isnan(found["r2@length"])
+    assert math.isnan(found["r2"])
+    y = torch.tensor([[0.0, 500.0], [1.0, 500.0]])  # a length of 0 and of 1: 1 and -3 predicted
+    found = floats(task.score(outputs, y, torch.ones(2)))
+    assert found["r2@length"] == found["r2"] == pytest.approx(1 - (1 + 16) / 0.5)
+    assert task.metric == "nmae"
+    assert selected_task(task, "r2") is task
+    with pytest.raises(UsageError, match="select_by: regression has no 'mae'; choose one of nmae, r2, loss"):
+        selected_task(task, "mae")
+    with pytest.raises(UsageError, match=r"regression of 2 targets needs y \[n, 2\]; got \[3, 1\]"):
+        task.check(torch.zeros(3, 1))
+
+
+def test_r2_of_constant_targets_is_undefined_whatever_rounding_does():
+    y = torch.full((7, 1), 0.1)
+    assert math.isnan(Regression().score(y + 1, y, torch.ones(7))["r2"])
+    assert math.isnan(Regression().score(y[:1], y[:1], torch.ones(1))["r2"])
+
+
+def test_counts_by_hand():
+    """Rates 2, 4 and 6 are expected where 2, 8 and 0 were counted."""
+    task, y = Counts(2.0), torch.tensor([[2.0], [8.0], [0.0]])
+    outputs = torch.tensor([[0.0], [math.log(2)], [math.log(3)]])
+    deviances = [0.0, 2 * (8 * math.log(2) - 4), 12.0]
+    found = floats(task.score(outputs, y, torch.ones(3)))
+    assert found == pytest.approx(
+        {"deviance": sum(deviances) / 3, "mae": 10 / 3, "rmse": math.sqrt(52 / 3), "loss": sum(deviances) / 12},
+        rel=1e-5,
+    )
+    assert found["deviance"] == pytest.approx(mean_poisson_deviance([2, 8, 0], [2, 4, 6]), rel=1e-5)
+    assert task.loss(outputs, y).tolist() == pytest.approx([one / 4 for one in deviances], abs=1e-5)
+    slope = grad(lambda o: task.loss(o, y).sum())(outputs).flatten()
+    assert slope.tolist() == pytest.approx([0.0, -2.0, 3.0], abs=1e-5)  # (rate - count) / mean
+
+
+@pytest.mark.parametrize(("values", "said"), [([1.0, -2.0], "example 1 has -2"), ([0.5, 2.0], "example 0 has 0.5")])
+def test_counts_that_are_none_are_refused(values, said):
+    with pytest.raises(UsageError, match=f"counts must be whole numbers from 0; {said}"):
+        Counts().check(torch.tensor(values))
+
+
+def test_quantiles_by_hand():
+    """Quantiles 0.1, 0.5, 0.9 are 8, 10, 12 for 11, and 5, 6, 7 for 9; a third reading is missing."""
+    task = Quantiles(10.0, 2.0, horizons=(2,), quantiles=(0.1, 0.5, 0.9))
+    y = torch.tensor([[11.0, 9.0, NAN]])
+    outputs = (torch.tensor([[8.0, 10.0, 12.0, 5.0, 6.0, 7.0, 1.0, 2.0, 3.0]]) - 10) / 2
+    first, second = (0.1 * 3 + 0.5 * 1 + 0.1 * 1) / 3, (0.1 * 4 + 0.5 * 3 + 0.9 * 2) / 3
+    found = floats(task.score(outputs, y, torch.ones(1)))
+    assert found["pinball"] == pytest.approx((first + second) / 2)
+    assert (found["pinball@2"], found["coverage@2"], found["width@2"]) == pytest.approx((second, 0.0, 2.0))
+    assert (found["coverage"], found["width"]) == pytest.approx((0.5, 3.0))
+    assert (found["mae"], found["rmse"]) == pytest.approx((2.0, math.sqrt(5)))  # of the medians, 10 and 6
+    assert task.loss(outputs, y).tolist() == pytest.approx([(first + second) / 2 / 3], abs=1e-6)
+    assert found["loss"] == pytest.approx((first + second) / 6)
+    assert outputs_of(task, y) == 9
+    assert "mae" not in Quantiles(quantiles=(0.2, 0.8)).score(torch.zeros(1, 6), y, torch.ones(1))
+
+
+@pytest.mark.parametrize("wrong", [(), (0.0, 0.5), (0.5, 1.0), (0.9, 0.1), (0.5, 0.5), (NAN,)])
+def test_quantiles_that_are_none_are_refused(wrong):
+    with pytest.raises(UsageError, match="quantiles must be numbers above 0 and below 1 in increasing order, such as"):
+        Quantiles(quantiles=wrong)
+
+
+def test_calibration_by_hand():
+    """Class 1 has probability 0.9, 0.9, 0.6 and 0.2; the labels are 1, 0, 1, 0."""
+    p, y = torch.tensor([0.9, 0.9, 0.6, 0.2]), torch.tensor([1, 0, 1, 0])
+    outputs = torch.stack([1 - p, p], 1).log()
+    found = by_class(outputs, y)
+    assert found["brier"] == pytest.approx((0.01 + 0.81 + 0.16 + 0.04) / 4)
+    assert found["brier"] == pytest.approx(brier_score_loss(y, p))
+    # Confidences 0.9, 0.9, 0.6, 0.8: one of the two at 0.9 is right, those at 0.6 and 0.8 are.
+    assert found["ece"] == pytest.approx((abs(1 - 1.8) + 0.4 + 0.2) / 4)
+    assert found["log_loss"] == pytest.approx(-sum(map(math.log, (0.9, 0.1, 0.6, 0.8))) / 4) == found["loss"]
+    padded = by_class(torch.cat([outputs, outputs]), y.repeat(2), torch.tensor([1.0] * 4 + [0.0] * 4))
+    assert {name: padded[name] for name in ("brier", "ece", "log_loss")} == pytest.approx(
+        {name: found[name] for name in ("brier", "ece", "log_loss")}
+    )
+    three = torch.tensor([[0.5, 0.3, 0.2]])
+    assert by_class(three.log(), torch.tensor([1]))["brier"] == pytest.approx(0.25 + 0.49 + 0.04)
+    task = selected_task(Classification(2), "ece")
+    assert task.by_class
+    assert not is_higher_better(task, "ece")
+    assert is_higher_better(task, "auc")
+    assert (unit_of(task), unit_of(Regression())) == ("%", "")
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "y"),
+    [
+        (Regression((1.0, 2.0), (2.0, 3.0), ("a", "b")), (2,), (2,)),
+        (Regression((1.0,), (2.0,)), (1,), (1,)),
+        (Counts(3.0), (1,), (1,)),
+        (Quantiles(1.0, 2.0, horizons=(1,)), (6,), (2,)),
+    ],
+)
+def test_every_task_of_numbers_scores_the_same_batched_over_clients(task, outputs, y):
+    draw = torch.Generator().manual_seed(0)
+    outputs = torch.randn(3, 5, *outputs, generator=draw)
+    y = torch.poisson(torch.full((3, 5, *y), 2.0), draw)
+    weight = torch.tensor([[1.0] * 5, [1, 1, 1, 0, 0], [1, 0, 0, 0, 0]])
+    together = vmap(task.score)(outputs, y, weight)
+    for i in range(3):
+        real = int(weight[i].sum())
+        alone = task.score(outputs[i, :real], y[i, :real], torch.ones(real))
+        for name, value in alone.items():
+            torch.testing.assert_close(together[name][i], value, equal_nan=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import numpy as np
@@ -41,11 +42,11 @@ def test_rows_become_examples_of_their_client_scaled_on_training_rows(tmp_path):
     federation = from_csv(write(tmp_path, HOUSES), client="town", target="price", split=Split(0.2, 0.1))
     assert federation.names == ("Bonn", "Ulm")
     assert federation.x.shape == (36, 2)
-    assert isinstance(federation.task, Forecasting)
+    assert isinstance(federation.task, Regression)
     train = torch.cat(list(federation.rows["train"]))
     torch.testing.assert_close(federation.x[train].mean(0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(federation.x[train].std(0, correction=0), torch.ones(2))
-    assert federation.task.mean == pytest.approx(float(federation.y[train].mean()))
+    assert federation.task.mean[0] == pytest.approx(float(federation.y[train].mean()))
     # The first row is Ulm's and keeps its price in its own unit.
     assert federation.y[0].tolist() == [1000 - 15]
     assert 0 in torch.cat([federation.rows[s][1] for s in federation.rows]).tolist()
@@ -81,7 +82,7 @@ def test_a_table_trains_from_python_and_scores_in_its_own_unit(tmp_path):
     [
         (["yes", "no", "yes", "no"], Classification, ("no", "yes")),
         (["10", "9", "10", "2"], Classification, ("2", "9", "10")),
-        (["1.0", "2.5", "3", "4"], Forecasting, ()),
+        (["1.0", "2.5", "3", "4"], Regression, ()),
         (["0", "1", "1.0", "0.0"], Classification, ("0", "1")),  # one site's export has decimals
         (["0", "1", "1.0", "none"], Classification, ("0", "1", "1.0", "none")),
     ],
@@ -99,12 +100,14 @@ def test_the_kind_of_target_decides_the_task(tmp_path, column, kind, classes):
 def test_many_whole_numbers_are_numbers_and_several_targets_are_scaled_each(tmp_path):
     rows = "".join(f"a,{i % 5},{i},{100 * i}\n" for i in range(30))
     path = write(tmp_path, "who,x,y,z\n" + rows)
-    assert isinstance(read(path, client="who", target="y").task, Forecasting)
+    assert isinstance(read(path, client="who", target="y").task, Regression)
     data = read(path, client="who", target=["y", "z"])
     assert isinstance(data.task, Regression)
     scaled = data.prepare(data, torch.arange(20))
-    torch.testing.assert_close(scaled.y[:, 0], scaled.y[:, 1])
-    assert scaled.y[:20].mean(0).abs().max() < 1e-6
+    assert scaled.y[:, 1].tolist() == [100.0 * i for i in range(30)]
+    y = scaled.task.scaled(scaled.y)
+    torch.testing.assert_close(y[:, 0], y[:, 1])
+    assert y[:20].mean(0).abs().max() < 1e-6
     assert data.x.shape == (30, 1)
 
 
@@ -349,7 +352,7 @@ def test_what_cannot_be_used_is_refused_with_its_place(tmp_path, text, how, said
     ("how", "said"),
     [
         ({"past": 2}, "need a time column and one target"),
-        ({"horizon": 3}, "horizon and horizons are for windows of series; set past too"),
+        ({"horizon": 3}, "horizon, horizons and quantiles are for windows of series; set past too"),
         ({"least": -1}, "TableReader.least must be zero or more; got -1 (rows, or known readings"),
         ({"target": []}, "a table needs a target"),
         ({"time": "t", "past": 4.5}, "past must be a whole number; got 4.5"),
@@ -411,11 +414,11 @@ def test_numbers_far_from_zero_stay_apart(tmp_path):
     found = from_csv(path, client="who", target="near")
     assert found.x.dtype == found.y.dtype == torch.float32
     assert [len(column.unique()) for column in found.x.T] == [60, 7, 60]
-    assert len(from_csv(path, client="who", target=["far", "near"]).y.unique(dim=0)) == 60
-    with pytest.raises(
-        UsageError, match=r"a mean of 5e\+08 and .* float32 cannot distinguish them; subtract a constant"
-    ):
-        from_csv(path, client="who", target="far")
+    for target in ("far", ["near", "far"]):
+        with pytest.raises(
+            UsageError, match=r"'far' with a mean of 5e\+08 and .* float32 cannot distinguish them; subtract a constant"
+        ):
+            from_csv(path, client="who", target=target)
     with pytest.raises(UsageError, match="cannot distinguish them"):
         from_csv(path, client="who", target="far", time="stamp", past=3)
 
@@ -571,9 +574,9 @@ def test_what_is_constant_at_a_client_has_the_scale_of_all(tmp_path):
 def test_labels_may_be_asked_for_or_declined(tmp_path):
     path = write(tmp_path, "who,x,y\n" + "\n".join(f"{'AB'[i % 2]},{i},{i % 7}" for i in range(60)))
     assert from_csv(path, client="who", target="y").task.classes == 7
-    assert isinstance(from_csv(path, client="who", target="y", labels=False).task, Forecasting)
+    assert isinstance(from_csv(path, client="who", target="y", labels=False).task, Regression)
     path = write(tmp_path, "who,x,y\n" + "\n".join(f"{'AB'[i % 2]},{i},{i % 3 + 0.5}" for i in range(60)))
-    assert isinstance(from_csv(path, client="who", target="y").task, Forecasting)
+    assert isinstance(from_csv(path, client="who", target="y").task, Regression)
     assert from_csv(path, client="who", target="y", labels=True).classes == ("0.5", "1.5", "2.5")
 
 
@@ -623,4 +626,6 @@ def test_rows_without_a_target_are_left_out_and_counted(tmp_path):
 )
 def test_tables_of_numbers_give_the_bits_that_they_always_gave(tmp_path, clients, digest):
     """Inputs, targets, names and splits, as hashed before text and holes were taken."""
-    assert from_csv(units(tmp_path, clients), client="who", target="y").digest() == digest
+    federation = from_csv(units(tmp_path, clients), client="who", target="y")
+    [mean], [deviation] = federation.task.mean, federation.task.deviation
+    assert replace(federation, task=Forecasting(mean, deviation, "squared", ())).digest() == digest

@@ -286,7 +286,7 @@ def test_scores_that_cannot_select_are_refused_in_one_line():
     ):
         fit(Local(), federation(), module(), rounds=Rounds(select_by="mae"), **run)
     numbers = Federation.from_arrays(torch.randn(30, 5), torch.randn(30), torch.arange(30) % 2)
-    with pytest.raises(UsageError, match="regression has no 'auc'; choose one of mse, loss"):
+    with pytest.raises(UsageError, match="regression has no 'auc'; choose one of mae, rmse, mse, r2, loss"):
         fit(Local(), numbers, nn.Linear(5, 1), rounds=Rounds(select_by="auc"), **run)
     with pytest.raises(UsageError, match="select_by=auc needs validation examples"):
         fit(Local(), federation(split=Split(0.2, 0.0)), module(), rounds=Rounds(select_by="auc"), **run)

@@ -1,14 +1,18 @@
 """Parts of one's own, from a file: on the command line, in TOML, at a site."""
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kinfed
 from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.experiments import config, own_parts
+from kinfed.experiments.run_folder import RunFolder
+from kinfed.experiments.saved import Saved
 
 MINE = '''
 from dataclasses import dataclass, replace
@@ -283,3 +287,126 @@ def test_a_reproduced_table_gets_a_row_of_ones_own(tmp_path):
     assert raw["method"] == "mine.py:Stay"
     with pytest.raises(UsageError, match=r"there is no 'Sty' in mine.py; did you mean 'Stay'"):
         Reproduction(table, tmp_path / "out", None, ["mine.py:Sty"], [])
+
+
+def patients(path):
+    """Four hospitals, a rare outcome that one marker tells."""
+    draw = np.random.default_rng(0)
+    lines = ["hospital,age,marker,outcome"]
+    for who in "ABCD":
+        for dead in draw.random(60) < 0.25:
+            lines.append(f"{who},{draw.normal():.2f},{draw.normal() + 3 * dead:.2f},{'dead' if dead else 'alive'}")
+    Path(path).write_text("\n".join(lines) + "\n")
+    return [path, "--client", "hospital", "--target", "outcome"]
+
+
+def example():
+    """The file of the page on parts of one's own."""
+    page = (Path(__file__).parents[2] / "docs" / "own-parts.md").read_text()
+    return next(block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if block.startswith("# loss.py"))
+
+
+def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
+    Path("loss.py").write_text(example())
+    task = ["federation.task.name=loss.py:Focal", "federation.task.gamma=1", "rounds=6"]
+    beside = ["--beside", "local"]
+    assert main(["run", *patients("p.csv"), "--method", "fedavg", *task, *beside, "--out", "out"]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "test f1, %" in said
+    assert "points on average" in said
+    summary = RunFolder(Path("out")).read_summary()
+    assert (summary.metric, summary.higher_is_better, summary.unit, summary.selects_high) == ("f1", True, "%", True)
+    assert summary.scores["shared"]["mean"] > 0.7
+    assert summary.task == {"name": "focal", "classes": 2, "by_class": True, "reweighted": False, "gamma": 1.0}
+    run = config.resolve(config.read("out/config.toml", []))
+    assert run.table["federation"]["task"] == {"name": "loss.py:Focal", "reweighted": False, "gamma": 1.0}
+    assert main(["run", "out/config.toml", "--out", "again", "--quiet"]) == 0
+    assert RunFolder(Path("again")).read_summary().scores == summary.scores
+    capsys.readouterr()
+    assert main(["compare", "out", "again"]) == 0
+    assert "f1 in % (higher is better)" in capsys.readouterr().out
+    assert main(["report", "out", "--out", "page.html"]) == 0
+    assert f"{100 * summary.scores['shared']['mean']:.1f} %" in Path("page.html").read_text()
+    assert main(["estimate", *patients("p.csv"), *task, "--method", "fedavg"]) == 0
+    mixed = ["--method", "local,fedavg", "--budget", "6", "--out", "chosen"]
+    assert main(["choose", *patients("p.csv"), *task[:2], "rounds=1", *mixed]) == 0
+    assert "f1, %" in " ".join("".join(capsys.readouterr()).split())
+
+
+def test_a_task_of_ones_own_takes_the_scale_of_numbers_from_the_table():
+    Path("huber.py").write_text(
+        "from dataclasses import dataclass\nfrom torch.nn.functional import huber_loss\nimport kinfed\n"
+        "@dataclass(frozen=True)\nclass Huber(kinfed.Regression):\n    beyond: kinfed.Positive = 1.0\n"
+        "    def loss(self, outputs, y):\n"
+        "        return huber_loss(outputs, self.scaled(y), reduction='none', delta=self.beyond).mean(-1)\n"
+    )
+    arguments = [*patients("p.csv")[:-1], "marker", "--ignore", "outcome", "rounds=2", "--method", "local", "--quiet"]
+    assert main(["run", *arguments, "federation.task=huber.py:Huber", "--out", "out"]) == 0
+    summary = RunFolder(Path("out")).read_summary()
+    assert summary.task["mean"] == [summary.scale["targets"]["marker"]["mean"]]
+    assert main(["run", *arguments, "federation.task=huber.py:Huber", "federation.task.mean=[0]"]) == 2
+
+
+BAD = {
+    "loss must be one number for each example, [B]; of 2 got 0.5": ("loss", "return 0.5"),
+    "loss fails: line 14: AttributeError": ("loss", "return outputs.nothing()"),
+    "score, for many clients at once (torch.func.vmap), fails: line 16: RuntimeError": (
+        "score",
+        "return {'f1': y.sum() if outputs.sum() > 0 else y.sum()}",
+    ),
+    "score must be a dict of tensors [] by name; got 3": ("score", "return 3"),
+    "score has no 'f1', but loss": ("score", "return {'loss': outputs.sum()}"),
+    "the score 'f1' must be one number for a client, []; got [2]": (
+        "score",
+        "return {'f1': y * 1.0, 'loss': outputs.sum()}",
+    ),
+    "metric must be a word, as files are named by it; got 'a/b'": ("metric", "a/b"),
+    "higher_is_better must be True or False; got 'yes'": ("higher_is_better", "yes"),
+}
+
+
+@pytest.mark.parametrize("said", BAD)
+def test_a_broken_task_is_refused_in_one_line(capsys, said):
+    where, what = BAD[said]
+    lines = [
+        "from dataclasses import dataclass",
+        "from typing import ClassVar",
+        "import torch",
+        "import kinfed",
+        "@dataclass(frozen=True)",
+        "class Mine:",
+        f"    metric: ClassVar[str] = {what if where == 'metric' else 'f1'!r}",
+        f"    higher_is_better: ClassVar[bool] = {what if where == 'higher_is_better' else True!r}",
+        "    selectable: ClassVar[tuple] = ('loss',)",
+        "    def check(self, y): pass",
+        "    def outputs(self, y): return 2",
+        "",
+        "    def loss(self, outputs, y):",
+        f"        {what if where == 'loss' else 'return outputs.sum(-1)'}",
+        "    def score(self, outputs, y, weight):",
+        f"        {what if where == 'score' else 'return {k: outputs.sum() for k in (self.metric, *self.selectable)}'}",
+    ]
+    Path("bad.py").write_text("\n".join(lines) + "\n")
+    assert main(["run", *patients("p.csv"), "--method", "local", "federation.task=bad.py:Mine", "--quiet"]) == 2
+    err = capsys.readouterr().err
+    assert f"the task Mine: {'its ' * (not said.startswith('the') and not said.startswith('higher'))}{said}" in err
+    assert err.count("\n") == 1
+
+
+def test_a_task_for_other_targets_is_refused(capsys):
+    Path("loss.py").write_text(example())
+    arguments = [*patients("p.csv")[:-1], "marker", "--ignore", "outcome", "--method", "local"]
+    assert main(["run", *arguments, "federation.task=loss.py:Focal"]) == 2
+    assert "Focal is a task of classification, but that of this data is regression; predict" in capsys.readouterr().err
+
+
+def test_a_finished_run_knows_what_its_models_were_trained_for():
+    Path("loss.py").write_text(example())
+    arguments = [*patients("p.csv"), "rounds=1", "--method", "local", "--quiet"]
+    assert main(["run", *arguments, "federation.task=loss.py:Focal", "--out", "own"]) == 0
+    task = Saved.open(Path("own")).task
+    assert (type(task).__name__, task.classes, task.gamma) == ("Focal", 2, 2.0)
+    arguments[4] = "age,marker"
+    assert main(["run", *arguments, "--out", "numbers"]) == 0
+    task = Saved.open(Path("numbers")).task
+    assert (task.names, task.mean[0]) == (("age", "marker"), RunFolder(Path("numbers")).read_summary().task["mean"][0])

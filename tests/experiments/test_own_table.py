@@ -5,7 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from kinfed import UsageError
+from kinfed import Execution, UsageError, fit
+from kinfed.cli import main
+from kinfed.core.summary import Summary
 from kinfed.experiments import config, own_table
 
 SETTINGS = ["method=local", "rounds=1"]
@@ -48,10 +50,13 @@ def test_a_table_is_divided_by_owner_and_every_choice_is_said(tmp_path):
 def test_sentences_follow_the_settings(tmp_path):
     path = write(tmp_path, rows({"A": 20, "B": 20}, lambda i: i % 5))
     said, _ = chosen(path)
-    assert said["target"].endswith("and 4 (20 %); to predict it as a number: federation.dataset.labels=false")
+    assert said["target"].endswith(
+        "and 4 (20 %); to predict it as a number: federation.dataset.labels=false, or as a count: .counts=true"
+    )
     said, _ = chosen(path, "federation.dataset.labels=false", "model.hidden=[3,2]", 'federation.dataset.ignore=["b"]')
     assert re.fullmatch(
-        r"`y`: a number of mean 2\S* and deviation 1.3\S*, scored by MAE in its own unit", said["target"]
+        r"`y`: regression of a number of mean 2\S* and deviation 1.3\S*, scored by MAE in its own unit; it may be .*",
+        said["target"],
     )
     assert said["model"] == "mlp: 1 in, 3, 2 hidden, 1 out, 17 parameters"
     assert said["inputs"].endswith("over all clients' training rows; left out: b")
@@ -185,3 +190,100 @@ def test_another_file_than_the_named_one_is_refused(tmp_path):
     path = write(tmp_path, rows(ENOUGH, yes_or_no))
     with pytest.raises(UsageError, match=r"the data are .*t\.csv; leave federation.dataset.name and"):
         chosen(path, "federation.dataset.path=other.csv")
+
+
+def readings(folder):
+    """Four series of 120 hourly readings."""
+    lines = [
+        f"{who},2025-01-{1 + i // 24:02} {i % 24:02}:00,{round(10 + 3 * np.sin(i / 4 + j), 2)}"
+        for j, who in enumerate("abcd")
+        for i in range(120)
+    ]
+    path = folder / "readings.csv"
+    path.write_text("\n".join(["who,when,level", *lines]) + "\n")
+    return path
+
+
+SERIES = ["time=when", "past=6", "horizon=2", "quantiles=[0.1,0.5,0.9]"]
+
+
+@pytest.mark.parametrize(
+    ("target", "settings", "metric", "others", "said"),
+    [
+        ("y", [], "mae", {"rmse", "mse", "r2"}, "`y`: regression of a number of mean"),
+        ("y", ["counts=true"], "deviance", {"mae", "rmse"}, "`y`: counts of mean"),
+        ("y,z", [], "nmae", {"r2", "mae@y", "rmse@y", "r2@y", "mae@z", "rmse@z", "r2@z"}, "`y`, `z`: regression of 2"),
+        (
+            "level",
+            SERIES,
+            "pinball",
+            {"coverage", "width", "mae", "rmse", "mape", "nmse"},
+            "their quantiles 0.1, 0.5, 0.",
+        ),
+    ],
+)
+def test_every_kind_of_number_trains_alike_with_every_executor(tmp_path, target, settings, metric, others, said):
+    draw = np.random.default_rng(0)
+    lines = [f"{who},{x:.2f},{draw.poisson(30 + 9 * x)},{5 * x:.1f}" for who in "abcd" for x in draw.normal(size=25)]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(["who,x,y,z", *lines]) + "\n")
+    path = readings(tmp_path) if target == "level" else path
+    settings = [f"federation.dataset.{one}" for one in settings] + [
+        "rounds=3",
+        "method=fedaghn",
+        "training.optimiser.lr=0.01",
+    ]
+    experiment = config.resolve(own_table.config(path, "who", target, settings))
+    federation = experiment.federation(None, 0)
+    told = own_table.choices(experiment, federation).said["target"]
+    assert said in told
+    runs = []
+    for executor in ("loop", "vmap", "fused"):
+        module = experiment.module(federation, 0)
+        how = {"training": experiment.training, "execution": Execution(executor)}
+        runs.append(fit(experiment.method, federation, module, rounds=experiment.rounds, **how))
+    summaries = [run.summary() for run in runs]
+    assert summaries[0].metric == metric
+    for summary in summaries:
+        assert others <= summary.scores[summary.chosen].keys()
+        for model, scores in summary.scores.items():
+            assert scores == pytest.approx(summaries[0].scores[model], rel=1e-3, abs=1e-4)
+    kind = {"deviance": "counts", "pinball": "quantiles"}.get(metric, "regression")
+    assert Summary.from_json(summaries[0].to_json(), "here").task["name"] == kind
+
+
+def test_what_may_be_a_count_is_told_so(tmp_path):
+    for values, may in ((range(25), True), (range(1000, 1025), False), (range(-3, 22), False)):
+        lines = [f"{who},{i % 3},1,{value}" for who in "ab" for i, value in enumerate(values)]
+        path = write(tmp_path, lines)
+        assert ("it may be a count: federation.dataset.counts=true" in chosen(path)[0]["target"]) == may
+
+
+def test_counts_and_quantiles_that_cannot_be_are_refused_in_one_line(tmp_path):
+    path = write(
+        tmp_path, [f"{who},{i % 3},1,{value}" for who in "ab" for i, value in enumerate((3, 1.5, 2, 4, 6, -2))]
+    )
+    with pytest.raises(
+        UsageError, match=r"t\.csv, line 3, column 'y': 1\.5 is no count, which is a whole number from 0"
+    ):
+        chosen(path, "federation.dataset.counts=true")
+    for settings, why in (
+        (["counts=true", "labels=true"], "counts are one number for each row, so they cannot go with labels"),
+        (["quantiles=[0.5]"], "horizon, horizons and quantiles are for windows of series; set past too"),
+        (["time=a", "past=2", "quantiles=[0.9,0.1]"], "in increasing order, such as .*; got .0.9, 0.1."),
+        (["time=a", "past=2", "quantiles=[0,0.1]"], "above 0 and below 1"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            chosen(path, *(f"federation.dataset.{one}" for one in settings))
+
+
+def test_r2_is_not_defined_where_a_clients_test_targets_are_the_same(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    lines = [f"{who},{i % 7}.25,1,{5.5 if who == 'a' else i % 5 + 0.5}" for who in "abc" for i in range(30)]
+    assert (
+        main(["run", str(write(tmp_path, lines)), "--client", "who", "--target", "y", "rounds=2", "--method", "local"])
+        == 0
+    )
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "r2 is a mean of 2 of 3 clients: the others' test targets are all the same, so theirs is not defined" in said
+    assert not re.search(r"\binf\b", said)

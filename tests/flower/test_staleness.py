@@ -137,7 +137,7 @@ def test_without_stale_clients_nothing_is_different():
 
 def test_a_history_makes_room_for_newcomers():
     history = History(("a", "b"), Regression())
-    scores = {("own", "validation", "mse"): torch.tensor([1.0, 3.0]), ("own", "test", "mse"): torch.tensor([2.0, 4.0])}
+    scores = {("own", "validation", "mae"): torch.tensor([1.0, 3.0]), ("own", "test", "mae"): torch.tensor([2.0, 4.0])}
     history.add(
         0, 0, 0, Evaluation(scores, {}), torch.eye(2), {"note": torch.tensor([1.0, 2.0]), "all": torch.tensor(5.0)}
     )

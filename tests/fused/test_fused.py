@@ -12,7 +12,7 @@ from kinfed import SGD, Federation, Training, towards
 from kinfed.core.client import Quadratic
 from kinfed.core.layout import Layout
 from kinfed.core.model import Model
-from kinfed.core.tasks import Classification, Forecasting, Regression
+from kinfed.core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from kinfed.fused import LOSSES, Batches, Descent, Fused, Unfused
 from kinfed.fused.dense import Span
 from kinfed.methods import Local
@@ -203,6 +203,10 @@ def test_each_losses_gradient_is_that_of_its_task():
         (Regression(), draw(3, 5), outputs[..., :1]),
         (Forecasting(0.3, 2.0), y, outputs),
         (Forecasting(0.3, 2.0, "squared"), y, outputs),
+        (Regression((0.1, 0.2, 0.3, 0.4), (1.0, 2.0, 3.0, 4.0)), draw(3, 5, 4), outputs),
+        (Counts(0.5), torch.arange(15.0).view(3, 5, 1), outputs[..., :1]),
+        (Counts(3.0), torch.arange(15.0).view(3, 5), outputs[..., :1]),
+        (Quantiles(0.3, 2.0, quantiles=(0.2, 0.7)), y[..., :2], outputs),
     ]
     for task, y, says in cases:
         loss = task.loss(says.flatten(0, 1), y.flatten(0, 1)).sum()

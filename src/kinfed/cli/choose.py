@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..core.summary import Summary
 from ..errors import UsageError
 from ..experiments import own_parts
 from ..experiments.choice_folder import Chosen, Request, choose_in
@@ -111,7 +112,7 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
         return
     if earlier:
         console.print(f"chosen earlier, read from {choice['out']}:", soft_wrap=True)
-    console.print(_ranking(choice, summary.selects))
+    console.print(_ranking(choice, summary))
     for line in _notes(choice):
         console.print(line, soft_wrap=True)
     console.print()
@@ -119,10 +120,16 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
     console.print(f"repeat the winner with: kinfed run {choice['out']}/best.toml --out DIR", soft_wrap=True)
 
 
-def _ranking(choice: dict[str, Any], metric: str) -> Table:
+def _is_share(summary: Summary) -> bool:
+    """Whether the score that selects is a share."""
+    return summary.is_share if summary.selects == summary.metric else is_share(summary.selects)
+
+
+def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     """The best candidates, by their validation scores."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    unit = ", %" * is_share(metric)
+    metric, share, sign = summary.selects, _is_share(summary), 1 if summary.selects_highest else -1
+    unit = ", %" * share
     shown.add_column("candidate", no_wrap=True)
     for heading in ("rounds", f"validation\n{metric}{unit}", "over the better of\nLocal and FedAvg"):
         shown.add_column(heading, justify="right", vertical="bottom")
@@ -131,14 +138,14 @@ def _ranking(choice: dict[str, Any], metric: str) -> Table:
         gain = ""
         if "gain" in row:
             low, high = (row["low"], row["high"])
-            between = "" if low is None else f" ({_signed(low, metric)} to {_signed(high, metric)})"
-            gain = f"{_signed(row['gain'], metric)}{between}"
-        shown.add_row(Text(name), f"{row['rounds']}", score_text(abs(row["validation"]), metric), gain)
+            between = "" if low is None else f" ({_signed(low, share)} to {_signed(high, share)})"
+            gain = f"{_signed(row['gain'], share)}{between}"
+        shown.add_row(Text(name), f"{row['rounds']}", score_text(sign * row["validation"], share), gain)
     return shown
 
 
-def _signed(value: float, metric: str) -> str:
-    return f"{100 * value:+.1f}" if is_share(metric) else f"{value:+.3g}"
+def _signed(value: float, share: bool) -> str:
+    return f"{100 * value:+.1f}" if share else f"{value:+.3g}"
 
 
 def _notes(choice: dict[str, Any]) -> Iterator[str]:

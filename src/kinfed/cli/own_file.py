@@ -25,7 +25,7 @@ def columns() -> argparse.ArgumentParser:
         "a table of yours (FILE.csv, FILE.parquet, a folder of such files, postgresql://USER@HOST/NAME or sqlite:///FILE)"
     )
     group.add_argument("--client", metavar="COLUMN", default="", help="the column that says whose a row is")
-    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict")
+    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several: a,b")
     group.add_argument(
         "--ignore", metavar="COLUMN,...", default="", help="columns that are no inputs (default: all others are)"
     )

@@ -23,7 +23,9 @@ from ..simulation.precision import PRECISIONS
 FEW = {f"{which}{percent}{what}" for which in ("worst", "best") for percent in (5, 10) for what in ("", "_std")}
 BY_CLASS = {"balanced_accuracy": "balanced\naccuracy", "auc": "AUC"}  # columns if a run has them
 COUNTS = {f"{metric}_clients" for metric in BY_CLASS}
-OWN_COLUMNS = frozenset(["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS])
+OWN_COLUMNS = frozenset(
+    ["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS, "r2_clients"]
+)
 TWENTY = 20  # with fewer clients, 5 % are less than one client
 MODELS = {  # the names that methods use for scored models
     "own": "the client's, after local training",
@@ -174,7 +176,9 @@ def _scores(summary: Summary) -> Table:
     """One row per model: its test scores over clients."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("model")
-    test = f"test {summary.metric}{', %' * is_share(summary.metric)}"
+    share = summary.is_share
+    unit = "%" if share else summary.unit
+    test = f"test {summary.metric}{f', {unit}' * bool(unit)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
     if extra:  # shorter headings, as there are more
         test = test.replace(" ", "\n", 1)
@@ -187,10 +191,10 @@ def _scores(summary: Summary) -> Table:
     shown.add_column(last, justify="right")
     for name, s in summary.scores.items():
         mean, std, worst, best, seeds_std = (
-            score_text(s.get(key, 0), summary.metric) for key in ("mean", "std", "worst5", "best5", "std_seeds")
+            score_text(s.get(key, 0), share) for key in ("mean", "std", "worst5", "best5", "std_seeds")
         )
         mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
-        more = [score_text(s[metric], metric) if metric in s else "" for metric in extra]
+        more = [score_text(s[metric], is_share(metric)) if metric in s else "" for metric in extra]
         last = f"± {seeds_std}" if summary.seeds else f"{s['round']:g}"
         shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
     return shown
@@ -212,6 +216,9 @@ def _notes(summary: Summary) -> Iterator[str]:
     if known < summary.clients:
         clients = f"{plain(known)} of {summary.clients} clients: the others are tested on one class"
         yield f"balanced accuracy and AUC are means of {clients}"
+    if "r2_clients" in score:
+        clients = f"{plain(score['r2_clients'])} of {summary.clients} clients"
+        yield f"r2 is a mean of {clients}: the others' test targets are all the same, so theirs is not defined"
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         yield f"{summary.chosen}: {', '.join(values)}"
@@ -240,24 +247,22 @@ def _notes(summary: Summary) -> Iterator[str]:
 
 def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:
     """The attackers, and the scores of the others."""
-    metric, named = summary.metric, attack.get("attackers")
-    unit = " %" * is_share(metric)
+    share, named = summary.is_share, attack.get("attackers")
+    unit = " %" * share
     attackers = "other clients with every seed"
     if named is not None:
         attackers = f"client{'s' * (len(named) > 1)} {', '.join(named)}" if named else "nobody"
     yield f"attack '{attack['name']}' by a share of {attack['share']:g}: {attackers}"
     for name, score in summary.honest_scores.items():
-        line = (
-            f"  honest clients, {name}: {score_text(score['mean'], metric)}{unit} ± {score_text(score['std'], metric)}"
-        )
+        line = f"  honest clients, {name}: {score_text(score['mean'], share)}{unit} ± {score_text(score['std'], share)}"
         if "success" in score:
             line += f"; the backdoor works on {100 * score['success']:.1f} % of their triggered test examples"
         yield line
 
 
-def score_text(score: float, metric: str) -> str:
+def score_text(score: float, share: bool) -> str:
     """A score as text, in percent if it is a share, as in pictures and comparisons."""
-    return f"{100 * score:.2f}" if is_share(metric) else plain(score)
+    return f"{100 * score:.2f}" if share else plain(score)
 
 
 def plain(value: float) -> str:

@@ -19,7 +19,7 @@ from ..files import replacing
 from . import trees
 from .fleet import Evaluation, Key
 from .graph import whole_relation
-from .tasks import ALWAYS, BY_CLASS, RECALL, Task
+from .tasks import ALWAYS, BY_CLASS, RECALL, Task, is_higher_better
 from .trees import Axis
 
 Array = NDArray[Any]
@@ -162,7 +162,7 @@ class History:
     @property
     def selects_highest(self) -> bool:
         """Whether the validation score that selects is better if it is higher."""
-        return self.task.higher_is_better and self.selects != "loss"
+        return is_higher_better(self.task, self.selects)
 
     @property
     def preferred(self) -> str:
@@ -255,7 +255,7 @@ class History:
     def _others(self, model: str) -> dict[str, float]:
         """Means over clients of the test metrics other than the task's own and the loss, at the selected round.
 
-        For a metric that not every client has, such as `auc`, `auc_clients` is the number of clients with it.
+        For a metric that not every client has, such as `auc` or `r2`, `auc_clients` is the number of clients with it.
         """
         scores, means = self.scores[self.rounds.index(self.select(model))], {}
         for (name, split, metric), values in scores.items():
@@ -265,7 +265,8 @@ class History:
             if (name, split) != (model, "test") or excluded or not len(known) or not known.isfinite().all():
                 continue
             means[metric] = float(known.mean())
-            if metric in BY_CLASS:
+            clients = len(values) if self.honest is None else int(self.honest.sum())
+            if metric in BY_CLASS or (metric.partition("@")[0] == "r2" and len(known) < clients):
                 means[f"{metric}_clients"] = len(known)
         return means
 

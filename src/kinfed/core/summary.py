@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .history import History
+from .tasks import Task, unit_of
 
 Scores = dict[str, dict[str, float]]  # of each named model: `mean`, `std` and more, see History.summary
 
@@ -30,7 +31,10 @@ class Summary:
     parameters: int  # of a model
     metric: str
     higher_is_better: bool
+    unit: str | None = None  # of the metric: "%" for a share, which is in 0..1; None in summaries before it was kept
+    task: dict[str, Any] | None = None  # its `name` and settings, such as the scale of targets
     selected_by: str = ""  # the validation score that selected the round and the kind of model; "": the metric
+    selects_high: bool | None = None  # whether that score is better if it is higher; None: as of the metric
     scores: Scores  # test scores over clients, at the selected round
     # at 95 %, of these means: `low` and `high`, over seeds or clients
     intervals: dict[str, dict[str, Any]] | None = None
@@ -79,7 +83,10 @@ class Summary:
             "names": list(history.names),
             "metric": history.task.metric,
             "higher_is_better": history.task.higher_is_better,
+            "unit": unit_of(history.task),
+            "task": _described(history.task),
             "selected_by": history.selects,
+            "selects_high": history.selects_highest,
             "scores": history.summary(),
             "chosen": history.chosen,
             **history.clients_scores(),
@@ -101,7 +108,13 @@ class Summary:
     @property
     def selects_highest(self) -> bool:
         """Whether the validation score that selected is better if it is higher."""
-        return self.higher_is_better and self.selected_by != "loss"
+        known = self.selects_high
+        return self.higher_is_better and self.selected_by != "loss" if known is None else known
+
+    @property
+    def is_share(self) -> bool:
+        """Whether its metric is a share, in 0..1, and so shown in percent."""
+        return self.metric.endswith("accuracy") if self.unit is None else self.unit == "%"
 
     @property
     def honest_scores(self) -> Scores:
@@ -182,6 +195,14 @@ class Summary:
                     raise UsageError(
                         f"{where} is not a run's summary: its '{key}' have no '{lacking[0]}' of model '{name}'"
                     )
+
+
+def _described(task: Task) -> dict[str, Any]:
+    """A task's name and settings, without those that a run decides by itself."""
+    settings: dict[str, Any] = vars(task) if dataclasses.is_dataclass(task) else {}
+    plain = {name: list(one) if isinstance(one, tuple) else one for name, one in settings.items()}
+    plain = {name: one for name, one in plain.items() if isinstance(one, bool | int | float | str | list)}
+    return {"name": type(task).__name__.lower(), **plain}
 
 
 def _is_a(value: Any, kind: Any) -> bool:

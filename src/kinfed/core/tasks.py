@@ -1,7 +1,10 @@
 """Tasks: the loss that a model is trained with and the scores that it is judged by."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal, Protocol, runtime_checkable
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -13,17 +16,30 @@ from .shelf import Shelf
 
 UNEVEN = 1.5  # labels count as imbalanced if the largest class has more than this many times its even share
 BY_CLASS = ("balanced_accuracy", "auc")
+CALIBRATION = ("brier", "ece", "log_loss")  # how far probabilities can be trusted; better if lower
+BINS = 15  # of confidence, see `Classification`
 ALWAYS = "always"  # the class that a model predicts for every example; NaN if it predicts several
 RECALL = "recall@"  # before the number of a class
 
 
 @runtime_checkable
 class Task(Protocol):
-    """`loss` is per example; `score` returns numbers for one client and runs under vmap."""
+    """`loss` is per example; `score` returns numbers for one client and runs under vmap.
 
-    metric: ClassVar[str]  # the score that heads tables, and selects rounds unless select_by names another
+    A task may have more attributes: `unit`, what its metric is counted in ("%" for a share, which is in 0..1 and shown
+    times 100), `opposite`, the scores for which the opposite of `higher_is_better` holds ("loss" is always better if
+    lower), and `outputs(y)`, how many numbers a model gives for an example of targets y: [n, ...] (else as many as y).
+    """
+
+    @property
+    def metric(self) -> str:
+        """The score that heads tables, and selects rounds unless select_by names another."""
+
     higher_is_better: ClassVar[bool]
-    selectable: ClassVar[tuple[str, ...]]  # scores that may select rounds; "loss" is the one that is better if lower
+
+    @property
+    def selectable(self) -> tuple[str, ...]:
+        """The scores that may select rounds."""
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor: ...  # [B]
 
@@ -46,6 +62,13 @@ class Classification:
       class 1, with more the mean over the classes that the client has (one against the rest, macro).
     - `always`, the class that the model predicts for all examples; NaN if it predicts several.
 
+    And these, which are lower the better and defined for every client:
+    - `brier`, the mean squared distance of the probabilities from 0 and 1, summed over classes; of two classes, that of
+      class 1 alone (Brier 1950).
+    - `ece`, the expected calibration error: how far the share of right answers is from the probability of the predicted
+      class, on average over 15 bins of that probability, weighted by their examples (Guo et al. 2017).
+    - `log_loss`, the mean of -log of the probability of the true class.
+
     With `reweighted` a run's summary also has the accuracy of each client's model on all clients' test examples,
     weighted by the client's shares of labels in training; this takes a pass of every model at the end of a run.
     """
@@ -55,7 +78,13 @@ class Classification:
     reweighted: bool = False
     metric: ClassVar[str] = "accuracy"
     higher_is_better: ClassVar[bool] = True
-    selectable: ClassVar[tuple[str, ...]] = ("accuracy", *BY_CLASS, "loss")
+    selectable: ClassVar[tuple[str, ...]] = ("accuracy", *BY_CLASS, *CALIBRATION, "loss")
+    opposite: ClassVar[tuple[str, ...]] = CALIBRATION
+    unit: ClassVar[str] = "%"
+
+    def outputs(self, y: Tensor) -> int:
+        """How many numbers a model gives: one for each class."""
+        return self.classes
 
     def is_uneven(self, y: Tensor) -> bool:
         """Whether labels y: [n] need scores by class: there are two, or the largest is above UNEVEN even shares."""
@@ -70,7 +99,22 @@ class Classification:
         # As `loss`, to the bit. Under vmap F.cross_entropy would import PyTorch's compiler: half a second.
         loss = -F.log_softmax(outputs, -1).gather(-1, y[:, None]).squeeze(-1)
         scores = {"accuracy": _mean(hit, weight), "loss": _mean(loss, weight)}
-        return scores | self._by_class(outputs, y, weight) if self.by_class else scores
+        if not self.by_class:
+            return scores
+        calibration = self._calibration(outputs, y, weight) | {"log_loss": scores["loss"]}
+        return scores | self._by_class(outputs, y, weight) | calibration
+
+    def _calibration(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        chances = outputs.softmax(-1)  # [B, C]
+        apart = (chances - F.one_hot(y, outputs.shape[-1])).square()
+        sure, answer = chances.max(-1)
+        at = (sure * BINS).ceil().clamp(1, BINS) - 1
+        gap = (answer == y).to(outputs.dtype) - sure
+        bins = (at == torch.arange(BINS, device=y.device)[:, None]) * (gap * weight)  # [bins, B]
+        return {
+            "brier": _mean(apart[:, 1] if outputs.shape[-1] == 2 else apart.sum(-1), weight),
+            "ece": bins.sum(-1).abs().sum() / weight.sum().clamp(min=1),
+        }
 
     def _by_class(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
         predicted, real = outputs.argmax(-1), weight > 0
@@ -112,27 +156,131 @@ class Classification:
 
 
 @dataclass(frozen=True)
-class Regression:
-    """Mean squared error over all outputs of an example; y is float [B, ...]."""
+class Regression(Settings):
+    """Numbers, scored in their own unit; y is float [B, ...].
 
-    metric: ClassVar[str] = "mse"
+    A model's outputs are in standard deviations from the mean, and so is the loss, the mean squared error over all
+    outputs of an example. Without `mean` and `deviation` these are 0 and 1. Scores are `mae`, `rmse`, `mse` and `r2`:
+    1 - (sum of squared errors) / (sum of squared differences from the mean of this client's targets), averaged over
+    targets, NaN where a client's targets are all the same.
+
+    Several targets with `names`, each in a unit of its own, have `mae@NAME`, `rmse@NAME` and `r2@NAME`; over all of
+    them there are `nmae`, the mean absolute error in standard deviations, and `r2`.
+    """
+
+    mean: tuple[Annotated[float, In("(-inf, inf)")], ...] = ()  # of each target
+    deviation: tuple[Positive, ...] = ()  # their standard deviations
+    names: tuple[str, ...] = ()
     higher_is_better: ClassVar[bool] = False
-    selectable: ClassVar[tuple[str, ...]] = ("mse", "loss")
+    opposite: ClassVar[tuple[str, ...]] = ("r2",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.mean) != len(self.deviation):
+            raise UsageError(
+                f"regression needs as many means as deviations; got {len(self.mean)} and {len(self.deviation)}"
+            )
+        for i, (mean, deviation) in enumerate(zip(self.mean, self.deviation, strict=True)):
+            _check_scale("regression", f"values of '{self.names[i]}'" if self.names else "targets", mean, deviation)
+
+    @property
+    def metric(self) -> str:
+        """`mae`, or `nmae` of several targets in units of their own."""
+        return "nmae" if len(self.names) > 1 else "mae"
+
+    @property
+    def selectable(self) -> tuple[str, ...]:
+        """The scores over all targets."""
+        return ("nmae", "r2", "loss") if len(self.names) > 1 else ("mae", "rmse", "mse", "r2", "loss")
+
+    def _scale(self, like: Tensor) -> tuple[Any, Any]:
+        """Mean and deviation: numbers of a single target, [k] of several."""
+        if len(self.mean) < 2:
+            return (self.mean or (0.0,))[0], (self.deviation or (1.0,))[0]
+        kind: Any = {"dtype": like.dtype, "device": like.device}
+        return torch.tensor(self.mean, **kind), torch.tensor(self.deviation, **kind)
+
+    def scaled(self, y: Tensor) -> Tensor:
+        """y: [B, ...] in standard deviations from the mean."""
+        if not self.mean:
+            return y
+        mean, deviation = self._scale(y)
+        scaled: Tensor = (y - mean) / deviation
+        return scaled
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
-        return (
-            (outputs.reshape(y.shape) - y).square().flatten(1).mean(1)
-            if y.ndim > 1
-            else (outputs.reshape(y.shape) - y).square()
-        )
+        squares = (outputs.reshape(y.shape) - self.scaled(y)).square()
+        return squares.flatten(1).mean(1) if y.ndim > 1 else squares
 
     def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
-        loss = _mean(self.loss(outputs, y), weight)
-        return {"mse": loss, "loss": loss}
+        truth = self.scaled(y).flatten(1) if y.ndim > 1 else self.scaled(y)[:, None]
+        error = outputs.reshape(truth.shape) - truth
+        each, count = weight[:, None], weight.sum().clamp(min=1)
+        absolute, squared = (error.abs() * each).sum(0) / count, (error.square() * each).sum(0) / count  # [k]
+        r2 = _r2(squared, truth, weight)  # [k]
+        known = ~r2.isnan()
+        mean_r2 = torch.where(known.any(), _mean(r2.nan_to_num(), known), torch.nan)
+        deviation, loss = self._scale(outputs)[1], _mean(self.loss(outputs, y), weight)
+        if len(self.names) < 2:
+            mse = loss * deviation**2
+            scores = {"mae": (absolute * deviation).mean(), "rmse": mse.sqrt(), "mse": mse, "r2": mean_r2}
+            return scores | {"loss": loss}
+        scores = {"nmae": absolute.mean(), "r2": mean_r2, "loss": loss}
+        for i, name in enumerate(self.names):
+            errors = {"mae": absolute[i] * deviation[i], "rmse": squared[i].sqrt() * deviation[i], "r2": r2[i]}
+            scores |= {f"{score}@{name}": value for score, value in errors.items()}
+        return scores
 
     def check(self, y: Tensor) -> None:
         if not y.is_floating_point():
             raise UsageError(f"regression needs float targets; got {y.dtype}")
+        if len(self.mean) > 1 and (y.ndim != 2 or y.shape[1] != len(self.mean)):
+            raise UsageError(
+                f"regression of {len(self.mean)} targets needs y [n, {len(self.mean)}]; got {list(y.shape)}"
+            )
+
+
+@dataclass(frozen=True)
+class Counts(Settings):
+    """Whole numbers from 0, such as articles sold; y is float [B] or [B, 1].
+
+    A model's output is the logarithm of the expected count over `mean`. Scores are `deviance`, Poisson's, the mean of
+    2 (y log(y / expected) - (y - expected)), 0 at best, and `mae` and `rmse` of the expected count. The loss is half
+    the deviance, divided by the mean if that is above 1, so that learning rates for other targets fit.
+    """
+
+    mean: Positive = 1.0  # of the counts
+    metric: ClassVar[str] = "deviance"
+    higher_is_better: ClassVar[bool] = False
+    selectable: ClassVar[tuple[str, ...]] = ("deviance", "mae", "rmse", "loss")
+
+    def _deviance(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """[B] Poisson deviance of each example."""
+        truth, log = y.flatten(), outputs.flatten() + math.log(self.mean)
+        return 2 * (torch.xlogy(truth, truth) - truth * log - truth + log.exp())
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return self._deviance(outputs, y) / (2 * max(1.0, self.mean))
+
+    def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        deviance = _mean(self._deviance(outputs, y), weight)
+        error = outputs.flatten().exp() * self.mean - y.flatten()
+        return {
+            "deviance": deviance,
+            "mae": _mean(error.abs(), weight),
+            "rmse": _mean(error.square(), weight).sqrt(),
+            "loss": deviance / (2 * max(1.0, self.mean)),
+        }
+
+    def check(self, y: Tensor) -> None:
+        if not y.is_floating_point() or y.numel() != len(y):
+            raise UsageError(f"counts need float targets [n] or [n, 1]; got {y.dtype} {list(y.shape)}")
+        wrong = (y < 0) | (y != y.round())
+        if wrong.any():
+            raise UsageError(
+                f"counts must be whole numbers from 0; example {int(wrong.flatten().nonzero()[0])} has "
+                f"{float(y[wrong][0]):g}"
+            )
 
 
 @dataclass(frozen=True)
@@ -155,12 +303,7 @@ class Forecasting(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kind = torch.get_default_dtype()
-        if torch.finfo(kind).eps * abs(self.mean) > 0.01 * self.deviation:
-            raise UsageError(
-                f"forecasting: readings with a mean of {self.mean:g} and a deviation of {self.deviation:g} are so far "
-                f"from zero that {str(kind).partition('.')[2]} cannot distinguish them; subtract a constant"
-            )
+        _check_scale("forecasting", "readings", self.mean, self.deviation)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         known = ~y.isnan()
@@ -194,20 +337,132 @@ class Forecasting(Settings):
             raise UsageError("forecasting: y holds infinity; a missing reading must be NaN")
 
 
+@dataclass(frozen=True)
+class Quantiles(Forecasting):
+    """Quantiles of the next H readings; a model's outputs are [B, H * Q], the quantiles of a step side by side.
+
+    The loss is the pinball loss (Koenker and Bassett 1978) in standard deviations, whatever `error` is: the error times
+    q where the reading is above its quantile q, and times 1 - q where it is below. Scores are `pinball`, in the
+    readings' own unit, over all known readings and quantiles, and of several quantiles `coverage`, the share of
+    readings from the lowest to the highest quantile, and `width`, their mean distance; at each of `horizons`, too. If
+    0.5 is a quantile, it is scored as a forecast is.
+    """
+
+    quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)
+    metric: ClassVar[str] = "pinball"
+    selectable: ClassVar[tuple[str, ...]] = ("pinball", "loss")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_quantiles(self.quantiles)
+
+    def outputs(self, y: Tensor) -> int:
+        """How many numbers a model gives: each quantile of each reading of y: [n, H]."""
+        return y.shape[1] * len(self.quantiles)
+
+    def _pinball(self, outputs: Tensor, truth: Tensor) -> Tensor:
+        """[B, H, Q] of outputs: [B, H, Q] and truth: [B, H]."""
+        level = torch.tensor(self.quantiles, dtype=outputs.dtype, device=outputs.device)
+        above = truth.unsqueeze(-1) - outputs
+        return torch.maximum(level * above, (level - 1) * above)
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        known = ~y.isnan()
+        truth = (torch.where(known, y, self.mean) - self.mean) / self.deviation
+        return (self._pinball(outputs.reshape(*y.shape, -1), truth).mean(-1) * known).mean(-1)
+
+    def score(self, outputs: Tensor, y: Tensor, weight: Tensor) -> dict[str, Tensor]:
+        says = outputs.reshape(*y.shape, -1)
+        scores = {}
+        if 0.5 in self.quantiles:
+            scores = super().score(says[..., self.quantiles.index(0.5)], y, weight)
+        known = (~y.isnan()).to(outputs.dtype) * weight[:, None]  # [B, H]
+        truth, values = torch.where(y.isnan(), 0.0, y), says * self.deviation + self.mean
+        parts = {"pinball": self._pinball(values, truth).mean(-1)}
+        if len(self.quantiles) > 1:
+            low, high = values[..., 0], values[..., -1]
+            # NaN where the outputs are.
+            parts["coverage"] = ((low <= truth) & (truth <= high)).to(outputs.dtype) + 0 * low + 0 * high
+            parts["width"] = high - low
+        count = known.sum(0)  # [H]
+        for name, values in parts.items():
+            total = (values * known).sum(0)
+            scores[name] = total.sum() / count.sum()
+            scores |= {f"{name}@{h}": total[h - 1] / count[h - 1] for h in self.horizons if h <= y.shape[1]}
+        return scores | {"loss": _mean(self.loss(outputs, y), weight)}
+
+
+def check_quantiles(quantiles: Sequence[Any]) -> None:
+    """Raise UsageError unless these are quantiles, in order."""
+    numbers = all(isinstance(q, int | float) and 0 < q < 1 for q in quantiles)
+    if not quantiles or not numbers or any(a >= b for a, b in pairwise(quantiles)):
+        listed = ", ".join(f"{q!r:.20}" for q in quantiles[:8])
+        raise UsageError(
+            "quantiles must be numbers above 0 and below 1 in increasing order, such as [0.1, 0.5, 0.9]; "
+            f"got [{listed}]"
+        )
+
+
+def outputs_of(task: Task, y: Tensor) -> int:
+    """How many numbers a model gives for an example, of targets y: [n, ...]."""
+    own = getattr(task, "outputs", None)
+    return y[:1].numel() if own is None else int(own(y))
+
+
+def unit_of(task: Task) -> str:
+    """What a task's metric is counted in: "%" for a share, "" if it says nothing."""
+    return str(getattr(task, "unit", "%" if task.metric.endswith("accuracy") else ""))
+
+
+def is_higher_better(task: Task, score: str) -> bool:
+    """Whether a score of a task is better if it is higher."""
+    return score != "loss" and task.higher_is_better != (score in getattr(task, "opposite", ()))
+
+
 def _mean(values: Tensor, weight: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1)
 
 
+def _r2(squared: Tensor, truth: Tensor, weight: Tensor) -> Tensor:
+    """[k] the share of the variance of truth: [B, k] that is left by mean squared errors: [k], taken from 1."""
+    each, real = weight[:, None], (weight > 0)[:, None]
+    middle = (truth * each).sum(0) / each.sum()
+    variance = ((truth - middle).square() * each).sum(0) / each.sum()
+    high, low = torch.where(real, truth, -torch.inf).amax(0), torch.where(real, truth, torch.inf).amin(0)
+    return torch.where(high > low, 1 - squared / variance, torch.nan)
+
+
+def _check_scale(task: str, what: str, mean: float, deviation: float) -> None:
+    """Raise UsageError for numbers so far from zero that they cannot be told apart."""
+    kind = torch.get_default_dtype()
+    if torch.finfo(kind).eps * abs(mean) > 0.01 * deviation:
+        raise UsageError(
+            f"{task}: {what} with a mean of {mean:g} and a deviation of {deviation:g} are so far from zero that "
+            f"{str(kind).partition('.')[2]} cannot distinguish them; subtract a constant"
+        )
+
+
 TASKS = Shelf(
     "kinfed.core",
-    {"classification": "tasks:Classification", "regression": "tasks:Regression", "forecasting": "tasks:Forecasting"},
+    {
+        "classification": "tasks:Classification",
+        "regression": "tasks:Regression",
+        "counts": "tasks:Counts",
+        "forecasting": "tasks:Forecasting",
+        "quantiles": "tasks:Quantiles",
+    },
     base="kinfed.core.tasks:Task",
 )
+SELECTABLE = {
+    name
+    for task in (Classification(2), Regression(), Regression(names=("a", "b")), Counts(), Forecasting(), Quantiles())
+    for name in task.selectable
+}
 
 
 def check_selection(metric: str, *others: Task) -> None:
     """Raise UsageError unless some task, `others` included, has a score of this name that may select rounds."""
-    every = {name for kind in (*TASKS.values(), *others) for name in kind.selectable}
+    every = SELECTABLE.union(*(task.selectable for task in others))
     if not isinstance(metric, str) or metric not in every:
         raise UsageError(f"select_by: there is no score {metric!r:.80}; {nearest(str(metric), every)}")
 
@@ -219,4 +474,8 @@ def selected_task(task: Task, metric: str) -> Task:
         raise UsageError(
             f"select_by: {type(task).__name__.lower()} has no '{metric}'; choose one of {', '.join(task.selectable)}"
         )
-    return replace(task, by_class=True) if isinstance(task, Classification) and metric in BY_CLASS else task
+    return (
+        replace(task, by_class=True)
+        if isinstance(task, Classification) and metric in (*BY_CLASS, *CALIBRATION)
+        else task
+    )

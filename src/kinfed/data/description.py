@@ -105,8 +105,8 @@ class Description:
         """x: [n, d] float32 of a table's rows, as a model is trained on them, and y; None if a target is no column.
 
         `client` is whose rows these are; left out, the column of clients says so, if there is one. y: [n] int64 are the
-        places of classes; [n, 1] a number in its own unit; [n, k] several in standard deviations. Raises UsageError
-        that names the line and column of what cannot be used.
+        places of classes; [n, k] numbers in their own units. Raises UsageError that names the line and column of what
+        cannot be used.
         """
         x = self.encode(frame, client)
         return x, self._answers(frame) if all(one.name in frame.columns for one in self.targets) else None
@@ -157,9 +157,6 @@ class Description:
                 raise UsageError(
                     f"{frame.place(int(np.isnan(values).argmax()), target.name)}: there is no value; fill it in"
                 )
-        if len(columns) > 1:
-            pairs = zip(self.targets, columns, strict=True)
-            columns = [(values - one.mean) / one.deviation for one, values in pairs]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
     def to_dict(self) -> dict[str, Any]:

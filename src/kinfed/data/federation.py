@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.graph import Graph, check_graph
 from ..core.seeding import generators, tags
-from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.tasks import Classification, Forecasting, Regression, Task, outputs_of
 from ..core.trees import raw
 from ..errors import UsageError, some
 from .dataset import Dataset, rows_by_owner
@@ -109,8 +109,8 @@ class Federation:
 
     @property
     def outputs(self) -> int:
-        """How many outputs a model has: one per class, or one per target."""
-        return self.task.classes if isinstance(self.task, Classification) else self.y[:1].numel()
+        """How many outputs a model has: one per class, one per target, or what the task says."""
+        return outputs_of(self.task, self.y)
 
     def folded(self, fold: int) -> "Federation":
         """The same test examples, and the fold-th part of each client's others for validation; see `Split.fold`.

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.tasks import Classification, Forecasting
+from ..core.tasks import Counts, Regression
 from ..errors import UsageError
 from .cells import DAY, Numbers
 from .dataset import Dataset
@@ -42,7 +42,7 @@ class Preparation:
         if not x.shape[1]:
             raise UsageError(f"{self.table}: no column is left for the inputs, as training rows say nothing of any")
         fair = replace(dataset, x=x, scale=found.scale())
-        if isinstance(task, Classification):
+        if not y.is_floating_point():  # labels
             target = Target(self.targets[0], tuple(dataset.classes))
             return replace(fair, columns=replace(found, targets=(target,)))
         middle, spread = moments(y[rows])
@@ -52,9 +52,11 @@ class Preparation:
         each = zip(self.targets, middle.tolist(), spread.tolist(), strict=True)
         found = replace(found, targets=tuple(Target(name, (), m, d) for name, m, d in each))
         fair = replace(fair, columns=found, scale={**fair.scale, "targets": scales(self.targets, middle, spread)})
-        if isinstance(task, Forecasting):
-            return replace(fair, y=y.to(plain), task=replace(task, mean=float(middle), deviation=float(spread)))
-        return replace(fair, y=((y - middle) / spread).to(plain))
+        if isinstance(task, Regression):
+            task = replace(task, mean=tuple(middle.tolist()), deviation=tuple(spread.tolist()))
+        elif isinstance(task, Counts):
+            task = replace(task, mean=float(middle))
+        return replace(fair, y=y.to(plain), task=task)
 
     def describe(self, dataset: Dataset, rows: Tensor) -> Description:
         """What the training rows say."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.settings import Count, CountOrZero, Settings
-from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ..errors import UsageError
 from .cells import DAY, FEW, Frame, Words, natural
 from .dataset import Dataset, Prepare, rows_by_owner
@@ -45,13 +45,14 @@ class TableReader(Settings):
 
     The target is a label if its column holds text or few different whole numbers, unless `labels` says otherwise; else
     it is a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
-    unit. Several target columns are numbers, each scaled in the same way and scored in standard deviations. Rows
-    without a target are left out. With a column `time` the rows are split in order of time.
+    unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
+    scaled, and scored in its own unit, in the same way. Rows without a target are left out. With a column `time` the
+    rows are split in order of time.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
-    ahead in `horizons`, from 1. A reading without a row, or without a value, is missing. If the times are dates and
-    steps are shorter than a day, the time of day is an input too.
+    ahead in `horizons`, from 1, or these `quantiles` of each of them. A reading without a row, or without a value, is
+    missing. If the times are dates and steps are shorter than a day, the time of day is an input too.
 
     With `drop_missing` rows with any missing value are left out; clients with fewer than `least` rows, or known
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
@@ -62,12 +63,14 @@ class TableReader(Settings):
     features: Sequence[str] = ()  # columns of inputs; none: all others
     ignore: Sequence[str] = ()  # columns that are no inputs
     labels: bool | None = None  # whether the target is a label; left out: if it is text or few whole numbers
+    counts: bool = False  # whether the target counts something: whole numbers from 0
     scale: Literal["auto", "federation", "client"] = "auto"  # whose training rows give the scale of inputs
     categories: Count = 50  # of a column of text, the most that are told apart
     time: str = ""  # column of times
     past: CountOrZero = 0  # readings in; 0: every row is an example
     horizon: Count = 1  # readings out
     horizons: Sequence[int] = ()  # steps ahead that are scored too, from 1
+    quantiles: Sequence[float] = ()  # to forecast in place of one number, such as [0.1, 0.5, 0.9]
     edges: str | Path = ""  # file of links between clients
     weights: str = "weight"  # its column of weights
     distances: str = "distance"  # its column of distances, in place of weights
@@ -87,8 +90,13 @@ class TableReader(Settings):
             raise UsageError(f"column '{both[0]}' is in features and in ignore; leave it out of one")
         if self.labels and len(self.targets) > 1:
             raise UsageError(f"several targets are numbers, so labels cannot be true; got {', '.join(self.targets)}")
-        if not self.past and (self.horizon != 1 or self.horizons):
-            raise UsageError("horizon and horizons are for windows of series; set past too")
+        if self.counts and (self.labels or self.past or len(self.targets) > 1):
+            other = "labels" if self.labels else "past" if self.past else "several targets"
+            raise UsageError(f"counts are one number for each row, so they cannot go with {other}")
+        if not self.past and (self.horizon != 1 or self.horizons or self.quantiles):
+            raise UsageError("horizon, horizons and quantiles are for windows of series; set past too")
+        if self.quantiles:
+            check_quantiles(self.quantiles)
         if late := [ahead for ahead in self.horizons if not 1 <= ahead <= self.horizon]:
             raise UsageError(f"horizons are steps ahead, from 1 to horizon, which is {self.horizon}; got {late[0]}")
 
@@ -122,7 +130,7 @@ class TableReader(Settings):
             links = partial(read_graph, weights=self.weights, distances=self.distances, directed=self.directed)
             held = held._replace(graph=links(self.edges, names, sigma=self.sigma, threshold=self.threshold))
         if self.past:
-            cut = Windows(self.past, self.horizon, horizons=self.horizons)
+            cut = Windows(self.past, self.horizon, horizons=self.horizons, quantiles=self.quantiles)
             return _series(frame, held, self, cut)
         return self._rows(frame, held)
 
@@ -156,7 +164,7 @@ class TableReader(Settings):
     def _rows(self, frame: Frame, held: Owners) -> Dataset:
         """The data set in which every row is an example."""
         kinds, raw = self._raw(frame)
-        y, task, classes, missing = _target(frame, self.targets, self.labels)
+        y, task, classes, missing = _target(frame, self)
         usable = ~np.any(list(missing.values()), axis=0)
         if self.drop_missing:
             usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
@@ -271,11 +279,10 @@ def of_one_client(path: Path, target: str) -> tuple[dict[str, NDArray[Any]], lis
     return {"x": x, "y": columns[target].astype(np.float32)[:, None]}, inputs
 
 
-def _target(
-    frame: Frame, targets: list[str], labelled: bool | None
-) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
+def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
     """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
     words: Words | None = None
+    targets, labelled = reader.targets, False if reader.counts else reader.labels
     if labelled is not False and len(targets) == 1:
         words = frame.words(targets[0]) if labelled else frame.labels(targets[0])
     if words is not None:
@@ -294,8 +301,18 @@ def _target(
         return y, Classification(len(classes)), tuple(classes), {targets[0]: words.empty}
     columns = {name: frame.numbers(name) for name in targets}
     y = torch.from_numpy(np.nan_to_num(np.stack(list(columns.values()), 1)))
-    task: Task = Forecasting(error="squared", horizons=()) if len(targets) == 1 else Regression()
-    return y, task, (), {name: np.isnan(values) for name, values in columns.items()}
+    missing = {name: np.isnan(values) for name, values in columns.items()}
+    if not reader.counts:
+        return y, Regression(names=tuple(targets)), (), missing
+    [(name, values)] = columns.items()
+    wrong = ((values < 0) | (values != np.round(values))) & ~missing[name]
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise UsageError(
+            f"{frame.place(at, name)}: {values[at]:g} is no count, which is a whole number from 0; mend it, or predict "
+            "the column as a number: leave counts out"
+        )
+    return y, Counts(), (), missing
 
 
 def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Dataset:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..core.graph import Graph
 from ..core.settings import Count, Settings
-from ..core.tasks import Forecasting
+from ..core.tasks import Forecasting, Quantiles
 from ..errors import UsageError
 from .dataset import Dataset
 
@@ -33,6 +33,13 @@ class Windows(Settings):
     stride: Count = 1  # steps from one window to the next
     error: Literal["absolute", "squared"] = "absolute"  # the loss
     horizons: Sequence[Count] = (3, 6, 12)  # steps ahead that are scored
+    quantiles: Sequence[float] = ()  # to forecast in place of one number for each reading, such as [0.1, 0.5, 0.9]
+
+    @property
+    def task(self) -> Forecasting:
+        """What is learnt of readings, whose scale is not known yet."""
+        known: dict[str, Any] = {"error": self.error, "horizons": tuple(self.horizons)}
+        return Quantiles(**known, quantiles=tuple(self.quantiles)) if self.quantiles else Forecasting(**known)
 
     @property
     def span(self) -> int:
@@ -76,7 +83,9 @@ class Windows(Settings):
             mean, deviation = float(seen.mean()), float(seen.std(correction=0))
             if not deviation > 0:
                 raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
-            task = Forecasting(mean, deviation, self.error, tuple(self.horizons))
+            task = dataset.task
+            if isinstance(task, Forecasting):  # another one is the user's own, for readings as they are
+                task = replace(task, mean=mean, deviation=deviation)
             reading_scale = {"reading": {"mean": mean, "deviation": deviation}}
             scale = {"inputs": reading_scale, "targets": reading_scale}  # the time of day is as it is
             return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
@@ -86,7 +95,7 @@ class Windows(Settings):
         return Dataset(
             inputs(filled),
             y,
-            Forecasting(error=self.error, horizons=tuple(self.horizons)),
+            self.task,
             client=owner.view(-1)[:size],
             graph=graph,
             owners=tuple(names),

@@ -89,4 +89,5 @@ def judged(experiment: Experiment, mine: Sequence[Tested], out: RunFolder) -> Ve
         others.get("fedavg"),
         metric=summary.metric,
         higher_is_better=summary.higher_is_better,
+        unit=summary.unit,
     )

@@ -15,6 +15,7 @@ from ..core.client import Training
 from ..core.engine import Rounds
 from ..core.method import Method
 from ..core.model import Model
+from ..core.tasks import unit_of
 from ..data.federation import Federation
 from ..errors import RunError, UsageError, nearest
 from ..methods import METHODS
@@ -222,6 +223,7 @@ def carry_out(
         [fedavg.by_client],
         metric=task.metric,
         higher_is_better=task.higher_is_better,
+        unit=unit_of(task),
         candidates=entered,
     )
     trained = folds * sum(one.rounds for one in standings)

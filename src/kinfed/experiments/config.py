@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import tomli_w
 import torch
@@ -18,7 +18,7 @@ from ..core.engine import Participation, Rounds, check_seed
 from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
-from ..core.tasks import TASKS, Classification, Task, check_selection
+from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
 from ..data.dataset import Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
@@ -32,7 +32,7 @@ from ..papers import published_table
 from ..partitions import PARTITIONS
 from . import own_parts
 from .own_parts import Table as Table
-from .parts import call, check_keys, make, named, table_of, value_of
+from .parts import call, check_keys, make, named, table_of, take, value_of
 
 EMBEDDED = Path(__file__).parent
 DEFAULT = EMBEDDED / "rotated-digits.toml"
@@ -77,7 +77,7 @@ class Experiment:
     model_name: str
     model: Callable[..., nn.Module]
     attack: Attack | None = None
-    task: Task | None = None  # in place of the data set's own
+    task: "AskedTask | None" = None  # in place of the data set's own
 
     @property
     def every_seed(self) -> range:
@@ -87,11 +87,8 @@ class Experiment:
     def federation(self, data_dir: Path | None, seed: int) -> Federation:
         """Load the data set, divide it among the clients and build their graph."""
         dataset = self.dataset(data_dir)
-        if self.task is not None and dataset.prepare is not None:
-            raise UsageError(
-                "federation.task: time series have their own task, which knows their scale; leave federation.task out"
-            )
-        dataset = replace(dataset, task=self.task or dataset.task)
+        if self.task is not None:
+            dataset = replace(dataset, task=self.task.of(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
         if isinstance(dataset.task, Classification):
             dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
@@ -356,7 +353,7 @@ def resolve(raw: Table) -> Experiment:
     table["federation"] |= by_class
     task = attack = None
     if "task" in federation:
-        task, table["federation"]["task"] = make(TASKS, federation["task"], "federation.task")
+        task, table["federation"]["task"] = _asked(federation["task"])
     if "attack" in raw:
         attack, table["attack"] = make(ATTACKS, raw["attack"], "attack")
     table |= own_parts.code(table, raw.get("code", {}))
@@ -373,6 +370,47 @@ def resolve(raw: Table) -> Experiment:
         attack=attack,
         task=task,
     )
+
+
+class AskedTask(NamedTuple):
+    """A task in place of the data set's own, and what it learns from that."""
+
+    task: Task
+    learnt: frozenset[str]  # its settings that the data set's task has
+
+    def of(self, own: Task) -> Task:
+        """The task for data whose own task this is; raises UsageError if it is for other targets."""
+        base = next((kind for kind in FAMILIES if isinstance(self.task, kind)), None)
+        fits = base is None or isinstance(own, (base, Regression) if base is Counts else base)
+        if base is not None and not fits and self.learnt:
+            name, theirs = type(self.task).__name__, type(own).__name__.lower()
+            raise UsageError(
+                f"federation.task: {name} is a task of {base.__name__.lower()}, but that of this data is {theirs}; "
+                "predict another column, or name another task"
+            )
+        known = {name: getattr(own, name) for name in self.learnt} if base and isinstance(own, base) else {}
+        return cast(Task, replace(cast(Any, self.task), **known)) if known else self.task
+
+
+# The settings of tasks that a data set knows; a task derived from one of these need not name them.
+FAMILIES: dict[type, tuple[str, ...]] = {
+    Classification: ("classes",),
+    Regression: ("mean", "deviation", "names"),
+    Counts: ("mean",),
+    Forecasting: ("mean", "deviation", "error", "horizons"),
+}
+
+
+def _asked(requested: Any) -> tuple[AskedTask, Table]:
+    """The task that a config names, and the complete table, which leaves out what is learnt from the data set."""
+    where = "federation.task"
+    requested = named(requested, where, TASKS)
+    part = take(TASKS, requested["name"], where)
+    base = next((kind for kind in FAMILIES if isinstance(part, type) and issubclass(part, kind)), None)
+    learnt = frozenset(FAMILIES[base] if base else ()).difference(requested)
+    unknown = {"classes": 2} if "classes" in learnt else {}  # until the data set is read
+    task, table = make(TASKS, requested | unknown, where)
+    return AskedTask(task, learnt), {name: value for name, value in table.items() if name not in learnt}
 
 
 def write(table: Table, path: Path) -> None:

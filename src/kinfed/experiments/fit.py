@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 
 from ..attacks.attack import Attack
 from ..core import engine
@@ -20,7 +21,7 @@ from ..core.history import History
 from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
-from ..core.tasks import Classification, Forecasting, Regression, selected_task
+from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
@@ -29,6 +30,7 @@ from ..simulation.attacked_fleet import AttackedFleet
 from ..simulation.distributed import Distributed
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
+from . import own_parts
 from .checkpointer import Checkpointer
 from .following import followed
 from .run import Run
@@ -158,6 +160,7 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
     module, head = (module.original, module.named_head) if isinstance(module, Model) else (module, None)
     model = model_for(method, module, head, federation.x.dtype, seed)
     _check_fit(model, federation)
+    _check_task(model, federation)
     return model
 
 
@@ -174,8 +177,51 @@ def _check_fit(model: Model, federation: Federation) -> None:
         unused = [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
         raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
-    if isinstance(task, Regression | Forecasting) and math.prod(outputs) != federation.outputs:
-        raise UsageError(f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}")
+    quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""
+    if isinstance(task, Regression | Counts | Forecasting) and math.prod(outputs) != federation.outputs:
+        raise UsageError(
+            f"the model gives {outputs} for an example, but its target is {list(federation.y.shape[1:])}{quantiles}"
+        )
+
+
+def _check_task(model: Model, federation: Federation) -> None:
+    """Raise UsageError unless a task of the user's own says what it must, tried on two examples."""
+    task, name = federation.task, type(federation.task).__name__
+    if type(task) in TASKS.values():
+        return
+    rows = federation.rows["train"][0][:2]
+    x, y = federation.x[rows], federation.y[rows]
+    weight, trying = x.new_ones(len(rows), dtype=model.theta.dtype), "loss"
+    try:
+        with torch.no_grad():
+            outputs = model(model.theta, x.to(model.theta.device)).to(x.device)
+            loss = task.loss(outputs, y)
+            trying = "score"
+            scores = task.score(outputs, y, weight)
+            if isinstance(scores, dict) and all(isinstance(one, torch.Tensor) for one in scores.values()):
+                trying = "score, for many clients at once (torch.func.vmap),"
+                vmap(task.score)(outputs[None], y[None], weight[None])
+    except Exception as problem:
+        raise UsageError(f"the task {name}: its {trying} fails: {own_parts.reason(problem, type(task))}") from problem
+    if not isinstance(loss, torch.Tensor) or loss.shape != (len(rows),):
+        shape = list(getattr(loss, "shape", ())) or f"{loss!r:.40}"
+        raise UsageError(
+            f"the task {name}: its loss must be one number for each example, [B]; of {len(rows)} got {shape}"
+        )
+    if not isinstance(scores, dict) or not all(isinstance(one, torch.Tensor) for one in scores.values()):
+        raise UsageError(f"the task {name}: its score must be a dict of tensors [] by name; got {scores!r:.60}")
+    if not str(task.metric).replace("-", "_").isidentifier():
+        raise UsageError(
+            f"the task {name}: its metric must be a word, as files are named by it; got {task.metric!r:.40}"
+        )
+    opposite = getattr(task, "opposite", ())
+    if lacks := [one for one in (task.metric, *task.selectable, *opposite) if one not in scores]:
+        raise UsageError(f"the task {name}: its score has no '{lacks[0]}', but {', '.join(scores)}")
+    if wide := [one for one, value in scores.items() if value.shape]:
+        shape = list(scores[wide[0]].shape)
+        raise UsageError(f"the task {name}: the score '{wide[0]}' must be one number for a client, []; got {shape}")
+    if not isinstance(task.higher_is_better, bool):
+        raise UsageError(f"the task {name}: higher_is_better must be True or False; got {task.higher_is_better!r:.40}")
 
 
 def seconds_by_round(*what: Any, execution: Execution, **how: Any) -> list[float]:

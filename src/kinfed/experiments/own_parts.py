@@ -248,6 +248,12 @@ def _from_file(source: str, where: str) -> ModuleType:
     return module
 
 
+def reason(problem: BaseException, part: type) -> str:
+    """What went wrong in a part of the user's own, and in which line of its file, if it is of a file."""
+    module = module_of(part.__module__)
+    return _reason(problem, "" if module is None else str(module.__file__))
+
+
 def _reason(problem: BaseException, source: str) -> str:
     """What went wrong in a file, and in which line."""
     if isinstance(problem, SyntaxError):

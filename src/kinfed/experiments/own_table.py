@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..core.tasks import Classification, Forecasting
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
 from ..data.cells import Frame
 from ..data.columns import Category, Number, Unused
 from ..data.federation import Federation
@@ -39,7 +39,9 @@ def config(path: str | Path, client: str, target: str, overrides: list[str], que
     frame = open_table(path, query)
     if not (client and target):
         raise UsageError(_unnamed(frame, client, target))
-    settings = {"name": kind_of(path), "path": str(path), "client": client, "target": target, "least": LEAST}
+    several = "," in target and target not in frame.columns
+    targets = [name.strip() for name in target.split(",")] if several else target
+    settings = {"name": kind_of(path), "path": str(path), "client": client, "target": targets, "least": LEAST}
     settings |= {"query": query} if query else {}
     raw = override({"federation": {"dataset": settings}, "model": {"name": "mlp"}}, overrides)
     settings = raw["federation"]["dataset"]
@@ -125,11 +127,7 @@ def _clients(federation: Federation, reader: TableReader) -> str:
 def _target(federation: Federation, reader: TableReader) -> str:
     named = ", ".join(f"`{name}`" for name in reader.targets)
     if not isinstance(federation.task, Classification):
-        scale = federation.scale["targets"]
-        spans = [f"mean {one['mean']:.4g} and deviation {one['deviation']:.4g}" for one in scale.values()]
-        what = f"{len(spans)} numbers" if len(spans) > 1 else "a number"
-        unit = "standard deviations" if len(spans) > 1 else "its own unit"
-        return f"{named}: {what} of {', '.join(spans)}, scored by {federation.task.metric.upper()} in {unit}"
+        return f"{named}: {_numbers(federation, reader)}"
     counts = federation.class_counts().sum(0)
     order, shares = counts.argsort(descending=True, stable=True).tolist(), (100 * counts / counts.sum()).tolist()
     called = [f"{federation.class_names[c]} ({shares[c]:.0f} %)" for c in order]
@@ -139,8 +137,36 @@ def _target(federation: Federation, reader: TableReader) -> str:
     )
     text = f"{named}: {len(called):,} classes, {listed}"
     if len(called) > 2 and all(name.lstrip("-").isdecimal() for name in federation.class_names):
-        text += "; to predict it as a number: federation.dataset.labels=false"
+        text += "; to predict it as a number: federation.dataset.labels=false, or as a count: .counts=true"
     return text
+
+
+def _numbers(federation: Federation, reader: TableReader) -> str:
+    """What targets without classes are, and how they are scored."""
+    scale, task = federation.scale.get("targets", {}), federation.task
+    spans = [f"mean {one['mean']:.4g} and deviation {one['deviation']:.4g}" for one in scale.values()]
+    if len(reader.targets) > 1 and isinstance(task, Regression):
+        listed = "; ".join(f"`{name}` of {span}" for name, span in zip(scale, spans, strict=True))
+        return f"regression of {len(spans)} numbers, each scored in its own unit: {listed}"
+    of = f" of {', '.join(spans)}" if spans else ""
+    if isinstance(task, Counts):
+        return f"counts{of}, scored by Poisson's deviance, and MAE"
+    if isinstance(task, Quantiles):
+        listed = ", ".join(f"{q:g}" for q in task.quantiles)
+        return f"readings{of}, their quantiles {listed} scored by the pinball loss in their own unit"
+    if isinstance(task, Forecasting):
+        return f"readings{of}, scored by {task.metric.upper()} in their own unit"
+    if not isinstance(task, Regression):
+        what = "classes" if federation.classes else f"a number{of}"
+        return f"{what}, scored by {task.metric} ({type(task).__name__})"
+    text = f"regression of a number{of}, scored by {task.metric.upper()} in its own unit"
+    return text + "; it may be a count: federation.dataset.counts=true" * looks_like_counts(federation.y)
+
+
+def looks_like_counts(y: torch.Tensor) -> bool:
+    """Whether targets may count something: whole numbers from 0, the smallest near 0 beside their spread."""
+    y = y.flatten().double()
+    return bool((y == y.round()).all()) and 0 <= float(y.min()) <= float(y.std(correction=0))
 
 
 def _inputs(federation: Federation, reader: TableReader) -> str:
@@ -259,8 +285,10 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             )
     if reader.past:
         return doubts
-    if isinstance(federation.task, Forecasting) and _names_rows(federation.y.double().flatten()):
-        doubts.append(f"`{reader.targets[0]}` is different in every row, as identifiers are: is it what to predict?")
+    if isinstance(federation.task, Regression):
+        targets = zip(reader.targets, federation.y.double().T, strict=True)
+        if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
+            doubts.append(f"{_listed(naming)} is different in every row, as identifiers are: is it what to predict?")
     assert federation.columns is not None
     for column in federation.columns.inputs:
         if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY):

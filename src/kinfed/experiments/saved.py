@@ -1,10 +1,10 @@
 """Saved: the models of a finished run, opened from its folder."""
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from ..core.layout import Layout
 from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.summary import Summary
-from ..core.tasks import TASKS, Classification, Forecasting, Task
+from ..core.tasks import TASKS, Classification, Task
 from ..core.trees import Tree
 from ..data.description import Description
 from ..errors import UsageError
@@ -109,19 +109,19 @@ class Saved:
     @property
     def task(self) -> Task:
         """What the models were trained for: the task that its score belongs to, with its classes or its scale."""
-        if self.experiment is not None and self.experiment.task is not None:
-            return self.experiment.task
-        kind: Any = next((one for one in TASKS.values() if one.metric == self.summary.metric), None)
-        if kind is None:
-            raise UsageError(f"{self.folder}: no task of kinfed is scored by {self.summary.metric}")
-        if kind is Classification:
+        described = dict(self.summary.task or {})
+        name = str(described.pop("name", ""))
+        settings: Any = {key: tuple(one) if isinstance(one, list) else one for key, one in described.items()}
+        if self.experiment is not None and (asked := self.experiment.task) is not None:
+            own: Any = asked.task
+            known = {key: settings[key] for key in asked.learnt if key in settings}
+            return cast(Task, replace(own, **known) if known else own)
+        kind: Any = TASKS.get(name)
+        if kind is None and self.summary.metric == Classification.metric:  # a run before tasks were kept
             return Classification(self.summary.outputs or len(self.classes))
-        if kind is not Forecasting:
-            return kind()  # type: ignore[no-any-return]
-        scales = list((self.summary.scale or {}).get("targets", {}).values())
-        if len(scales) != 1:
-            raise UsageError(f"{self.folder.summary} does not say by what the target was scaled; run again")
-        return Forecasting(scales[0]["mean"], scales[0]["deviation"])
+        if kind is None:
+            raise UsageError(f"{self.folder.summary} does not say what the models were trained for; run again")
+        return cast(Task, kind(**settings))
 
     @property
     def classes(self) -> list[str]:

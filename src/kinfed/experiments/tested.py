@@ -55,6 +55,7 @@ def verdict(
     *,
     metric: str,
     higher_is_better: bool,
+    unit: str | None = None,
     candidates: int = 1,
 ) -> Verdict:
     """Judge a method by its runs, one for each seed, and those of Local and FedAvg with the same seeds.
@@ -81,6 +82,7 @@ def verdict(
         names=names,
         metric=metric,
         higher_is_better=higher_is_better,
+        unit=unit,
         candidates=candidates,
         leaking=any(one.leaking for one in mine),
     )

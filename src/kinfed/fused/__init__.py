@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..core.layout import Layout
 from ..core.tables import blank
-from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from .dense import Activation, Flatten, Linear, Span, relu_backward, sigmoid_backward, tanh_backward
 from .recurrent import Forecaster, LastState, forecaster, last_state
 from .step import Descent, Named, Part, Step, Unfused
@@ -47,7 +47,11 @@ def _cross_entropy(task: Classification, outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def _squared(task: Regression, outputs: Tensor, y: Tensor) -> Tensor:
-    return (outputs - y.view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
+    return (outputs - task.scaled(y).view_as(outputs)).mul_(2 / outputs.shape[2:].numel())
+
+
+def _counts(task: Counts, outputs: Tensor, y: Tensor) -> Tensor:
+    return (outputs.exp() * task.mean - y.view_as(outputs)) / max(1.0, task.mean)
 
 
 def _forecast(task: Forecasting, outputs: Tensor, y: Tensor) -> Tensor:
@@ -56,11 +60,22 @@ def _forecast(task: Forecasting, outputs: Tensor, y: Tensor) -> Tensor:
     return (error.sign() if task.error == "absolute" else 2 * error) / y.shape[-1]
 
 
+def _quantiles(task: Quantiles, outputs: Tensor, y: Tensor) -> Tensor:
+    known = ~y.isnan()
+    truth = (torch.where(known, y, task.mean) - task.mean) / task.deviation
+    level = torch.tensor(task.quantiles, dtype=outputs.dtype, device=outputs.device)
+    says = outputs.unflatten(-1, (y.shape[-1], -1))
+    slope = torch.where(truth.unsqueeze(-1) > says, -level, 1 - level) * known.unsqueeze(-1)
+    return slope.flatten(-2) / outputs.shape[-1]
+
+
 # The gradient of each example's loss at the outputs: [k, m, ...], y: [k, m, ...].
 LOSSES: dict[type, Callable[[Any, Tensor, Tensor], Tensor]] = {
     Classification: _cross_entropy,
     Regression: _squared,
+    Counts: _counts,
     Forecasting: _forecast,
+    Quantiles: _quantiles,
 }
 
 

@@ -67,6 +67,7 @@ def judge(
     names: Sequence[str],
     metric: str,
     higher_is_better: bool,
+    unit: str | None = None,
     candidates: int = 1,
     leaking: bool = False,
 ) -> Verdict:
@@ -81,6 +82,8 @@ def judge(
     by Wilcoxon's signed ranks, two-sided; over seeds, which may share examples, a p-value is twice the mean (Vovk and
     Wang 2020, doi:10.1093/biomet/asaa027), and over clients the false discovery rate is bounded by 1 - `LEVEL`
     (Benjamini and Hochberg 1995). All others are undecided. `leaking` says that test examples influenced training.
+
+    `unit` is what the metric is counted in, "%" for a share; None: an accuracy is a share.
 
     Raises UsageError for scores that cannot be paired.
     """
@@ -103,6 +106,7 @@ def judge(
         metric,
         higher_is_better,
         candidates,
+        ("%" if metric.endswith("accuracy") else "") if unit is None else unit,
     )
     single = all(len(one) <= 1 for seed in alone.mine for one in seed)
     count = f"{several(alone.examples, 'test example')} of {several(len(here), 'client')}"
@@ -262,6 +266,7 @@ class _Case(NamedTuple):
     metric: str
     higher_is_better: bool
     candidates: int
+    unit: str  # of the metric
 
     @property
     def for_one(self) -> bool:
@@ -304,8 +309,8 @@ class _Case(NamedTuple):
         mean, low, high = found.mean, found.low, found.high
         average = "" if short else " on average"
         if self.higher_is_better or not math.isfinite(mean):
-            percent = self.metric.endswith("accuracy")
-            unit = "" if short else " points" if percent else f" {self.metric}"
+            percent = self.unit == "%"
+            unit = "" if short else " points" if percent else f" {self.unit or self.metric}"
             scale, digits = (100, ".1f") if percent else (1, ".3g")
             text = f"{scale * mean:+{digits}}{unit}{average} over {other}"
         else:

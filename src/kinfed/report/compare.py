@@ -80,7 +80,11 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         if row.method == "local" or local is None:
             judged.append(row)
             continue
-        shown: dict[str, Any] = {"metric": row.metric, "higher_is_better": row.higher_is_better}
+        shown: dict[str, Any] = {
+            "metric": row.metric,
+            "higher_is_better": row.higher_is_better,
+            "unit": row.unit,
+        }
         try:
             found = verdict(row.method, mine, local, fedavg, **shown)
         except UsageError as problem:

@@ -24,7 +24,7 @@ Array = NDArray[Any]
 WHOLE, STRONGEST = 200, 20  # clients up to which every link is shown, and links of each above that
 MANY, TENTHS = 5000, 10  # clients up to which each is shown, and parts that they are shown in above that
 CURVES, LINKS = 200_000, 240_000  # numbers in the curves of clients, and links in all frames: about 2 MB each
-SHORT = {"auc", "mae", "mape", "mse", "nmse", "rmse"}  # metrics that are abbreviations
+SHORT = {"auc", "mae", "mape", "mse", "nmae", "nmse", "rmse"}  # metrics that are abbreviations
 COUNTS = 100_000  # numbers of examples by client and class
 
 
@@ -87,7 +87,7 @@ def contents(gathered: Gathered) -> Contents:
     data = {
         "metric": main.metric,
         "word": word(main.metric),
-        "percent": main.metric.endswith("accuracy"),
+        "percent": main.is_share,
         "higher": main.higher_is_better,
         "clients": {"names": parts.names, "attackers": summary.attackers, **_known(facts, names, parts)},
         "order": _order(len(parts.names), facts if parts.labels is None else {}, selected),

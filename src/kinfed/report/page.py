@@ -18,7 +18,6 @@ from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import Tested, verdict
 from ..files import replacing
-from ..plots.drawing import is_share
 from . import explained
 from .contents import Contents, contents, word
 from .gather import Gathered, folders_of, gather
@@ -106,7 +105,7 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
         "cautions": _cautions(gathered, summaries),
         "notes": [*gathered.notes, *found.notes],
         "metric": word(main.metric),
-        "unit": " (%)" if is_share(main.metric) else "",
+        "unit": f" ({main.unit})" * bool(main.unit),
         "gain_unit": _gain_unit(main),
         "zero": scale.x(0),
         "forest": FOREST,
@@ -139,7 +138,11 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     )
     assert mine is not None
     assert local is not None
-    shown: dict[str, Any] = {"metric": row.metric, "higher_is_better": row.higher_is_better}
+    shown: dict[str, Any] = {
+        "metric": row.metric,
+        "higher_is_better": row.higher_is_better,
+        "unit": row.unit,
+    }
     return verdict(row.method, mine, local, fedavg, candidates=gathered.candidates, **shown).to_dict()
 
 
@@ -265,12 +268,12 @@ def _gain_unit(row: Row) -> str:
     """What a gain is counted in."""
     if not row.higher_is_better:
         return "% less error"
-    return "points" if is_share(row.metric) else word(row.metric)
+    return "points" if row.is_share else word(row.metric)
 
 
 def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
     """A gain and its interval as text; a positive one is better."""
-    times, digits = (1, ".3g") if row.higher_is_better and not is_share(row.metric) else (100, ".1f")
+    times, digits = (1, ".3g") if row.higher_is_better and not row.is_share else (100, ".1f")
     mean, low, high = found["mean"], found["low"], found["high"]
     interval = "no interval" if low is None or high is None else f"{times * low:{digits}} to {times * high:{digits}}"
     text = "" if mean is None else f"{times * mean:+{digits}}"
@@ -280,4 +283,4 @@ def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
 def _score(row: Row, value: float, unit: bool = False) -> str:
     if not math.isfinite(value):
         return NONE
-    return f"{100 * value:.1f}" + " %" * unit if is_share(row.metric) else f"{value:.4g}"
+    return f"{100 * value:.1f}" + " %" * unit if row.is_share else f"{value:.4g}"

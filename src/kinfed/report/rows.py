@@ -14,7 +14,6 @@ from ..core.history import over_seeds, preferred
 from ..core.summary import Summary
 from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
-from ..plots.drawing import is_share
 
 Array = NDArray[np.float64]
 
@@ -43,10 +42,12 @@ class Row:
     clients: int
     metric: str
     higher_is_better: bool
+    unit: str  # of the metric, "%" for a share
     selected_by: str  # the validation score that selected its rounds and model
     selected: float | None  # mean of that score on test examples; None if the run does not have it
     # the score by which its set is sorted and clients are counted: `selected_by` if all have it, or the metric
     ranked_by: str
+    selects_high: bool  # whether `selected_by` is better if it is higher
     seeds: tuple[int, ...]
     mean: float  # over clients, of the test score at the selected round
     over_clients: float  # standard deviation
@@ -79,12 +80,12 @@ class Row:
     @property
     def is_share(self) -> bool:
         """Whether its metric is a share, and so shown in percent."""
-        return is_share(self.metric)
+        return self.unit == "%"
 
     @property
     def sign(self) -> int:
         """The sign that makes a larger ranking score better."""
-        return 1 if self.higher_is_better and self.ranked_by != "loss" else -1
+        return 1 if (self.higher_is_better if self.ranked_by == self.metric else self.selects_high) else -1
 
     @property
     def ranking(self) -> float:
@@ -102,7 +103,7 @@ class Row:
         ranks = f"{better} is better"
         if self.ranked_by != self.metric:
             ranks = f"ranked by {'AUC' if self.ranked_by == 'auc' else self.ranked_by.replace('_', ' ')}"
-        return f"{self.dataset}, {self.clients} clients, {self.metric}{' in %' * self.is_share} ({ranks})"
+        return f"{self.dataset}, {self.clients} clients, {self.metric}{f' in {self.unit}' * bool(self.unit)} ({ranks})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: all but the scores of clients."""
@@ -173,9 +174,11 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
         clients=summary.clients,
         metric=summary.metric,
         higher_is_better=summary.higher_is_better,
+        unit="%" * summary.is_share if summary.unit is None else summary.unit,
         selected_by=summary.selects,
         selected=float(known.mean()) if len(known) else None,
         ranked_by=summary.metric,
+        selects_high=summary.selects_highest,
         seeds=(summary.seed,),
         mean=score["mean"],
         over_clients=score["std"],
