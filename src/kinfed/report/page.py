@@ -18,7 +18,7 @@ from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import Tested, verdict
 from ..files import replacing
-from ..plots.drawing import is_share
+from ..metrics.statistics import is_share
 from . import explained
 from .contents import Contents, contents, word
 from .gather import Gathered, folders_of, gather
