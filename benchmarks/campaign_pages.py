@@ -37,15 +37,20 @@ def publish(part, works, asked):
         marks = f"<!-- {part} -->, and on the next line <!-- end of {part} -->"
         raise UsageError(f"{page} has no place for it; write where it belongs {marks}")
     made = requested(works, ended, asked)
+    tables = reproduce.write_statistics(made)
     reproduce._write(made, {str(one.folder): one.failed for one in ended if one.failed})
     before, now = worth(kept / "table.csv"), worth(made.out / "table.csv")
     if less := [number for number, known in before.items() if known > now.get(number, (0, 0))]:
         return f"left as it is: {len(less)} of its {len(before)} numbers have fewer rounds or seeds in {made.out}"
     kept.mkdir(parents=True, exist_ok=True)
-    for name, text in (("table.csv", (made.out / "table.csv").read_text()), ("history.csv", history(made))):
+    written = {"table.csv": (made.out / "table.csv").read_text(), "history.csv": history(made)}
+    if tables:
+        written["statistics.md"] = f"# {part}: statistics\n\n{(made.out / reproduce.STATISTICS).read_text()}"
+    for name, text in written.items():
         with replacing(kept / name) as file:
             file.write_text(text)
-    put(page, part, (made.out / "table.md").read_text().replace("# ", "## ", 1), page.stem)
+    shown = (made.out / "table.md").read_text().replace("# ", "## ", 1)
+    put(page, part, shown.replace(f"({reproduce.STATISTICS})", f"(tables/{part}/statistics.md)"), page.stem)
     return f"{len(now)} numbers in {page.name}"
 
 
@@ -86,7 +91,7 @@ def history(made):
         scores = {MEASURES[metric].score for metric in made.protocol.metrics(column)}
         for row in made.protocol.rows.values():
             home = made.folder(row, column)
-            for seed, folder in made._finished(made.cell(row, column)).items():
+            for seed, folder in made.finished(made.cell(row, column)).items():
                 for (model, score, at), mean in means(folder.history, scores).items():
                     key = (home.parent.relative_to(made.out / "runs").as_posix(), row.name, model, score)
                     found.setdefault(key, defaultdict(dict))[at][seed] = mean

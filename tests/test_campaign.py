@@ -169,7 +169,8 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
         [("shared", 0.2, 0.5), ("own", 0.6, 0.7), ("shared", 0.1, 0.3), ("own", 0.8, 0.9), ("shared", 0.2, 0.6)]
     ):
         one = runs[place]
-        finished(one.folder.path, scores={model: {"round": 4}}, rounds=4)
+        by_client = {"seed": one.experiment.seed, "clients_scores": {model: [late, late + 0.1]}}
+        finished(one.folder.path, scores={model: {"round": 4}}, rounds=4, **by_client)
         config.write(one.experiment.table, one.folder.config)
         lines = [
             f"{at},{client},{model},{split},accuracy,{score + client / 10}\n"
@@ -189,6 +190,8 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
     assert rest.endswith("<!-- end of made.table1 -->\n\nMore.\n")
     assert "kinfed reproduce made.table1 --method local,fedavg" in rest
     assert "loss is NaN" in rest
+    assert "[statistics](tables/made.table1/statistics.md)" in rest
+    assert "Paired differences in points" in (kept / "statistics.md").read_text()
     assert "| Unknown |" not in rest
     with (kept / "table.csv").open() as file:
         ours = {(line["column"], line["method"]): (line["ours"], line["seeds"]) for line in csv.DictReader(file)}

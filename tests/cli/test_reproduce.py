@@ -426,3 +426,32 @@ def test_coverage_and_claims_are_listed(capsys):
     assert main(["list", "claims"]) == 0
     assert main(["list", "methods", "--coverage"]) == 2
     assert "--coverage is of tables; got 'kinfed list methods'" in capsys.readouterr().err
+
+
+def test_the_table_comes_with_intervals_pairs_ranks_and_agreement_with_print(tmp_path, capsys):
+    asked = ["--column", "digits/iid,digits/shards", "--jobs", "1"]
+    reproduce(capsys, "--method", "local", *asked)
+    out, err = reproduce(capsys, "--method", "fedavg,made", *asked, "--seeds", "1", "--json")
+    told, home = json.loads(out)["statistics"], tmp_path / "reproductions/made.table9"
+    assert set(told) == {"meansA", "pairsA", "meansB", "pairsB", "ranks"} | {n for n in told if "training" in n}
+    assert "digits/shards" in told["meansB"]["title"]  # A and B are named
+    # Means are those of the table; with two seeds the interval is over these, and cut where accuracies end.
+    means, found = {one["method"]: one for one in told["meansB"]["rows"]}, table()
+    for method, one in means.items():
+        assert 100 * one["mean"] == pytest.approx(float(found["digits/shards", method]["ours"]), abs=1e-3)
+    assert (means["local"]["over"], means["fedavg"]["over"]) == ("seeds", "clients")
+    assert 0 <= means["local"]["low"] <= means["local"]["high"] <= 1
+    # A pair's difference is that of single clients with the seed that both have.
+    pair = next(one for one in told["pairsB"]["rows"] if (one["method"], one["against"]) == ("fedavg", "local"))
+    runs = [home / "runs/digits/shards" / method / "seed-0/summary.json" for method in ("fedavg", "local")]
+    mine, local = (json.loads(run.read_text())["scores"] for run in runs)
+    assert pair["mean"] == pytest.approx(mine["shared"]["mean"] - local["own"]["mean"], abs=1e-6)
+    assert (pair["paired_seeds"], pair["clients"]) == ("0", 4)
+    (few,) = [note for note in told["pairsA"]["notes"] if "paired over the common seeds alone (seed 0)" in note]
+    assert few.endswith("against local")
+    assert "fedavg" in few
+    assert {one["method"] for one in told["ranks"]["rows"]} == {"local", "fedavg", "made"}
+    assert (home / "statistics/ranks.png").stat().st_size > 1000
+    assert "[statistics](statistics/statistics.md)" in (home / "table.md").read_text()
+    assert "Kendall's tau to print" not in err  # only two methods are printed
+    assert "Mean ranks (1 is best)" in err

@@ -285,3 +285,35 @@ def test_targets_that_no_score_can_have_are_refused(tmp_path, write, target, hin
 def test_twins_are_numbered(tmp_path, write):
     rows = compare([write(tmp_path / str(i), "cfl", [0.5, 0.6]) for i in range(2)]).sets[0]
     assert names_of(rows) == ["1 cfl", "2 cfl"]
+
+
+def test_seeds_given_one_by_one_are_paired_by_seed_and_the_folder_above_is_named(tmp_path, write):
+    by_seed = {0: [0.6, 0.7, 0.9], 1: [0.5, 0.6, 0.7]}
+    runs = [write(tmp_path / name, name, by_seed) for name in ("cfl", "local", "fedamp")]
+    comparison = compare([run / f"seed-{seed}" for run in runs for seed in by_seed])
+    (named,) = [warning for warning in comparison.warnings if warning.startswith("each seed is compared")]
+    assert named.endswith(f"kinfed compare {' '.join(map(str, runs))}")
+    found = statistics(comparison.sets[0])
+    assert found.notes == ()  # no run is tried against another seed's
+    assert not any("each seed" in warning for warning in compare(runs).warnings)
+
+
+def test_a_set_of_one_run_has_no_empty_block_and_is_named_where_local_lacks(tmp_path, write):
+    runs = [write(tmp_path / name, name, [0.5, 0.6, 0.7]) for name in ("local", "cfl")]
+    alone = write(tmp_path / "other", "fedavg", [0.5, 0.6, 0.7], dataset="e")
+    comparison = compare([*runs, alone])
+    assert [one.name for one in grids(comparison)] == ["meansA", "pairsA", "meansB"]
+    assert any(warning.startswith("B: Local is not among these runs") for warning in comparison.warnings)
+    # Where no set has a pair, the means say why.
+    apart = [write(tmp_path / name, name, [0.5, 0.6], dataset=name) for name in ("f", "g")]
+    (first, _) = grids(compare(apart))
+    assert "! no pairs with A, from which these differ in data set: B: g" in first.notes
+
+
+def test_an_interval_of_accuracies_ends_where_they_do(tmp_path, write):
+    run = write(tmp_path / "a", "cfl", {0: [0.99, 0.97], 1: [0.9, 0.91]})
+    (row,) = grids(compare([run]))[0].records
+    assert (row["low"], row["high"]) == (pytest.approx(0.9425 - 12.7062 * 0.0375, abs=1e-5), 1.0)  # t with 1 degree
+    error = {0: [0.99, 0.97], 1: [0.9, 0.91]}
+    run = write(tmp_path / "b", "cfl", error, metric="mse", higher_is_better=False)
+    assert grids(compare([run]))[0].records[0]["high"] > 1

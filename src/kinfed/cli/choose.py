@@ -19,7 +19,7 @@ from ..experiments.choice_folder import Chosen, Request, choose_in
 from ..experiments.choose import TRIED, WITH_GRAPH
 from ..experiments.race import Entry
 from ..experiments.sweep import parse
-from ..plots.drawing import is_share
+from ..metrics.statistics import is_share
 from . import own_file
 from .running import Bar, data_dir, describe, execution, options, score_text
 

@@ -67,11 +67,12 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
             for part in grid.terminal(table):
                 out.print(part)
     if args.out is not None:
-        _write(comparison, tables, args.out)
+        write_tables(comparison, tables, args.out)
         console.print(f"tables are in {args.out}: statistics.md, statistics.tex, and a CSV file each", soft_wrap=True)
 
 
-def _write(comparison: Comparison, tables: list[Grid], out: Path) -> None:
+def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:
+    """Write statistics as Markdown, CSV and LaTeX, and a picture of mean ranks where there are several sets."""
     make_folder(out)
     files = {f"{one.name}.csv": grid.as_csv(one) for one in tables}
     files["statistics.md"] = "\n".join(map(grid.markdown, tables))

@@ -22,11 +22,19 @@ from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing, sweep_up
 from ..papers import published_table
 from ..papers.published_table import LEAST_ROUNDS
+from ..report import grid
 from ..report.claims import Verdict, of_lines, verdicts
+from ..report.grid import Grid
 from ..report.made_with import remember, remembered, sentences
 from ..report.published import Sheet, latex, markdown, sheet, table_csv, terminal
+from ..report.statistics_tables import grids
+from ..report.table_statistics import comparison
 from ..simulation.precision import PRECISIONS
+from .compare import write_tables
 from .running import activity_column, data_dir, options, unwatched
+
+STATISTICS = Path("statistics") / "statistics.md"
+LINK = f"\nIntervals, paired tests, scores before and after local training, mean ranks: [statistics]({STATISTICS}).\n"
 
 
 def request() -> argparse.ArgumentParser:
@@ -60,7 +68,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "reproduce",
         parents=[request(), options(), common],
         description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
-        "the printed ones: table.md, table.csv and table.tex. Finished runs are kept and interrupted ones resumed, so "
+        "the printed ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
+        "statistics/. Finished runs are kept and interrupted ones resumed, so "
         "the same command again does the rest. kinfed list tables names the tables.",
         epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
     )
@@ -138,15 +147,38 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
             raise type(stop)("interrupted; run the same command again to resume") from None
     if len(left) > len(failed):
         remember(made.out)
+    tables = write_statistics(made)
     shown = _write(made, failed)
     if args.json:
-        print(json.dumps({**shown._asdict(), "out": str(made.out)}))
+        more = {"statistics": {one.name: one.to_dict() for one in tables}} if tables else {}
+        print(json.dumps({**shown._asdict(), **more, "out": str(made.out)}))
     if not args.quiet:
-        for part in terminal(shown):
-            console.print(part)
-        console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
+        _show(made, shown, tables, console)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
+
+
+def _show(made: Reproduction, shown: Sheet, tables: Sequence[Grid], console: Console) -> None:
+    """Print the table with its statistics; of several columns the mean ranks alone."""
+    several = any(one.name == "ranks" for one in tables)
+    for part in terminal(shown):
+        console.print(part)
+    for one in tables:
+        for part in grid.terminal(one) if one.name == "ranks" or not several else ():
+            console.print(part)
+    console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
+    if tables:
+        console.print(f"intervals, paired tests and ranks of every column: {made.out / STATISTICS}", soft_wrap=True)
+
+
+def write_statistics(made: Reproduction) -> list[Grid]:
+    """Write the statistics of the finished runs into a folder beside the table, and give their tables."""
+    found = comparison(made)
+    if not found.sets:
+        return []
+    tables = grids(found)
+    write_tables(found, tables, made.out / STATISTICS.parent)
+    return tables
 
 
 def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
@@ -156,7 +188,7 @@ def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     claims = [f"{one.answer}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
     shown = sheet(made, lines, claims, sentences(remembered(made.out), made.seconds()))
     for name, text in (
-        ("table.md", markdown(shown, command)),
+        ("table.md", markdown(shown, command) + LINK * (made.out / STATISTICS).is_file()),
         ("table.csv", table_csv(lines)),
         ("table.tex", latex(shown, command)),
     ):

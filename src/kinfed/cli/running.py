@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from ..core.history import History
 from ..core.summary import Summary
 from ..errors import several
-from ..plots.drawing import is_share
+from ..metrics.statistics import is_share
 from ..report.grid import quantity
 from ..simulation.execution import Execution
 from ..simulation.precision import PRECISIONS

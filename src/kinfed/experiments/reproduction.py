@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ..partitions.deal import hidden_groups
 from . import config, own_parts, parts, twins
 from .config import Experiment
 from .launch import check_same
-from .run_folder import RunFolder
+from .run_folder import Array, RunFolder
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
@@ -279,7 +280,7 @@ class Reproduction:
             (row, column)
             for column in self.protocol.columns
             for row in self.protocol.rows
-            if self._finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
+            if self.finished(self.cell(self.protocol.rows[row], self.protocol.columns[column]))
         ]
         shown = {*requested, *finished}
         result: list[Line] = []
@@ -298,7 +299,7 @@ class Reproduction:
             return ""
         return f"needs {name}: " + (f"kinfed data fetch {name}" if name in ORIGINALS else f"{name}.npz is not here")
 
-    def _finished(self, cell: Cell) -> dict[int, RunFolder]:
+    def finished(self, cell: Cell) -> dict[int, RunFolder]:
         """The folders of a cell's finished runs, by seed; raises UsageError for one of another experiment."""
         if cell.experiment is None:
             return {}
@@ -310,12 +311,22 @@ class Reproduction:
                 folders[int(seed)] = RunFolder(found)
         return dict(sorted(folders.items()))
 
+    def clients(self, cell: Cell, score: str) -> dict[int, dict[str, Array]]:
+        """By seed, a test score of each client at the selected round, of each named model: [N]; NaN where none counts.
+
+        Those that count are the clients that the table scores: under an attack the honest, of novel clients these.
+        """
+        return {
+            seed: {model: _by_client(folder, cell, score, model) for model in folder.read_summary().scores}
+            for seed, folder in self.finished(cell).items()
+        }
+
     def seconds(self) -> float:
         """How long the finished runs of this table have trained, each counted once."""
         found: dict[str, RunFolder] = {}
         for column in self.protocol.columns.values():
             for row in self.protocol.rows.values():
-                found |= {str(folder): folder for folder in self._finished(self.cell(row, column)).values()}
+                found |= {str(folder): folder for folder in self.finished(self.cell(row, column)).values()}
         return sum(folder.read_summary().seconds for folder in found.values())
 
     def _lines(self, cell: Cell, failed: Mapping[str, str]) -> list[Line]:
@@ -336,7 +347,7 @@ class Reproduction:
                 }
             status = status or next((line.status for lines in parts for line in lines if line.status), "")
         elif not status:
-            folders = self._finished(cell)
+            folders = self.finished(cell)
             for seed, folder in folders.items():
                 summary = folder.read_summary()
                 for metric in metrics:
@@ -405,14 +416,24 @@ def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:
     if summary.attack is not None:
         honest = summary.honest_scores[model]
         return {"mean": honest["success"]} if score == "success" else dict(honest)
+    scores = _by_client(folder, cell, score, model)
+    return spread(torch.from_numpy(scores), summary.higher_is_better)
+
+
+def _by_client(folder: RunFolder, cell: Cell, score: str, model: str) -> Array:
+    """[N] a model's test score of each client at its selected round; NaN of clients that the table does not score."""
+    assert cell.experiment is not None
+    summary = folder.read_summary()
     rounds, tests = folder.read_scores(model, score)  # [T], [T, N]
+    at = int(summary.scores[model]["round"])
     if at not in rounds:
         raise folder.not_whole()
-    scores = torch.from_numpy(tests[rounds == at][0])  # [N]
+    scores: Array = tests[rounds == at][0]
     if cell.column.novel:
-        late = cell.experiment.participation.late
-        scores = scores[latecomers(summary.seed, tags(summary.client_names), late)]
-    return spread(scores, summary.higher_is_better)
+        late = latecomers(summary.seed, tags(summary.client_names), cell.experiment.participation.late)
+        others = np.setdiff1d(np.arange(len(scores)), late)
+        scores[others] = np.nan
+    return scores
 
 
 def _weights(folder: RunFolder, column: Column, selected: int, groups: Tensor) -> dict[str, float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..core.history import over_seeds, preferred
 from ..core.summary import Summary
-from ..metrics.statistics import interval
+from ..metrics.statistics import interval, is_share
 
 OF_ONE: Any = dict.fromkeys(
     (  # what a summary says of one run, or of single clients, others with every seed
@@ -21,7 +21,8 @@ OF_ONE: Any = dict.fromkeys(
 def intervals_over(summaries: Sequence[Summary]) -> dict[str, dict[str, Any]]:
     """The interval over seeds of each named model's mean."""
     means = {name: [[one.honest_scores[name]["mean"]] for one in summaries] for name in summaries[0].scores}
-    return {name: interval(each).to_dict() for name, each in means.items() if np.isfinite(each).all()}
+    share = is_share(summaries[0].metric)
+    return {name: interval(each, share=share).to_dict() for name, each in means.items() if np.isfinite(each).all()}
 
 
 def run_seeds(summaries: Sequence[Summary], out: str) -> Summary:

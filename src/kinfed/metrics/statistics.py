@@ -62,8 +62,13 @@ class Ranks(NamedTuple):
     why: str = ""  # p or critical is not defined
 
 
-def interval(scores: ArrayLike, level: float = LEVEL) -> Interval:
-    """The mean of scores: [S, N] or [N] and its interval.
+def is_share(metric: str) -> bool:
+    """Whether a metric is a share, and so lies in [0, 1] and is shown in percent."""
+    return metric.endswith("accuracy")
+
+
+def interval(scores: ArrayLike, level: float = LEVEL, share: bool = False) -> Interval:
+    """The mean of scores: [S, N] or [N] and its interval, cut at 0 and 1 if they are of a `share`.
 
     With several seeds it is Student's, over the S means over clients: it holds for another seed on these clients. With
     one it is the bootstrap over clients, bias-corrected and accelerated (Efron 1987, doi:10.2307/2289144), with draws
@@ -88,7 +93,8 @@ def interval(scores: ArrayLike, level: float = LEVEL) -> Interval:
         return Interval(unit * mean, math.nan, math.nan, over, f"all {over} have the same score")
     if over == "seeds" or len(values) > FEW:
         half = _half(values, level)
-        return Interval(unit * mean, unit * (mean - half), unit * (mean + half), over)
+        low, high = unit * (mean - half), unit * (mean + half)
+        return Interval(unit * mean, max(low, 0.0) if share else low, min(high, 1.0) if share else high, over)
     how: dict[str, Any] = {"n_resamples": RESAMPLES, "batch": 1000, "confidence_level": level}
     found = stats.bootstrap((values,), _mean, **how, rng=np.random.default_rng(0)).confidence_interval
     return Interval(unit * mean, unit * float(found.low), unit * float(found.high), over)

@@ -15,6 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from ..files import replacing
+from ..metrics.statistics import is_share
 
 Array = NDArray[Any]
 
@@ -88,11 +89,6 @@ def legend(axes: Axes, handles: Sequence[Line2D], **how: Any) -> None:
         **how,
     )
     legend.get_title().set(fontsize=SMALL, color=INK)
-
-
-def is_share(metric: str) -> bool:
-    """Whether a metric is a share, and so shown in percent."""
-    return metric.endswith("accuracy")
 
 
 def scaled(values: ArrayLike, metric: str) -> Array:

@@ -13,6 +13,7 @@ from matplotlib.patches import Rectangle
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import UsageError
+from ..metrics.statistics import is_share
 from .drawing import (
     COLOURS,
     FAINT,
@@ -24,7 +25,6 @@ from .drawing import (
     SMALL,
     TITLE,
     Array,
-    is_share,
     name_ticks,
     page,
     scaled,

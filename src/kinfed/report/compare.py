@@ -1,6 +1,7 @@
 """Several finished runs side by side, each compared with Local if that was run too."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,20 +53,33 @@ def compare(folders: Sequence[Path]) -> Comparison:
     differing = _differing([alike[0] for alike in ordered]) if len(ordered) > 1 else ""
     if differing:
         warnings.append(f"runs that differ in {differing} are not comparable")
+    warnings += _together(folders)
     compared = []
-    for alike in map(_ranked, ordered):
+    for i, alike in enumerate(map(_ranked, ordered)):
+        of = f"{chr(ord('A') + i)}: " if len(ordered) > 1 else ""
         local = [row for row in alike if row.method == "local"]
         rows = []
         for row in alike:
             reference = next((other for other in local if set(row.seeds) <= set(other.seeds)), None)
             if local and reference is None:
                 seeds = ", ".join(map(str, row.seeds))
-                warnings.append(f"{row.method} is not compared with local, which was not run with its seeds ({seeds})")
+                warnings.append(
+                    f"{of}{row.method} is not compared with local, which was not run with its seeds ({seeds})"
+                )
             rows.append(row if row.method == "local" or reference is None else _against(row, reference))
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))
-        warnings += problems
+        warnings += [of + problem for problem in problems]
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing)
+
+
+def _together(folders: Sequence[Path]) -> list[str]:
+    """A line that names the folders above the seeds of one run, if several of these were given as runs of their own."""
+    above = Counter(folder.parent for folder in folders if folder.name.removeprefix("seed-").isdecimal())
+    whole = [str(folder) for folder, count in above.items() if count > 1]
+    if not whole:
+        return []
+    return [f"each seed is compared as a run of its own; to average over seeds: kinfed compare {' '.join(whole)}"]
 
 
 def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:

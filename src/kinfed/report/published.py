@@ -14,6 +14,7 @@ from ..experiments.config import Experiment
 from ..experiments.reproduction import FLAGS, MEASURES, Line, Reproduction
 from ..papers.published_table import LEAST_ROUNDS, REFERENCE, Column, Row
 from .grid import tex
+from .table_statistics import agreement
 
 HEADINGS = ("method", "paper", "ours", "difference", "remarks")
 RANKED = ("method", "paper", "ours", "rank, in print", "remarks")  # of a scaled table
@@ -136,6 +137,7 @@ def told(made: Reproduction, group: Sequence[Line]) -> str:
         here = {line.row.name if twice[line.row.printed] > 1 else line.row.printed: line.mean for line in ours}
         known = {name: value for name, value in here.items() if value is not None}
         parts += _best("best here", known, measure.better, measure.digits)
+        parts += [tau] if (tau := agreement(group)) else []
     return "; ".join(parts) + "."
 
 

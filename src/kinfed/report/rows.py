@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -113,16 +113,19 @@ class Row:
 def read(folder: Path) -> Row:
     """A run's row, with nothing counted against Local yet."""
     whole = RunFolder(folder)
-    repeats = whole.seeds()
-    summaries = {one.path: one.read_summary() for one in repeats or [whole]}
+    return over(folder, {one.path: one.read_summary() for one in whole.seeds() or [whole]})
+
+
+def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:
+    """The row of a run by the summaries of its seeds; `model` is scored, or else the one that validation prefers."""
     scores = [summary.scores for summary in summaries.values()]
     if len({tuple(one) for one in scores}) > 1:
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
-    model = preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
+    model = model or preferred(over_seeds(scores), next(iter(summaries.values())).selects_highest)
     rows = [_row(path, summary, model) for path, summary in summaries.items()]
     by_seed = {seed: clients for row in rows for seed, clients in row.by_seed.items()}
     first, alike = rows[0], ("method", "model", "setting", "attack")
-    if len(by_seed) < len(repeats) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
+    if len(by_seed) < len(summaries) or any(getattr(row, key) != getattr(first, key) for row in rows for key in alike):
         raise UsageError(f"the seed-* folders of {folder} are not one run repeated with different seeds")
 
     def average(key: str) -> float:

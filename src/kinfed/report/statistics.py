@@ -157,7 +157,9 @@ def _own(name: str, row: Row) -> Own:
     worst, best = by.tails(scores, row.higher_is_better)
     gain, lose = (int(row.helped or 0), int(row.hurt or 0)) if row.paired else (None, None)
     known = int(np.isfinite(scores).any(0).sum())
-    return Own(name, row.seeds, known, by.interval(scores), worst, best, gain, lose, _stages(row, names))
+    return Own(
+        name, row.seeds, known, by.interval(scores, share=row.is_share), worst, best, gain, lose, _stages(row, names)
+    )
 
 
 def _stages(row: Row, names: Sequence[str]) -> Stages | None:
@@ -178,13 +180,14 @@ def _other(family: str, row: Row, rows: Sequence[Row], names: Sequence[str]) -> 
     if family in (ALONE, TUNED):
         if row.method in (ALONE, family):  # Local stands in no pair as the first
             return None
-        beside = RunFolder(row.folder).beside(family)
+        trained = RunFolder(row.folder).beside(family)
         found = [(name, other) for name, other in alike if other.method == family]
         found = [one for one in found if set(row.seeds) & set(one[1].seeds)] or found
-        if not found and beside.is_finished:
-            return family, read(beside.path)
+        if not found and trained.is_finished:
+            return family, read(trained.path)
         return found[0] if found else None
-    rival = alike[0] if alike else None
+    beside = [one for one in alike if set(row.seeds) & set(one[1].seeds)] or alike
+    rival = beside[0] if beside else None
     above = rival is not None and {row.method, rival[1].method} & {ALONE, TUNED}  # which the other families have
     return None if above else rival
 

@@ -25,8 +25,10 @@ def grids(comparison: Comparison) -> list[Grid]:
     result = []
     for i, rows in enumerate(comparison.sets):
         found, letter = statistics(rows), chr(ord("A") + i) if several else ""
-        made = _own(found, letter), _pairs(found, letter, _refused(comparison)), _stages(found, letter)
-        result += [grid for grid in made if grid]
+        notes = [*_refused(comparison), *(f"! {note}" for note in found.notes)]
+        pairs = _pairs(found, letter, notes)
+        own = _own(found, letter, [] if pairs else notes)
+        result += [grid for grid in (own, pairs, _stages(found, letter)) if grid]
     if several:
         over = ranking(comparison)
         result += [_ranks(over, comparison)] if over else []
@@ -38,19 +40,20 @@ def grids(comparison: Comparison) -> list[Grid]:
 
 
 def pair_grids(comparison: Comparison) -> list[Grid]:
-    """The paired differences alone."""
-    return [one for one in grids(comparison) if one.name.startswith("pairs")]
+    """The paired differences alone; if there are none the means, with the reasons."""
+    made = grids(comparison)
+    return [one for one in made if one.name.startswith("pairs")] or made
 
 
 def _refused(comparison: Comparison) -> list[str]:
     """A line that names the runs which are not paired with those of the first set, and why."""
-    if len(comparison.sets) < 2:
+    if not comparison.differing:
         return []
     others = [f"{chr(ord('A') + i)}: {', '.join(row.name for row in rows)}" for i, rows in enumerate(comparison.sets)]
     return [f"! no pairs with A, from which these differ in {comparison.differing}: {'; '.join(others[1:])}"]
 
 
-def _own(found: Statistics, letter: str) -> Grid:
+def _own(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
     """Means and intervals of runs, the best and the worst tenth of their clients, and how many gain and lose."""
     rows, pairs = found.rows, {one.name: one.found for one in found.families.get(ALONE, ())}
     shown = _Score(rows[0])
@@ -75,7 +78,11 @@ def _own(found: Statistics, letter: str) -> Grid:
         values: dict[str, Any] = {"mean": interval.mean, **bounds, "worst10": one.worst, "best10": one.best}
         values["worse_than_local"] = None if local is None else local.worse
         records.append({"set": letter, "method": one.name, **values, "gain": one.gain, "lose": one.lose})
-    notes = [*_intervals(found.own), *(f"no interval for {', '.join(names)}: {why}" for why, names in whys.items())]
+    notes = [
+        *refused,
+        *_intervals(found.own),
+        *(f"no interval for {', '.join(names)}: {why}" for why, names in whys.items()),
+    ]
     if any(one.gain is not None for one in found.own):
         notes.append("gain/lose: clients that do beyond noise against learning alone, by paired test examples")
     headings = ("method", "mean", "95 % interval", "worst\n10 %", "best\n10 %", "worse off\nthan alone", "gain\n/lose")
@@ -101,7 +108,7 @@ def _intervals(own: Sequence[Own]) -> list[str]:
 
 def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | None:
     """Paired differences to Local, FedAvg-FT and the best rival."""
-    if not found.families and not found.notes and not refused:
+    if not found.families:
         return None
     shown, blocks, records = _Score(found.rows[0]), list[list[list[str]]](), []
     whys = dict[tuple[str, str], list[str]]()
@@ -113,10 +120,8 @@ def _pairs(found: Statistics, letter: str, refused: Sequence[str]) -> Grid | Non
                 what = "test" if math.isnan(one.found.p) else "interval"
                 whys.setdefault((what, one.found.why), []).append(f"{one.name} against {one.other}")
     every = [one.found for pairs in found.families.values() for one in pairs]
-    notes = [*refused, *(f"! {note}" for note in found.notes)]
-    notes += [f"no {what} of {', '.join(names)}: {why}" for (what, why), names in whys.items()]
-    if found.families:
-        notes += [*DIFFERENCES, *_weakness(every)]
+    notes = [*refused, *(f"no {what} of {', '.join(names)}: {why}" for (what, why), names in whys.items())]
+    notes += [*DIFFERENCES, *_weakness(every)]
     if RIVAL in found.families:
         notes.append("last block: against the best rival, the best other run by its test scores")
     if any(not math.isnan(one.p) and not one.exact for one in every):
