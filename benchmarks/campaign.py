@@ -9,7 +9,8 @@ check     name the numbers in those pages' sentences that no command has printed
 The queue is campaign.toml: entries in order of worth, each of which asks for methods and columns of a table, a number
 of seeds, and perhaps a scale and a precision; or for a program that goes on by itself with what it has left. Runs lie
 in KEEP/PART/runs/COLUMN/METHOD/seed-SEED, where `kinfed reproduce --out KEEP/PART` puts them too, and nothing else says
-what is done. A run that failed has a file failed.txt, which says why; delete it to try again. The models of a finished
+what is done. A run that failed has a file failed.txt, which says why; delete it to try again. A run whose checkpoint is
+broken, or of another version of kinfed, begins again. The models of a finished
 run are deleted: tables need its scores only.
 """
 
@@ -34,6 +35,7 @@ import torch
 from safetensors import safe_open
 
 from kinfed import Execution, RunError, UsageError
+from kinfed.core.checkpoint import FOREIGN, ForeignError
 from kinfed.errors import explain
 from kinfed.experiments.config import Experiment
 from kinfed.experiments.launch import check_same
@@ -44,6 +46,8 @@ from kinfed.files import make_folder, replacing
 from kinfed.interrupts import Terminated, heard
 from kinfed.papers import published_table
 from kinfed.simulation.devices import pick_device
+from kinfed.simulation.precision import PRECISIONS
+from kinfed.simulation.precision import check as check_precision
 
 HERE = Path(__file__).parent
 HOUR = 3600.0  # a unit of work: then the queue is read again
@@ -112,7 +116,7 @@ class Work:
         try:
             with safe_open(self.folder.checkpoint, "np") as file:
                 return int(file.metadata()["done"]), float(file.metadata()["seconds"])
-        except FileNotFoundError:
+        except FOREIGN:  # there is none, or it is of another version, and the run will begin again
             return 0, 0.0
 
     def set_aside(self):
@@ -139,9 +143,15 @@ class Unit(Launch):
     precision: str | None = None
 
     def work(self, execution):
+        how, folder = replace(execution, precision=self.precision), RunFolder(self.folder)
         with alone(self.folder):  # a process of a campaign that was killed may still be saving
-            super().work(replace(execution, precision=self.precision))
-        RunFolder(self.folder).models.unlink(missing_ok=True)
+            try:
+                super().work(how)
+            except ForeignError:
+                say(f"anew    {self.folder}: its checkpoint is broken, or of another version of kinfed, and is deleted")
+                folder.checkpoint.unlink(missing_ok=True)
+                super().work(how)
+        folder.models.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,9 @@ def read_queue(path):
         for key, kind in KINDS.items():
             if not isinstance(one.get(key), kind) and (key in one or key in NEEDED):
                 raise UsageError(f"{where}: {key} must be of kind {kind.__name__}; got {one.get(key)!r}")
+        if one.get("precision") not in (None, *PRECISIONS):
+            known = ", ".join(PRECISIONS)
+            raise UsageError(f"{where}: precision must be one of {known}; got {one['precision']!r}")
         entries.append(Entry(**one))
         first = next(other for other in entries if isinstance(other, Entry) and other.part == one["part"])
         if (first.scale, first.precision) != (entries[-1].scale, entries[-1].precision):
@@ -192,8 +205,8 @@ def read_queue(path):
     return entries
 
 
-def expand(entries, keep, data, share=False):
-    """The runs and programs of a queue, in its order, and in sentences what cannot be run.
+def expand(entries, keep, data, device="cpu", share=False):
+    """The runs and programs of a queue, in its order, and in sentences what cannot be run on this device.
 
     With `share` equal runs of several tables are run once, and the others read it.
     """
@@ -209,6 +222,12 @@ def expand(entries, keep, data, share=False):
         if isinstance(entry, Program):
             found[entry] = entry
             continue
+        if entry.precision is not None:
+            try:
+                check_precision(entry.precision, torch.device(device), torch.float32)
+            except UsageError as problem:
+                problems.append(f"{entry.part}: {explain(problem)[1]}")
+                continue
         columns = [name for name in entry.column.split() if possible(entry, columns=[name])]
         methods = entry.method.split() if columns else []
         methods = [name for name in methods if possible(entry, columns=columns, methods=[name])]
@@ -254,7 +273,7 @@ def run(asked):
     until = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     ended, works = {}, []  # programs, and whether they ended well; what was last asked for
     while (left := until - time.monotonic()) > 0:
-        works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir, share=True)
+        works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device, share=True)
         for one in works:
             if isinstance(one, Work):
                 one.set_aside()
@@ -342,7 +361,7 @@ def duration(seconds):
 
 def status(asked):
     """Print what is done, what is next, how long the rest takes, and what cannot be run."""
-    works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir)
+    works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device)
     runs = {one: one.state for one in works if isinstance(one, Work)}
     paces = pace([one for one, state in runs.items() if state in ("begun", "done")])
     for part in [*dict.fromkeys(one.entry.part for one in runs), ""]:
@@ -352,8 +371,10 @@ def status(asked):
         told += [f"{count[name]} {name}" for name in ("begun", "failed", "stale") if count[name]]
         left = [rest(one, paces) for one, state in mine.items() if state in ("begun", "waiting")]
         known = [seconds for seconds in left if seconds is not None]
-        told += [f"{duration(sum(known))} left"] if known else []
-        told += [f"{len(left) - len(known)} of which nothing like them is measured"] if len(known) < len(left) else []
+        more = len(left) - len(known)  # no run like them has been measured
+        without = f", without {more} whose time is not known yet" * bool(more)
+        told += [f"{duration(sum(known))} left{without}"] if known else []
+        told += [f"the time of {more} is not known yet"] if more and not known else []
         print(f"{part or 'in all'}: {', '.join(told)}")
     for one in [one for one in runs if runs[one] in ("begun", "waiting")][: asked.next]:
         print(f"next: {one.name}: {one.progress()[0]} of {one.rounds} rounds")
@@ -366,7 +387,7 @@ def status(asked):
 
 def publish(asked):
     """Write the tables of finished runs into pages, and their scores beside."""
-    works, _ = expand(read_queue(asked.queue), asked.keep, asked.data_dir)
+    works, _ = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device)
     problems = []
     runs = [one for one in works if isinstance(one, Work)]
     for part in dict.fromkeys(one.entry.part for one in runs):
@@ -395,7 +416,7 @@ def main(words=None):
     asked.add_argument("--data-dir", type=Path, default=os.environ.get("KINFED_DATA"), metavar="DIR")
     asked.add_argument("--minutes", type=float, metavar="M", help="run: stop after this time (default: never)")
     asked.add_argument("--jobs", type=int, default=1, metavar="N", help="run: side by side, as on a GPU (default: 1)")
-    asked.add_argument("--device", default="cpu", help="run: cpu or cuda (default: cpu)")
+    asked.add_argument("--device", default="cpu", help="where runs train: cpu or cuda (default: cpu)")
     asked.add_argument("--next", type=int, default=3, metavar="N", help="status: how many of the next to name")
     asked.add_argument(
         "--results", type=Path, default=campaign_pages.RESULTS, metavar="DIR", help="publish, check: the pages' folder"

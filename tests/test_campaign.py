@@ -112,7 +112,7 @@ def test_the_first_seed_of_every_cell_comes_first_and_what_cannot_be_run_is_name
     assert cells == [(*cell, seed) for seed in (0, 1, 2) for cell in every]
     call(program, "status", [*options, "--next", "1"])
     told = capsys.readouterr().out
-    assert "made.table1: 0 of 12 runs done, 12 of which nothing like them is measured\n" in told
+    assert "made.table1: 0 of 12 runs done, the time of 12 is not known yet\n" in told
     assert "next: made.table1: fedavg on iid, seed 0: 0 of 4 rounds\n" in told
     assert "cannot be run: made.table1: made.table1: method 'unknown': not in kinfed\n" in told
     assert "program: other.py --quick\n" in told
@@ -124,6 +124,7 @@ def test_the_first_seed_of_every_cell_comes_first_and_what_cannot_be_run_is_name
         ("queue = 3", "is not a queue"),
         ("[[queue]]\npart = 'a'", "entry 1: method must be of kind str; got None"),
         (QUEUE + "rounds = 3\n", "entry 1: unknown key 'rounds'; known: part, method, column, seeds, scale"),
+        (QUEUE + "precision = 'fp8'\n", "entry 1: precision must be one of float32, tf32, bf16; got 'fp8'"),
         (QUEUE + QUEUE + "scale = 0.5\n", "entry 2: made.table1 has another scale or precision above"),
     ],
 )
@@ -272,13 +273,33 @@ def test_a_run_that_fails_is_not_tried_again_and_others_go_on(camp, capsys):
     fedavg, local = works(program, options)
     fedavg.folder.make()
     config.write(fedavg.experiment.table, fedavg.folder.config)
-    fedavg.folder.checkpoint.write_text("no checkpoint")
+    fedavg.folder.how.write_text("no settings")
     for _ in range(2):
         with pytest.raises(SystemExit, match="something has failed"):
             call(program, "run", options)
         assert (fedavg.state, local.state) == ("failed", "done")
-    assert "is not a checkpoint" in fedavg.failed
+    assert "how.json cannot be read" in fedavg.failed
     assert "begun" not in capsys.readouterr().out.rpartition("done")[2]
+
+
+def test_a_run_with_a_checkpoint_of_another_version_begins_again(camp):
+    queue = QUEUE.replace("iid shards mean", "iid").replace("unknown local", "").replace("seeds = 2", "seeds = 1")
+    program, options = camp(queue)
+    (one,) = works(program, options)
+    one.folder.make()
+    config.write(one.experiment.table, one.folder.config)
+    one.folder.checkpoint.write_text("of another version")
+    call(program, "status", options)
+    call(program, "run", options)
+    assert (one.state, one.failed) == ("done", "")
+
+
+def test_a_precision_that_the_device_lacks_is_named_once(camp, capsys):
+    program, options = camp(QUEUE + "precision = 'tf32'\n")
+    call(program, "run", options)
+    told = capsys.readouterr().out
+    assert told.count("precision 'tf32' is a GPU's, and this runs on cpu") == 1
+    assert not list(options[3].rglob("failed.txt"))
 
 
 def test_a_run_that_fails_before_it_has_a_folder_is_tried_once(camp, monkeypatch):

@@ -96,8 +96,12 @@ def how(path: Path) -> dict[str, Any]:
         raise _not_ours(path, problem) from None
 
 
-def _not_ours(path: Path, problem: Exception) -> RunError:
-    return RunError(
+class ForeignError(RunError):
+    """A checkpoint is of another run or of another version of kinfed, or is broken."""
+
+
+def _not_ours(path: Path, problem: Exception) -> ForeignError:
+    return ForeignError(
         f"{path} is not a checkpoint of this run and this version of kinfed ({problem!s:.300}); delete it to start over"
     )
 
