@@ -87,6 +87,13 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="a file whose methods, models, ... the server may name; once for each file",
     )
     node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    node.add_argument(
+        "--check",
+        nargs="?",
+        const="",
+        metavar="FILE.toml",
+        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave",
+    )
     node.set_defaults(command=_node)
 
 
@@ -157,6 +164,12 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     from ..flower import node
     from ..flower.link import Link
 
+    if args.check is not None:
+        from ..flower.rehearsal import rehearse
+
+        config_file = Path(args.check) if args.check else None
+        rehearse(args.site, args.data, _reading(args), args.code, args.device, config_file, _printer(console))
+        return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
     host, colon, port = args.server.rpartition(":")
     if not colon or not host or not port.isdigit():

@@ -64,14 +64,14 @@ class Describing:
 
     def add(self, clients: list[str]) -> list[str]:
         """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
-        description = self.facts.get("description")
-        if description is None or not description["clients"]:
+        if "agreed" not in self.facts or not clients:
             return clients
+        description = self.facts.get("description", {"clients": {}, "inputs": []})
         columns = {name for own in description["clients"].values() for name in own}
         shared = {one["name"]: one for one in description["inputs"]}
         replies = self._ask(clients, 0, self._problem)
         for client, reply in replies.items():
-            told = _statistics(reply.words, self.facts["agreed"])
+            told = _statistics(reply.words, self.facts["agreed"]) if columns else {}
             own = {}
             for name in columns:
                 known: Any = told[name]
@@ -80,7 +80,8 @@ class Describing:
                     own[name] = {"mean": known.mean, "deviation": deviation, "median": known.median}
                 else:
                     own[name] = {key: shared[name][key] for key in ("mean", "deviation", "median")}
-            description["clients"][client] = own
+            if own:
+                description["clients"][client] = own
         return [client for client in clients if client in replies]
 
     def _ask(self, clients: list[str], needed: int, problem: Any) -> dict[str, Message]:

@@ -70,8 +70,8 @@ class Site:
             except (UsageError, RunError, OSError) as problem:
                 reply = Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
                 self._report(reply.words["refused"])
-        for one in told if kind == "join" else []:  # once, not with every round
-            self._report(f"{self._data.name}: {one.message}")
+        for one in told if kind == "describe" else []:  # once, not with every round
+            self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply
 
     def _hello(self, message: Message) -> Message:

@@ -96,6 +96,9 @@ class SiteTable:
                     "server (--categories)",
                     stacklevel=2,
                 )
+        if agreed["classes"] and len(only := found.y[found.parts["train"]].unique()) == 1:
+            rows, name = several(len(train), "training row"), agreed["classes"][int(only)]
+            warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
         words: Words = {"statistics": said, "rows": len(train)}
         if not agreed["classes"]:
             numbers = NumberStatistics.of(found.y[found.parts["train"], 0].numpy(), median=False)
@@ -107,16 +110,7 @@ class SiteTable:
         agreed, description = words["agreed"], description_of(words)
         found = self._examples(agreed, split, seed)
         x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
-        if isinstance(task, Classification):
-            y = found.y
-            if len(only := y[found.parts["train"]].unique()) == 1:
-                warnings.warn(
-                    f"all {several(len(found.parts['train']), 'training row')} are of one class, "
-                    f"'{agreed['classes'][int(only)]}'",
-                    stacklevel=2,
-                )
-        else:
-            y = found.y.float()
+        y = found.y if isinstance(task, Classification) else found.y.float()
         rows = {name: [found.parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale())
