@@ -70,12 +70,6 @@ class SiteSeries:
     def hello(self) -> Words:
         """When there are readings, and how windows are cut; never a reading."""
         reading, (moments, dated) = self.reading, self._times
-        zoned = self.frame.zoned(reading.time)
-        if 0 < zoned < 1:
-            raise UsageError(
-                f"{self.frame.name}: {100 * zoned:.3g} % of the times in '{reading.time}' name a time zone and the "
-                "others none; write it in all of them"
-            )
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
             raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row")
         return {
@@ -85,7 +79,7 @@ class SiteSeries:
             "columns": [reading.target],
             "series": {
                 "dated": dated,
-                "zoned": zoned == 1,
+                "zoned": self.frame.is_zoned(reading.time),
                 "times": disclosed.stretches(np.unique(moments).tolist(), STRETCHES),
             },
         }
