@@ -126,7 +126,7 @@ class SiteTable:
             usable, y = codes >= 0, torch.from_numpy(codes)
         else:
             numbers = frame.numbers(target)
-            usable, y = ~np.isnan(numbers), torch.from_numpy(numbers)[:, None]
+            usable, y = ~np.isnan(numbers), torch.tensor(numbers)[:, None]
         if not usable.all():
             few, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
             warnings.warn(f"{few} rows have no {target} and were left out (the first: {first})", stacklevel=2)
