@@ -13,6 +13,7 @@ from kinfed import RunError, UsageError
 from kinfed.flower import gate
 from kinfed.flower import node as module
 from kinfed.flower.link import Link
+from kinfed.flower.site_reading import Reading
 
 UNKNOWN = """\\033[91mERROR \\033[0m:     Exit Code: 305
 Failed to initialize the connection to the SuperLink.
@@ -42,7 +43,7 @@ def node(tmp_path, server, monkeypatch):
             on_report(line)
 
         with pytest.raises(RunError) as ended:
-            module.run("a", tmp_path / "x.npz", "y", tmp_path / "state", Link(address), None, "cpu", [], report)
+            module.run("a", tmp_path / "x.npz", Reading(), tmp_path / "state", Link(address), None, "cpu", [], report)
         return lines, str(ended.value)
 
     return go

@@ -589,26 +589,6 @@ def test_fair_feedback_is_not_told_off(trial):
     assert (summary["leaking"], summary["caution"]) == (False, "")
 
 
-def test_tables_of_other_columns_are_left_out(trial):
-    trial = trial("fedavg", clients=5, linked=False)
-    for i, config in enumerate(trial.grid.sites.values()):
-        name = config["client-id"]
-        path = trial.folder / "sites" / name / "data.csv"
-        arrays = trial.examples[name]
-        columns = [f"c{k}" for k in range(5)] + ["c5" if i < 5 else "odd"]
-        lines = [",".join([*columns, "label"])]
-        for x, y in zip(arrays["x_train"], arrays["y_train"], strict=True):
-            lines.append(",".join([*map(str, x), str(y)]))
-        path.write_text("\n".join(lines * 1 + lines[1:] * 9) + "\n")
-        config |= {"data": str(path), "target": "label"}
-    summary = trial.serve()
-    assert summary["names"] == list("abcde")
-    assert any(
-        line == "left client f out: these columns are not in both its table and the others': c5, odd"
-        for line in trial.lines
-    )
-
-
 def gone_from(trial, name, round, back=None):
     """A fault that takes a client's node away in a round, and perhaps brings it back in another."""
     (node,) = (node for node, site in trial.grid.sites.items() if site["client-id"] == name)

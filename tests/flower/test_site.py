@@ -18,6 +18,7 @@ from kinfed.flower import site as module
 from kinfed.flower.messages import Message
 from kinfed.flower.model_store import ModelStore
 from kinfed.flower.site import Site
+from kinfed.flower.site_reading import Reading
 
 TABLE = {
     "rounds": 9,
@@ -271,7 +272,9 @@ def test_one_file_is_divided_as_in_a_simulation(tmp_path):
     for i, name in enumerate(("ann", "bob")):
         mine = owner == name
         np.savez(tmp_path / f"{name}.npz", x=x[mine].numpy(), y=y[mine].numpy())
-        alone = site_data.federate(tmp_path / f"{name}.npz", name, Classification(3), planned)
+        alone = site_data.SiteArrays(tmp_path / f"{name}.npz", name).federate(
+            {}, Classification(3), planned.split, planned.learning.seed
+        )
         for split in ("train", "validation", "test"):
             assert torch.equal(alone.x[alone.rows[split][0]], whole.x[whole.rows[split][i]])
             assert torch.equal(alone.y[alone.rows[split][0]], whole.y[whole.rows[split][i]])
@@ -281,7 +284,9 @@ def test_given_parts_stay_and_validation_comes_off_the_training_examples(tmp_pat
     x, y = np.arange(40, dtype=np.float32).reshape(20, 2), np.arange(20) % 3
     np.savez(tmp_path / "a.npz", x_train=x[:15], y_train=y[:15], x_test=x[15:], y_test=y[15:])
     planned = plan.resolve({**TABLE, "federation": {"split": {"validation": 0.2}}})
-    made = site_data.federate(tmp_path / "a.npz", "a", Classification(3), planned)
+    made = site_data.SiteArrays(tmp_path / "a.npz", "a").federate(
+        {}, Classification(3), planned.split, planned.learning.seed
+    )
     assert torch.equal(made.x[made.rows["test"][0]], torch.from_numpy(x[15:]))
     train, validation = (made.x[made.rows[split][0]] for split in ("train", "validation"))
     assert (len(train), len(validation)) == (12, 3)
@@ -292,14 +297,20 @@ def test_images_and_targets(tmp_path):
     planned = plan.resolve(TABLE)
     images = np.array([0, 255] * 8, np.uint8).reshape(8, 1, 1, 2)
     np.savez(tmp_path / "i.npz", x=images, y=np.arange(8) % 2)
-    made = site_data.federate(tmp_path / "i.npz", "i", Classification(2), planned)
+    made = site_data.SiteArrays(tmp_path / "i.npz", "i").federate(
+        {}, Classification(2), planned.split, planned.learning.seed
+    )
     assert made.x.dtype == torch.float32
     assert made.x.unique().tolist() == [-1.0, 1.0]
     np.savez(tmp_path / "t.npz", x=np.ones((8, 2)), y=np.linspace(0, 1, 16).reshape(8, 2))
-    made = site_data.federate(tmp_path / "t.npz", "t", Regression(), planned)
+    made = site_data.SiteArrays(tmp_path / "t.npz", "t").federate(
+        {}, Regression(), planned.split, planned.learning.seed
+    )
     assert (made.x.dtype, made.y.dtype, made.outputs) == (torch.float32, torch.float32, 2)
     with pytest.raises(UsageError, match="y must be labels, as at the other sites"):
-        site_data.federate(tmp_path / "t.npz", "t", Classification(2), planned)
+        site_data.SiteArrays(tmp_path / "t.npz", "t").federate(
+            {}, Classification(2), planned.split, planned.learning.seed
+        )
 
 
 @pytest.mark.parametrize(
@@ -321,55 +332,9 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, arrays, why):
     assert "bad.npz" in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_table_is_read_by_the_names_of_its_columns(tmp_path, kind):
-    columns = {"b10": [1.5, 2.0, -3.25], "level": ["0", "2", "1"], "b2": [4.0, 5.0, 6.0]}
-    path = tmp_path / f"d.{kind}"
-    if kind == "csv":
-        path.write_text("b10,level,b2\n1.5,0,4\n2,2,5\n-3.25,1,6\n")
-    else:
-        polars = pytest.importorskip("polars", reason="polars is not installed: pip install 'kinfed[parquet]'")
-        polars.DataFrame(columns | {"level": [0, 2, 1]}).write_parquet(path)
-    arrays, names = site_data.read(path, "level")
-    assert names == ["b10", "b2"]
-    assert arrays["x"].tolist() == [[1.5, 4.0], [2.0, 5.0], [-3.25, 6.0]]
-    assert (arrays["x"].dtype, arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, np.int64, [0, 2, 1])
-    arrays, names = site_data.read(path, "b10")  # no labels
-    assert names == ["b2", "level"]
-    assert (arrays["y"].dtype, arrays["y"].tolist()) == (np.float32, [[1.5], [2.0], [-3.25]])
-    hello = Site("d", path, tmp_path, "cpu", "level").reply("hello", Message({}, {})).words
-    assert (hello["shape"], hello["columns"], hello["outputs"]) == ([2], ["b10", "b2"], 3)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("a,y\n1,0\n,1\n", "d.csv, line 3, column 'a': there is no value"),
-        ("a,y\n1,0\n2,\n", "d.csv, line 3, column 'y': there is no value"),
-        ("a,y\nfoo,0\n2,1\n", "d.csv, line 2, column 'a': 'foo' is not a finite number"),
-        ("a,y\n1,cat\n2,dog\n", "d.csv, line 2, column 'y': 'cat' is not a finite number (and 1 more)"),
-        ("a,b\n1,0\n", "d.csv has no column 'y'"),
-        ("y\n1\n", "no column is left for the inputs beside 'y'"),
-    ],
-)
-def test_a_table_that_cannot_be_used_is_refused_with_line_and_column(tmp_path, text, why):
-    (tmp_path / "d.csv").write_text(text)
-    with pytest.raises(UsageError) as caught:
-        site_data.read(tmp_path / "d.csv")
-    assert why in str(caught.value)
-
-
-@pytest.mark.parametrize("cells", [["-1", "0"], ["0.0", "1"]])
-def test_a_column_with_a_minus_or_a_point_is_not_a_label(tmp_path, cells):
-    (tmp_path / "d.csv").write_text("a,y\n" + "".join(f"1,{cell}\n" for cell in cells))
-    arrays, _ = site_data.read(tmp_path / "d.csv")
-    assert arrays["y"].tolist() == [[float(cell)] for cell in cells]
-    assert arrays["y"].dtype == np.float32
-
-
 def test_other_kinds_of_files_are_refused_by_name(tmp_path):
-    with pytest.raises(UsageError, match=r"in one of these kinds of files: .npz"):
-        site_data.read(tmp_path / "data.xyz")
+    with pytest.raises(UsageError, match=r"data.xyz: a site's examples must be in a file .npz, .csv or .parquet"):
+        site_data.find(tmp_path / "data.xyz", "d", Reading())
     (tmp_path / "cut.npz").write_bytes(b"PK")
     with pytest.raises(RunError, match=r"cut.npz cannot be read"):
         site_data.read(tmp_path / "cut.npz")

@@ -69,11 +69,9 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
     node = actions.add_parser("node", parents=[common], help="take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
     node.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="this client's examples: .npz, .csv or .parquet"
+        "--data", type=Path, required=True, metavar="FILE", help="this client's examples: .csv, .parquet or .npz"
     )
-    node.add_argument(
-        "--target", default="y", metavar="COLUMN", help="column of a table to predict from the others (default: y)"
-    )
+    _add_reading(node)
     node.add_argument("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: 127.0.0.1:8000")
     node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
     node.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
@@ -89,7 +87,38 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="a file whose methods, models, ... the server may name; once for each file",
     )
     node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    node.add_argument(
+        "--check",
+        nargs="?",
+        const="",
+        metavar="FILE.toml",
+        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave",
+    )
     node.set_defaults(command=_node)
+
+
+def _add_reading(node: argparse.ArgumentParser) -> None:
+    table = node.add_argument_group("a table, or a series")
+    table.add_argument(
+        "--target", default="y", metavar="COLUMN", help="column to predict, by the name agreed on (default: y)"
+    )
+    table.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        metavar="THEIRS=OURS",
+        help="a column of the file, and the name that sites agreed on; once for each column",
+    )
+    table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are no inputs")
+    table.add_argument(
+        "--categories",
+        default="1000",
+        metavar="N|none",
+        help="how many names of categories the server may be told, of each column of text (default: 1000)",
+    )
+    table.add_argument("--time", default="", metavar="COLUMN", help="rows are readings of one series, at these times")
+    table.add_argument("--past", type=int, default=0, metavar="N", help="readings of a series that are an input")
+    table.add_argument("--horizon", type=int, default=0, metavar="N", help="next readings, which are predicted")
 
 
 def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
@@ -135,6 +164,12 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     from ..flower import node
     from ..flower.link import Link
 
+    if args.check is not None:
+        from ..flower.rehearsal import rehearse
+
+        config_file = Path(args.check) if args.check else None
+        rehearse(args.site, args.data, _reading(args), args.code, args.device, config_file, _printer(console))
+        return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
     host, colon, port = args.server.rpartition(":")
     if not colon or not host or not port.isdigit():
@@ -144,7 +179,23 @@ def _node(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    node.run(args.site, args.data, args.target, args.state, link, key, args.device, args.code, _printer(console))
+    node.run(args.site, args.data, _reading(args), args.state, link, key, args.device, args.code, _printer(console))
+
+
+def _reading(args: argparse.Namespace) -> Any:
+    from ..flower.site_reading import Reading, names_of
+
+    if args.categories != "none" and not args.categories.isdecimal():
+        raise UsageError(f"--categories is a number of names, or none; got '{args.categories}'")
+    return Reading(
+        args.target,
+        names_of(args.column),
+        tuple(name for name in args.ignore.split(",") if name),
+        0 if args.categories == "none" else int(args.categories),
+        args.time,
+        args.past,
+        args.horizon,
+    )
 
 
 def _run(args: argparse.Namespace, console: Console) -> None:

@@ -100,6 +100,16 @@ class Frame:
         rows = np.flatnonzero(kept) if self._rows is None else self._rows[kept]
         return Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added)
 
+    def renamed(self, names: Mapping[str, str]) -> "Frame":
+        """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""
+        self.need([*names])
+        columns = [names.get(own, own) for own in self.columns]
+        if twice := sorted({name for name in columns if columns.count(name) > 1}):
+            raise UsageError(f"{self.name}: two columns would be named '{twice[0]}'; give one of them another name")
+        table = self._table.rename({own: name for own, name in names.items() if own in self._table.columns})
+        strange = {names.get(own, own): kind for own, kind in self._strange.items()}
+        return Frame(self.name, table, self._place, strange, self._rows, self.added)
+
     def with_all(self, names: list[str]) -> "Frame":
         """The frame without rows that have no value in one of these columns; a warning counts them."""
         kept = ~np.any([self.words(name).empty for name in names], axis=0)
@@ -263,6 +273,10 @@ class Frame:
             )
         return values
 
+    def is_zoned(self, name: str) -> bool:
+        """Whether a column's times are text that names a time zone; then all do."""
+        return self.is_text(name) and any(_zone(text) for text in self.words(name).names)
+
     def _seconds_of(self, name: str) -> Numbers:
         """[n] dates as seconds, infinity for what is none and NaN where there is nothing."""
         import polars
@@ -363,10 +377,8 @@ class Frame:
         stamps, rank = np.unique(moments, return_inverse=True)
         if series:
             self._check_once(name, held, rank)
-        width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
-        steps = (stamps - stamps[0]) / width
-        if np.abs(steps - steps.round()).max() > 0.01:
-            steps = np.arange(len(stamps))
+        steps, whole = steps_of(stamps)
+        if not whole:
             assigned = held.who >= 0
             share = assigned.sum() / max(1, len(held.names) * len(np.unique(rank[assigned])))
             if series and share < SHARED:
@@ -376,7 +388,7 @@ class Frame:
                     "just inexact, round the times first",
                     stacklevel=4,
                 )
-        return moments, steps.round().astype(np.int64)[rank], dated
+        return moments, steps[rank], dated
 
     def _moments(self, name: str) -> tuple[Numbers, bool]:
         """[n] times as numbers, and whether they are dates; raises UsageError if one cannot be read."""
@@ -453,6 +465,18 @@ def _naive(moment: date | None) -> date | None:
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC).replace(tzinfo=None)
     return moment
+
+
+def steps_of(stamps: Numbers) -> tuple[Codes, bool]:
+    """[T] steps from 0 of different times: [T], ascending, and whether these are a whole number of steps apart.
+
+    A step is the smallest distance between two times; where they are no whole number apart, each one is a step.
+    """
+    width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
+    steps = (stamps - stamps[0]) / width
+    if np.abs(steps - steps.round()).max() > 0.01:
+        return np.arange(len(stamps)), False
+    return steps.round().astype(np.int64), True
 
 
 def _words_of_values(column: "polars.Series") -> Words:

@@ -79,8 +79,9 @@ class Category:
         """As statistics of all training rows say: the `most` frequent of those in `RARE` rows or more."""
         order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
         kept = [word for word in order[:most] if known.counts[word] >= RARE]
-        other = sum(known.counts.values()) - sum(known.counts[word] for word in kept)
-        return cls(name, tuple(sorted(kept, key=natural)), len(known.counts), other, known.missing)
+        other = sum(known.counts.values()) - sum(known.counts[word] for word in kept) + known.others
+        different = len(known.counts) + known.unnamed
+        return cls(name, tuple(sorted(kept, key=natural)), different, other, known.missing)
 
     @property
     def parts(self) -> list[str]:

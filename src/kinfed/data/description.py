@@ -289,7 +289,7 @@ def constant_to_zero(means: Tensor, deviations: Tensor) -> Tensor:
 def _why(known: WordStatistics) -> str:
     """Why nothing of a column of text is an input."""
     if not known.counts:
-        return "no training row has a value"
+        return "no client names its categories" if known.others else "no training row has a value"
     return f"none of its {len(known.counts):,} categories is in enough training rows"
 
 

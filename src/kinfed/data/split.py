@@ -119,35 +119,44 @@ class Split(Settings):
             raise UsageError(
                 f"split: examples that are cut in order of time have one fold; got fold={self.fold}, so leave it out"
             )
-        steps = dataset.time[torch.cat(list(owned))].unique()
+        first, second = self.cuts(dataset.time[torch.cat(list(owned))].unique(), dataset.span)
+        return [self.cut(dataset, rows, first, second, draw) for rows, draw in zip(owned, draws, strict=True)]
+
+    def cuts(self, steps: Tensor, span: int) -> tuple[int, int]:
+        """Where validation and test begin, by the different steps: [T], ascending, at which examples begin.
+
+        Raises UsageError where a share has fewer steps than one example covers, which is `span`.
+        """
         test = len(steps) - max(1, round(self.test * len(steps)))
         validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
-        first, second = steps[max(validation, 0)], steps[test]
-        for share, length in (("training", int(first - steps[0])), ("validation", int(second - first))):
-            if length < dataset.span and (share == "training" or self.validation):
-                if dataset.span == 1:
+        first, second = int(steps[max(validation, 0)]), int(steps[test])
+        for share, length in (("training", first - int(steps[0])), ("validation", second - first)):
+            if length < span and (share == "training" or self.validation):
+                if span == 1:
                     raise UsageError(
                         f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so cutting in order "
                         f"of time leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
-                    f"split: the {share} share covers {length} steps, but a window needs {dataset.span}; "
+                    f"split: the {share} share covers {length} steps, but a window needs {span}; "
                     "change the shares, or take shorter windows"
                 )
-        result = []
-        for rows, draw in zip(owned, draws, strict=True):
-            if self.examples or self.share < 1:
-                rows = self._some(rows, draw)
-            begin = dataset.time[rows]
-            end = begin + dataset.span
-            parts = {
-                "train": rows[end <= first],
-                "validation": rows[(begin >= first) & (end <= second)],
-                "test": rows[begin >= second],
-            }
-            wanted = [part for split, part in parts.items() if split != "validation" or self.validation]
-            result.append(parts if all(len(part) for part in wanted) else {})
-        return result
+        return first, second
+
+    def cut(self, dataset: Dataset, rows: Tensor, first: int, second: int, draw: torch.Generator) -> Rows:
+        """Rows of one client, cut at these two steps; nothing for one that is left without a part."""
+        assert dataset.time is not None
+        if self.examples or self.share < 1:
+            rows = self._some(rows, draw)
+        begin = dataset.time[rows]
+        end = begin + dataset.span
+        parts = {
+            "train": rows[end <= first],
+            "validation": rows[(begin >= first) & (end <= second)],
+            "test": rows[begin >= second],
+        }
+        wanted = [part for split, part in parts.items() if split != "validation" or self.validation]
+        return parts if all(len(part) for part in wanted) else {}
 
 
 def folded(train: Tensor, validation: Tensor, fold: int) -> Rows:

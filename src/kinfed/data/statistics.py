@@ -55,6 +55,8 @@ class WordStatistics(NamedTuple):
 
     counts: dict[str, int]  # rows of each category
     missing: int
+    others: int = 0  # rows of categories whose names are not told
+    unnamed: int = 0  # those categories
 
 
 class DateStatistics(NamedTuple):
@@ -71,7 +73,8 @@ def merged(parts: Sequence[Any]) -> Any:
     """The statistics of several clients' rows of one column, together."""
     first = parts[0]
     if isinstance(first, WordStatistics):
-        return WordStatistics(_counted([part.counts for part in parts]), sum(part.missing for part in parts))
+        sums = (sum(each) for each in zip(*(part[1:] for part in parts), strict=True))
+        return WordStatistics(_counted([part.counts for part in parts]), *sums)
     if isinstance(first, DateStatistics):
         return DateStatistics(merged([part.years for part in parts]), any(part.clock for part in parts))
     count = sum(part.known for part in parts)

@@ -255,30 +255,6 @@ def from_frame(
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
-def of_one_client(path: Path, target: str) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """One client's own table, every row an example: its arrays, and the names of its inputs in the order of x.
-
-    x: [n, F] float32 are all columns but `target`, by name, unscaled, as the other clients' data are not known here.
-    y: [n] int64 are labels if all of `target` are whole numbers from 0 without a decimal point, else [n, 1] float32.
-    Raises UsageError that names the file, line and column of what cannot be used.
-    """
-    frame = open_table(path)
-    frame.need([target])
-    inputs = sorted(set(frame.columns) - {target})
-    if not inputs:
-        raise UsageError(f"{path}: no column is left for the inputs beside '{target}'")
-    columns = {name: frame.numbers(name) for name in (*inputs, target)}
-    for name, values in columns.items():
-        if np.isnan(values).any():
-            raise UsageError(f"{frame.place(int(np.isnan(values).argmax()), name)}: there is no value; fill it in")
-    x = np.stack([columns[name] for name in inputs], 1).astype(np.float32)
-    names = frame.words(target).names
-    whole = frame.column(target).dtype.is_integer() or (frame.is_text(target) and all(map(str.isdecimal, names)))
-    if whole and columns[target].min() >= 0:
-        return {"x": x, "y": columns[target].astype(np.int64)}, inputs
-    return {"x": x, "y": columns[target].astype(np.float32)[:, None]}, inputs
-
-
 def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
     """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
     words: Words | None = None

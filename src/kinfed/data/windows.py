@@ -4,7 +4,7 @@ A federation's pool has one row per example. The series are stored end to end as
 slice of it: so the pool is a view of the readings, not a copy, and a row is the position at which its window begins.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -76,22 +76,7 @@ class Windows(Settings):
         flat = readings.view(-1)
         y = flat.as_strided((size, self.horizon), (1, 1), self.past)
 
-        def scaled(dataset: Dataset, rows: Tensor) -> Dataset:
-            covered = torch.zeros(count * length + 1, dtype=torch.int64)
-            covered.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + self.span, -torch.ones_like(rows))
-            seen = flat[(covered[:-1].cumsum(0) > 0) & known.view(-1)].double()
-            mean, deviation = float(seen.mean()), float(seen.std(correction=0))
-            if not deviation > 0:
-                raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
-            task = dataset.task
-            if isinstance(task, Forecasting):  # another one is the user's own, for readings as they are
-                task = replace(task, mean=mean, deviation=deviation)
-            reading_scale = {"reading": {"mean": mean, "deviation": deviation}}
-            scale = {"inputs": reading_scale, "targets": reading_scale}  # the time of day is as it is
-            return replace(dataset, x=inputs((filled - mean) / deviation), task=task, scale=scale)
-
         inputs = partial(_inputs, clock=clock, past=self.past, size=size)
-
         return Dataset(
             inputs(filled),
             y,
@@ -101,7 +86,7 @@ class Windows(Settings):
             owners=tuple(names),
             time=at.repeat(count)[:size],
             span=self.span,
-            prepare=scaled,
+            prepare=Scaling(self, filled, flat, known, inputs),
         )
 
     def _usable(self, known: Tensor, steps: Tensor, names: Sequence[str]) -> Tensor:
@@ -138,6 +123,40 @@ class Windows(Settings):
                 f"a window covers {self.past} + {self.horizon} steps, but the series have {len(values)}; "
                 "make past or horizon smaller"
             )
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Makes inputs of windows when their training rows are known: by mean and deviation of the readings in these."""
+
+    windows: Windows
+    filled: Tensor  # [N, T] readings, with the last known one where one is missing
+    flat: Tensor  # [N * T] readings
+    known: Tensor  # [N, T] where there is one
+    inputs: Callable[[Tensor], Tensor]  # of scaled readings: [N, T]
+
+    def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
+        """The data set scaled by what training rows: [n] say; raises UsageError if their readings are all the same."""
+        seen = self.seen(rows)
+        return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)))
+
+    def seen(self, rows: Tensor) -> Tensor:
+        """float64 the known readings in the windows of these rows, each once."""
+        covered = torch.zeros(len(self.flat) + 1, dtype=torch.int64)
+        span = self.windows.span
+        covered.index_add_(0, rows, torch.ones_like(rows)).index_add_(0, rows + span, -torch.ones_like(rows))
+        return self.flat[(covered[:-1].cumsum(0) > 0) & self.known.view(-1)].double()
+
+    def by(self, dataset: Dataset, mean: float, deviation: float) -> Dataset:
+        """The data set scaled by this mean and deviation; raises UsageError if the deviation is 0."""
+        if not deviation > 0:
+            raise UsageError(f"all training readings are {mean:g}, so there is no scale; check the target")
+        task = dataset.task
+        if isinstance(task, Forecasting):  # another one is the user's own, for readings as they are
+            task = replace(task, mean=mean, deviation=deviation)
+        reading_scale = {"reading": {"mean": mean, "deviation": deviation}}
+        scale = {"inputs": reading_scale, "targets": reading_scale}  # the time of day is as it is
+        return replace(dataset, x=self.inputs((self.filled - mean) / deviation), task=task, scale=scale)
 
 
 def _inputs(series: Tensor, clock: NDArray[np.float64] | None, past: int, size: int) -> Tensor:

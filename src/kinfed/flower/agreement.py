@@ -4,15 +4,19 @@ import secrets
 from collections import Counter
 from typing import Any
 
-from ..core.tasks import Classification, Task, selected_task
+from ..core.tasks import Classification, selected_task
 from . import claims, plan
 from .broker import Broker
+from .describing import Describing, why_not
 from .messages import Words
 from .plan import Plan
 
 
 def agree(planned: Plan, broker: Broker) -> Words:
-    """The facts that most sites report of their examples, once enough of them report the same."""
+    """The facts that most sites report of their examples, once enough of them report the same.
+
+    Tables and series are described by what sites say of their training rows; arrays are used as they are.
+    """
     wanted, clients = planned.deployment.clients, broker.nodes.clients
 
     def overclaiming() -> dict[str, str]:
@@ -29,14 +33,22 @@ def agree(planned: Plan, broker: Broker) -> Words:
     alike = {client: words for client, words in clients.items() if claims.kind(words) == kind}
     first = next(iter(alike.values()))
     facts = {"experiment": secrets.token_hex(8), **{key: first[key] for key in ("shape", "task", "columns")}}
-    if first["task"]["name"] == "Classification":
+    if first["columns"]:
+        describing = Describing(planned, broker, facts | {"kind": kind})
+        describing.agree(alike)
+        described = fitting(broker, describing.facts)
+        for client in set(described) - set(describing.describe(described, wanted)):
+            broker.dismiss(client)
+        facts, task = describing.facts, plan.read_task(describing.facts["task"])
+    elif first["task"]["name"] == "Classification":
         classes = planned.deployment.classes or max(words["task"]["classes"] for words in alike.values())
         # Whether more than two classes are unbalanced is not known here: labels stay at the sites.
         by_class = planned.deployment.by_class
-        task: Task = Classification(classes, by_class=classes < 3 if by_class is None else by_class)
-        facts["outputs"] = classes
+        task = Classification(classes, by_class=classes < 3 if by_class is None else by_class)
+        facts |= {"outputs": classes, "kind": kind}
     else:
-        task, facts["outputs"] = plan.read_task(first["task"]), first["outputs"]
+        task = plan.read_task(first["task"])
+        facts |= {"outputs": first["outputs"], "kind": kind}
     if by := planned.table.get("select_by", ""):
         task = selected_task(task, by)
     return facts | {"task": plan.describe_task(task)}
@@ -44,17 +56,33 @@ def agree(planned: Plan, broker: Broker) -> Words:
 
 def fitting(broker: Broker, facts: Words) -> list[str]:
     """Sites whose examples fit the facts; others are logged, and greeted again later."""
-    sites, agreed = [], claims.kind(facts)
+    sites = []
     for client, words in sorted(broker.nodes.clients.items()):
-        classes = words["task"].get("classes", 0)
-        if claims.kind(words) == agreed and classes <= facts["task"].get("classes", 0):
+        if claims.kind(words) != facts["kind"]:
+            why = _other(words, facts)
+        elif "agreed" in facts:
+            why = why_not(facts["agreed"], words)
+        else:
+            classes, most = words["task"].get("classes", 0), facts["task"].get("classes", 0)
+            why = _other(words, facts) if classes > most else ""
+        if why:
+            broker.dismiss(client, why)
+        else:
             sites.append(client)
-            continue
-        why = (
-            f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
-            f"{facts['shape']} with {facts['task']}"
-        )
-        if other := set(words["columns"]) ^ set(facts["columns"]):
-            why = f"these columns are not in both its table and the others': {', '.join(sorted(other))}"
-        broker.dismiss(client, why)
     return sites
+
+
+def _other(words: Words, facts: Words) -> str:
+    """Why a site's examples do not fit."""
+    own, others = set(words["columns"]), set(facts["columns"])
+    if own != others:
+        fixes = ["rename its own with --column THEIRS=OURS"] * bool(others - own)
+        fixes += ["leave out what others lack with --ignore"] * bool(own - others)
+        return (
+            f"these columns are not in both its table and the others': {', '.join(sorted(own ^ others))}; "
+            f"{', or '.join(fixes)}"
+        )
+    return (
+        f"its examples are {words.get('shape')} with {words.get('task')}, those of the federation "
+        f"{facts['shape']} with {facts['task']}"
+    )

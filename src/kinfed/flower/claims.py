@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_leaves
 from ..core.fleet import Key
 from ..core.tasks import ALWAYS, Classification, Task
 from ..core.trees import Tree
+from ..data import disclosed
+from ..errors import UsageError
 from .messages import Words
 
 CLASSES, TIMES = 1000, 10  # classes are believed up to so many, or so many times the median of the others'
@@ -27,10 +29,40 @@ def bounded(sizes: list[int], bound: float) -> list[int]:
 
 
 def kind(words: Words) -> str:
-    """What must be the same at all sites about their examples; how many classes their labels show may differ."""
-    task = words.get("task", {})
+    """What must be the same at all sites about their examples; how many classes their labels show may differ.
+
+    Of tables it is the names of columns, in any order, as what their examples are is still to be agreed on.
+    """
+    task, columns, shape = words.get("task", {}), words.get("columns") or [], words.get("shape")
+    if (table := words.get("table")) is not None:
+        return json.dumps(["table", sorted(columns), table["target"]])
+    if (series := words.get("series")) is not None:
+        return json.dumps(["series", columns, shape, words.get("outputs"), series["dated"]])
     outputs = None if task.get("name") == "Classification" else words.get("outputs")
-    return json.dumps([words.get("shape"), task.get("name"), outputs, words.get("columns")])
+    return json.dumps([shape, task.get("name"), outputs, columns])
+
+
+def columns_misfit(words: Words) -> str:
+    """What is wrong with what a site says of its table or series, which may be made up; empty if nothing is."""
+    table, series = words.get("table"), words.get("series")
+    if table is not None:
+        try:
+            kinds, labels = table["kinds"], table["labels"]
+            fits = [*kinds] == words["columns"] and all(isinstance(kind, str) for kind in kinds.values())
+            fits &= isinstance(table["target"], str) and len({*labels}) == len(labels) <= MOST
+            fits &= all(isinstance(label, str) for label in labels)
+            fits &= len(labels) == words["task"].get("classes", 0)
+        except (LookupError, TypeError, AttributeError):
+            fits = False
+        return "" if fits else f"its table is {table!r:.80}"
+    if series is not None:
+        try:
+            disclosed.expanded(series["times"])
+            fits = type(series["dated"]) is bool and type(series["zoned"]) is bool
+        except (UsageError, LookupError, TypeError):
+            fits = False
+        return "" if fits else f"its times are {series!r:.80}"
+    return ""
 
 
 def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:

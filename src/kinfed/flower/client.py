@@ -8,11 +8,12 @@ from flwr.app import Context
 from flwr.app import Message as Envelope
 from flwr.clientapp import ClientApp
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from . import grid
 from .flower_logs import KINFED
 from .messages import Message, plain
 from .site import Site
+from .site_reading import Reading
 
 app = ClientApp()
 
@@ -25,29 +26,39 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
         data, folder = (str(config.get(key, "")) for key in ("data", "state-dir"))
         if not (name and data and folder):
             raise UsageError("this node was not started by kinfed flower node: it has no client-id, data or state-dir")
-        device, target = str(config.get("device", "auto")), str(config.get("target", "y"))
+        device, settings = str(config.get("device", "auto")), str(config.get("reading", ""))
         code = [Path(line) for line in str(config.get("code", "")).splitlines()]
-        site = Site(name, Path(data), Path(folder), device, target, code)
+        reading = Reading.read(Path(settings)) if settings else Reading()
+        site = Site(name, Path(data), Path(folder), device, reading, code, _print)
         message = grid.unpack(envelope.content)
         if "refused" in message.words:
             _print(f"the server cannot use this node: {plain(message.words['refused'])}")
         answer = site.reply(kind, message)
+    except (UsageError, RunError) as problem:
+        answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
+        _print(answer.words["refused"])
     except Exception as problem:
         traceback.print_exc()
-        answer = Message({"client": name, "refused": f"client {name}: {type(problem).__name__}: {problem}"}, {})
-    if "refused" in answer.words:
-        _print(answer.words["refused"])
+        _print(f"client {name}: {type(problem).__name__}: {problem}")
+        # What it says may be of the site's examples.
+        answer = Message({"client": name, "refused": f"client {name}: unexpected {type(problem).__name__}"}, {})
     return Envelope(grid.pack(answer), reply_to=envelope)
 
 
 def _print(text: str) -> None:
-    print(f"{KINFED}{text}", file=sys.stderr, flush=True)
+    print(f"{KINFED}{plain(text)}", file=sys.stderr, flush=True)
 
 
 @app.query("hello")
 def hello(envelope: Envelope, context: Context) -> Envelope:
     """Say who this is and what its examples look like."""
     return reply("hello", envelope, context)
+
+
+@app.query("describe")
+def describe(envelope: Envelope, context: Context) -> Envelope:
+    """Say what the training rows are like, all together."""
+    return reply("describe", envelope, context)
 
 
 @app.query("join")

@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,8 +45,9 @@ class FleetState(NamedTuple):
 class FlowerFleet:
     """A fleet whose clients are reached by a broker. Results come in the order of the clients' ids.
 
-    `invitation` is the message by which a site joins the experiment. `selection` says which models are best so far, for
-    the sites to keep. `stale: [N] bool` are clients for which the method sent nothing last: they get no message.
+    `invitation` is the message by which a site joins the experiment, with what `told` adds for it. `selection` says
+    which models are best so far, for the sites to keep. `stale: [N] bool` are clients for which the method sent nothing
+    last: they get no message.
     """
 
     broker: Broker
@@ -55,6 +56,7 @@ class FlowerFleet:
     invitation: Message
     selection: Callable[[], Words] = dict
     stale: Callable[[], Tensor | None] = lambda: None
+    told: Callable[[str], Words] = lambda client: {}
     names: Sequence[str] = ()
     state: FleetState = field(init=False)
     used: dict[str, list[int]] = field(default_factory=dict)  # by client, rounds from 1 whose upload was used
@@ -158,7 +160,7 @@ class FlowerFleet:
                 return f"it claims to have {size!r:.20} training examples"
             return messages.problem_with(reply.arrays, forms)
 
-        invited = {name: self.invitation for name in names}
+        invited = {name: self._invite(name) for name in names}
         replies = dict(sorted(self.broker.request("join", invited, needed, problem=problem).items()))
         if len(replies) < needed:
             raise RunError(too_few(invited, replies, needed))
@@ -218,6 +220,9 @@ class FlowerFleet:
         self._keys = [(m, s, k) for m, s, k in words["keys"]]
         self.used, self._norms, self._skipped = words["used"], words["norms"], words["skipped"]
 
+    def _invite(self, name: str, **words: Any) -> Message:
+        return self.invitation._replace(words=self.invitation.words | self.told(name) | words)
+
     def _message(self, i: int) -> Message:
         words = {"experiment": self.invitation.words["experiment"], "layout": self.invitation.words["layout"]}
         return Message(words | {"accepted": int(self.state.accepted[i]), **self.selection()}, {})
@@ -260,8 +265,7 @@ class FlowerFleet:
             again = {}
             for name in sorted(lost):
                 del replies[name]
-                words = self.invitation.words | {"accepted": requests[name].words["accepted"]}
-                again[name] = self.invitation._replace(words=words)
+                again[name] = self._invite(name, accepted=requests[name].words["accepted"])
             back = self.broker.request("join", again)
             replies |= self.broker.request("round", {name: requests[name] for name in back}, problem=problem)
         for name, reply in replies.items():

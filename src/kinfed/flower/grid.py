@@ -16,7 +16,8 @@ from ..errors import UsageError
 from .messages import Message
 from .nodes import Failure, Node
 
-KINDS = {"hello": "query.hello", "join": "query.join", "round": "train.round"}  # names of Flower's message types
+# Names of Flower's message types.
+KINDS = {"hello": "query.hello", "describe": "query.describe", "join": "query.join", "round": "train.round"}
 GONE = (3, 4, 5)  # Flower's error codes for messages that were lost or whose node is offline
 CRASHED = 8
 

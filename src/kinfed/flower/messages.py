@@ -18,9 +18,10 @@ Words = dict[str, Any]  # what JSON can hold
 LAST = 1 << 31  # rounds that a message may name
 NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "join": {"experiment": str, "table": dict, "task": dict, "shape": list, "outputs": int, "layout": str},
+    "describe": {"agreed": dict, "split": dict, "seed": int},
     "round": {"experiment": str, "layout": str},
 }
-OPTIONAL: dict[str, type] = {"selected": dict, "chosen": str, "judged": int}
+OPTIONAL: dict[str, type] = {"selected": dict, "chosen": str, "judged": int, "agreed": dict, "description": dict}
 
 
 class Message(NamedTuple):

@@ -16,10 +16,11 @@ from ..errors import RunError, UsageError
 from ..experiments import own_parts
 from ..files import make_folder
 from ..interrupts import CODES
-from . import gate, keys
+from . import gate, keys, site_data
 from .flower_logs import NodeLog
 from .link import Link
 from .nodes import NAME
+from .site_reading import Reading
 from .subprocesses import die_with_parent, end, environment, free_port, interrupt, is_loopback, make_private
 
 Report = Callable[[str], object]
@@ -29,7 +30,7 @@ FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone
 def run(
     client: str,
     data: Path,
-    target: str,
+    reading: Reading,
     state: Path,
     link: Link,
     key: Path | None,
@@ -39,12 +40,14 @@ def run(
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
-    `code` are files of the site's own whose methods, models and other parts a run may name.
+    `reading` says how its file is read. `code` are files of the site's own whose methods, models and other parts a run
+    may name.
     """
     if not re.fullmatch(NAME, client):
         raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
-    if not data.is_file():
+    if not data.exists():
         raise UsageError(f"there is no file {data}")
+    site_data.find(data, client, reading)  # raises UsageError for a file of another kind
     with own_parts.local(code):  # raises UsageError for a file that is not there
         pass
     if key is None and not is_loopback(link.address.rpartition(":")[0]):
@@ -57,12 +60,13 @@ def run(
     config = {
         "client-id": client,
         "data": str(data.resolve()),
-        "target": target,
+        "reading": str((home / "reading.json").resolve()),
         "state-dir": str(state.resolve()),
         "device": device,
         "code": "\n".join(str(path.resolve()) for path in code),
     }
     with only_one(home, client):
+        reading.write(home / "reading.json")
         link.wait_for_server(report)
         command = gate.command("flower-supernode", "--superlink", link.address)
         command += ["--host", "127.0.0.1", "--port", str(free_port())]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .. import __version__
-from . import messages
+from . import claims, messages
 from .messages import Message, Words
 
 RETRY = 10.0  # seconds before a node is greeted again
@@ -96,7 +96,7 @@ class Nodes:
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))
         self._greeted[node] = known.stamp
-        why = messages.plain(self._refusal(node, known, words) or _misfit(words))
+        why = messages.plain(self._refusal(node, known, words) or _misfit(words) or claims.columns_misfit(words))
         if not why:
             self._refused.pop(node, None)
             self.at[str(words["client"])] = node

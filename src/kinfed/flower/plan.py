@@ -1,8 +1,9 @@
 """What all sites and the server have agreed to learn, as the server's config says it."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from ..core.graph import Graph
 from ..core.method import model_for
 from ..core.model import Model
 from ..core.seeding import generator
-from ..core.tasks import Classification, Regression, Task
+from ..core.tasks import Classification, Forecasting, Regression, Task
 from ..data.split import Split
 from ..errors import UsageError
 from ..experiments import config, own_parts, parts
@@ -35,6 +36,15 @@ class Deployment:
     classes: int = 0  # 0: taken from the sites' labels
     by_class: bool | None = None  # scores by class; None: if there are two classes
     graph: str = ""  # a file on the server with a known relation of the clients, see kinfed.data.graph_files.read
+    weights: str = "weight"  # its column of weights
+    distances: str = "distance"  # its column of distances, in place of weights
+    directed: bool = False  # whether a link holds in one direction alone
+    sigma: float | None = None  # of the kernel that turns distances into weights; left out: their deviation
+    threshold: float = 0.1  # weights below it are no link
+    scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
+    categories: int = 50  # of tables: of a column of text, the most that are told apart
+    labels: bool = True  # of tables: whether few whole numbers as a target are classes
+    horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -49,6 +59,8 @@ class Deployment:
                 raise UsageError(f"flower.{name} must be above 1, or 0 for no bound; got {getattr(self, name)}")
         if self.stale not in STALE:
             raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
+        if self.categories < 1:
+            raise UsageError(f"flower.categories is a number of categories, at least 1; got {self.categories}")
         if not 0 < self.decay < 1:
             raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
 
@@ -103,6 +115,8 @@ def describe_task(task: Task) -> dict[str, Any]:
     if isinstance(task, Classification):
         decided = {} if task.by_class is None else {"by_class": task.by_class}
         return {"name": "Classification", "classes": task.classes, **decided}
+    if isinstance(task, Forecasting):
+        return {"name": "Forecasting", **asdict(task)}
     return {"name": type(task).__name__}
 
 
@@ -112,7 +126,13 @@ def read_task(words: dict[str, Any]) -> Task:
         return Classification(words["classes"], by_class=words.get("by_class") is True)
     if words.get("name") == "Regression":
         return Regression()
-    raise UsageError(f"a federation has no task {json.dumps(words):.80}; known: Classification, Regression")
+    if words.get("name") == "Forecasting":
+        given = {key: value for key, value in words.items() if key not in ("name", "horizons")}
+        task: Forecasting = parts.call(Forecasting, given | {"horizons": tuple(words.get("horizons", ()))}, "task")[0]
+        return task
+    raise UsageError(
+        f"a federation has no task {json.dumps(words):.80}; known: Classification, Regression, Forecasting"
+    )
 
 
 def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:

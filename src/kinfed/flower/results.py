@@ -17,6 +17,7 @@ from ..experiments import own_parts, results
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import intervals
 from ..files import make_folder, replacing
+from .describing import scale_of
 from .fleet import FlowerFleet
 from .messages import Words
 from .plan import Plan
@@ -41,7 +42,8 @@ def summarise(
     results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     totals = _total_bytes(traffic, history.done)
-    task = history.task
+    task, agreed = history.task, facts.get("agreed", {})
+    classes = agreed.get("classes") or [str(c) for c in range(getattr(task, "classes", 0))]
     summary = Summary.of(
         history,
         method=own_parts.called(planned.learning.method_name),
@@ -51,7 +53,7 @@ def summarise(
         parameters=model.layout.parameters,
         intervals=intervals(history),
         relation={"origin": origin} if relation is not None else None,
-        **(history.by_class([str(c) for c in range(task.classes)]) if isinstance(task, Classification) else {}),
+        **(history.by_class(classes) if isinstance(task, Classification) else {}),
         executor="flower",
         seconds=round(seconds, 3),
         **totals,
@@ -61,7 +63,9 @@ def summarise(
         shape=facts["shape"],
         outputs=facts["outputs"],
         bounded={name: {"claimed": claimed, "counted": size} for name, (claimed, size) in fleet.bounded.items()},
-        classes=task.classes if isinstance(task, Classification) else None,
+        classes=agreed.get("classes") or (task.classes if isinstance(task, Classification) else None),
+        scale=scale_of(facts),
+        columns=facts.get("description"),
         experiment=facts["experiment"],
         out=str(out),
     )

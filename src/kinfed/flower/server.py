@@ -27,7 +27,7 @@ from ..errors import RunError, UsageError
 from ..experiments import own_parts
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
-from . import messages, plan
+from . import describing, messages, plan
 from .agreement import agree, fitting
 from .broker import Broker
 from .dry_run import DryRun
@@ -102,7 +102,14 @@ class _Run:
         self.probe = Probe(self.model, shape, task, planned.learning.seed)
         dry_run = DryRun(planned, self.model, shape, outputs, task)
         invitation = _invitation(planned, self.facts, self.model)
-        self.fleet = FlowerFleet(broker, planned.deployment, dry_run, invitation, lambda: _selection(self.history))
+        self.fleet = FlowerFleet(
+            broker,
+            planned.deployment,
+            dry_run,
+            invitation,
+            lambda: _selection(self.history),
+            told=lambda client: describing.for_one(self.facts, client),
+        )
         self.history = History((), task, self.rounds.evaluate_every, select_by=self.rounds.select_by)
         self.method = self._wrapped(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
@@ -208,7 +215,7 @@ class _Run:
     def _add_clients(self) -> None:
         """Have waiting clients join, by the method's own rule for newcomers."""
         waiting = self._waiting_clients()
-        new = self.fleet.join(waiting)
+        new = self.fleet.join(describing.Describing(self.planned, self.broker, self.facts).add(waiting))
         for client in set(waiting) - set(new):
             self.broker.dismiss(client)
         if not new:
@@ -227,7 +234,17 @@ class _Run:
         self.history.add_clients(self.fleet.names)
 
     def _read_graph(self) -> None:
-        graph = graph_files.read(self.planned.deployment.graph, self.fleet.names, strangers=True)
+        map = self.planned.deployment
+        graph = graph_files.read(
+            map.graph,
+            self.fleet.names,
+            weights=map.weights,
+            distances=map.distances,
+            directed=map.directed,
+            sigma=map.sigma,
+            threshold=map.threshold,
+            strangers=True,
+        )
         self.facts["graph"] = graph.weights.tolist()
 
     def _roster(self) -> Roster:

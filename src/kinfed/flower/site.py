@@ -1,32 +1,37 @@
 """One client at its own place: its examples, its private state, its personalised model.
 
-A site replies to three kinds of messages. "hello": the server asks who it is and what its examples look like. "join":
-the server invites it to an experiment. "round": evaluate the models of the previous round, and train for this one.
+A site replies to four kinds of messages. "hello": the server asks who it is and what its examples look like.
+"describe": the server says what columns all sites have, and a site replies with counts and sums of its training rows.
+"join": the server invites it to an experiment, with the description of all sites' training rows. "round": evaluate the
+models of the previous round, and train for this one.
 Everything that a round changes is in one file, which is replaced as a whole; so a site that was killed replies again as
 if nothing had happened, and never trains the same round twice.
 """
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
 from .. import __version__
 from ..core import trees
 from ..core.fleet import Evaluation
-from ..core.tasks import Classification
 from ..core.trees import Axis, Tree
+from ..data.split import Split
 from ..errors import RunError, UsageError
-from ..experiments import own_parts
+from ..experiments import own_parts, parts
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages, plan, site_data
 from .messages import Message, Words
 from .model_store import ModelStore
+from .site_data import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
+from .site_reading import Reading
 
 ALONE = torch.tensor([0])
 
@@ -43,33 +48,45 @@ class Site:
         data: Path,
         folder: Path,
         device: str = "auto",
-        target: str = "y",
+        reading: Reading | None = None,
         code: Sequence[Path] = (),
+        report: Callable[[str], object] = lambda text: None,
     ) -> None:
+        """`report` is told what the site's operator should know; of a table, more than the server is told."""
         self.name, self.folder = name, folder / name
-        self._data, self._target, self._device, self._code = data, target, pick_device(device), code
+        self._data, self._device, self._code = data, pick_device(device), code
+        self._reading, self._report = reading or Reading(), report
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
-        try:
-            return {"hello": self._hello, "join": self._join, "round": self._round}[kind](message)
-        except (UsageError, RunError, OSError) as problem:
-            return Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
+        actions = {"hello": self._hello, "describe": self._describe, "join": self._join, "round": self._round}
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", UserWarning)
+            try:
+                reply = actions[kind](message)
+            except OwnFileError as problem:
+                self._report(f"client {self.name}: {problem}")
+                return Message({"client": self.name, "refused": f"client {self.name}: {problem.public}"}, {})
+            except (UsageError, RunError, OSError) as problem:
+                reply = Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
+                self._report(reply.words["refused"])
+        for one in told if kind == "describe" else []:  # once, not with every round
+            self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
+        return reply
 
     def _hello(self, message: Message) -> Message:
-        arrays, columns = site_data.read(self._data, self._target)
-        task = site_data.task_of(arrays)
-        y = arrays.get("y", arrays.get("y_train"))
-        assert y is not None
-        words = {
-            "client": self.name,
-            "kinfed": __version__,
-            "shape": list(next(iter(arrays.values())).shape[1:]),
-            "outputs": task.classes if isinstance(task, Classification) else int(np.prod(y.shape[1:])),
-            "task": plan.describe_task(task),
-            "columns": columns,
-        }
-        return Message(words, {})
+        data = site_data.find(self._data, self.name, self._reading)
+        with at_home(data):
+            return Message({"client": self.name, "kinfed": __version__, **data.hello()}, {})
+
+    def _describe(self, message: Message) -> Message:
+        words = message.words
+        messages.check("describe", words)
+        split = parts.call(Split, words["split"], "federation.split")[0]
+        data = site_data.find(self._data, self.name, self._reading)
+        with at_home(data), understanding():
+            said = data.describe(words["agreed"], split, words["seed"])
+        return Message({"client": self.name, **said}, {})
 
     def _join(self, invitation: Message) -> Message:
         words = invitation.words
@@ -175,8 +192,10 @@ class Site:
 
     def _simulate(self, invitation: Message, planned: plan.Plan) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
-        words = invitation.words
-        federation = site_data.federate(self._data, self.name, plan.read_task(words["task"]), planned, self._target)
+        words, data = invitation.words, site_data.find(self._data, self.name, self._reading)
+        task = plan.read_task(words["task"])
+        with at_home(data), understanding():
+            federation = data.federate(words, task, planned.split, planned.learning.seed)
         if list(federation.x.shape[1:]) != list(words["shape"]):
             raise UsageError(
                 f"{self._data}: an example is {list(federation.x.shape[1:])} here but {words['shape']} at other sites"
@@ -207,6 +226,17 @@ class Site:
 
     def _at(self, words: Words) -> ExperimentFolder:
         return ExperimentFolder(self.folder, words["experiment"])
+
+
+@contextmanager
+def understanding() -> Iterator[None]:
+    """Raise UsageError for what only a server of another version, or a made-up one, can have said."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, OverflowError) as problem:
+        raise UsageError(
+            f"what the server says of the columns cannot be used ({type(problem).__name__}); install the same version"
+        ) from None
 
 
 def _check_layout(words: Words, simulation: Simulation) -> None:

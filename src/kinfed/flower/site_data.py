@@ -1,7 +1,11 @@
 """A site's own examples: read from its file, and divided as they would be among all the others'."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -9,24 +13,75 @@ from torch import Tensor
 
 from ..core.seeding import generator, tags
 from ..core.tasks import Classification, Regression, Task
-from ..data import tables
 from ..data.federation import Federation
+from ..data.reading import kind_of
 from ..data.split import Split
 from ..datasets import directory
 from ..errors import UsageError
-from .plan import Plan
+from . import plan
+from .messages import Words
+from .site_reading import Reading
+from .site_series import SiteSeries
+from .site_table import SiteTable
 
 
-def read(path: Path, target: str = "y") -> tuple[dict[str, np.ndarray], list[str]]:
-    """A site's examples by name: x and y, or x_train, y_train, x_test and y_test, perhaps also those of validation.
+class OwnFileError(UsageError):
+    """What is wrong with a site's file; `public` says so without anything that is in it."""
 
-    For a table, `target` is the column to predict; the names of the others are returned in the order of x. Raises
-    UsageError or RunError naming the file if it is missing, damaged or of another form.
+    def __init__(self, message: object, public: str) -> None:
+        super().__init__(message)
+        self.public = public
+
+
+class SiteData(Protocol):
+    """A site's examples; see `SiteTable`, `SiteSeries` and `SiteArrays`."""
+
+    def hello(self) -> Words: ...
+
+    def describe(self, agreed: Words, split: Split, seed: int) -> Words: ...
+
+    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation: ...
+
+
+def find(path: Path, name: str, reading: Reading) -> SiteData:
+    """The examples in a site's file; raises UsageError for another kind of file."""
+    if path.suffix.lower() == ".npz":
+        if reading.time or reading.columns or reading.ignore:
+            raise UsageError(f"{path} holds arrays: --time, --column and --ignore are for tables")
+        return SiteArrays(path, name)
+    if not kind_of(path):
+        raise UsageError(
+            f"{path}: a site's examples must be in a file .npz, .csv or .parquet, or in a folder of tables"
+        )
+    return SiteSeries(path, name, reading) if reading.time else SiteTable(path, name, reading)
+
+
+@contextmanager
+def at_home(data: SiteData) -> Iterator[None]:
+    """Turn what is wrong with a table into an OwnFileError, whose public part names a line and a column at most."""
+    try:
+        yield
+    except UsageError as problem:
+        if isinstance(data, SiteArrays):  # of which errors say shapes and types
+            raise
+        text, columns = str(problem), vars(data)["frame"].columns if "frame" in vars(data) else ()
+        column = next((name for name in columns if f", column '{name}': " in text), None)
+        where = f" in column '{column}'" if column is not None else ""
+        line = re.search(r", line (\d+), column", text)
+        at = f" (line {line[1]})" if where and line else ""
+        raise OwnFileError(
+            problem, f"its file cannot be used: something is wrong{where}{at}; its own screen says what"
+        ) from None
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """A site's arrays by name: x and y, or x_train, y_train, x_test and y_test, perhaps also those of validation.
+
+    Raises UsageError or RunError naming the file if it is missing, damaged or of another form.
     """
-    load = LOADERS.get(path.suffix.lower())
-    if load is None:
-        raise UsageError(f"{path}: a site's examples must be in one of these kinds of files: {', '.join(LOADERS)}")
-    arrays, columns = load(path, target)
+    names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
+    arrays = directory.read(path.parent, path.stem, (), names)[1]
+    arrays = {name: np.atleast_1d(array) for name, array in arrays.items()}
     wholes = [name for name in ("", "_train", "_test", "_validation") if f"x{name}" in arrays or f"y{name}" in arrays]
     if ("" in wholes and len(wholes) > 1) or ("" not in wholes and not {"_train", "_test"} <= set(wholes)):
         raise UsageError(
@@ -42,36 +97,58 @@ def read(path: Path, target: str = "y") -> tuple[dict[str, np.ndarray], list[str
                 f"{path}: x{name} must be numbers [n, ...] and y{name} labels or targets [n, ...]; "
                 f"got {x.dtype} {list(x.shape)} and {y.dtype} {list(y.shape)}"
             )
-    return arrays, columns
+    return arrays
 
 
-def federate(path: Path, name: str, task: Task, plan: Plan, target: str = "y") -> Federation:
-    """A federation of one client, divided as it would be among all others: draws depend on its name alone.
+@dataclass(frozen=True)
+class SiteArrays:
+    """Arrays of the site `name`, which are used as they are."""
 
-    Images as uint8 are scaled to [-1, 1], as kinfed's own image sets are; all other numbers are used as they are.
-    """
-    arrays, _ = read(path, target)
-    kind = np.int64 if isinstance(task, Classification) else np.float32
-    x = {n: torch.from_numpy(a).float() for n, a in arrays.items() if n.startswith("x")}
-    x = {n: t.div_(127.5).sub_(1) if arrays[n].dtype == np.uint8 else t for n, t in x.items()}
-    y = {n: torch.from_numpy(a.astype(kind)) for n, a in arrays.items() if n.startswith("y")}
-    if isinstance(task, Classification) != (next(iter(y.values())).ndim == 1 and _integers(arrays)):
-        raise UsageError(
-            f"{path}: y must be {'labels' if isinstance(task, Classification) else 'targets'}, as at the other sites"
-        )
-    seed, split = plan.learning.seed, plan.split
-    if "x" in x:
-        owner = np.full(len(x["x"]), name)
-        return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
-    if "x_validation" not in x:
-        _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
-    rows, at = {}, 0
-    for part in ("train", "validation", "test"):
-        count = len(x[f"x_{part}"])
-        rows[part] = [torch.arange(at, at + count)]
-        at += count
-    whole = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
-    return Federation(whole[0], whole[1], rows, task, (name,))
+    path: Path
+    name: str
+
+    def hello(self) -> Words:
+        """What the server must know to see which examples fit together."""
+        arrays = read(self.path)
+        task = task_of(arrays)
+        y = arrays.get("y", arrays.get("y_train"))
+        assert y is not None
+        return {
+            "shape": list(next(iter(arrays.values())).shape[1:]),
+            "outputs": task.classes if isinstance(task, Classification) else int(np.prod(y.shape[1:])),
+            "task": plan.describe_task(task),
+            "columns": [],
+        }
+
+    def describe(self, agreed: Words, split: Split, seed: int) -> Words:
+        """Never asked for."""
+        raise UsageError(f"{self.path} holds arrays, of which there is no description")
+
+    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
+        """A federation of one client, divided as it would be among all others: draws depend on its name alone.
+
+        Images as uint8 are scaled to [-1, 1], as kinfed's own image sets are; all other numbers are used as they are.
+        """
+        path, name, arrays = self.path, self.name, read(self.path)
+        kind = np.int64 if isinstance(task, Classification) else np.float32
+        x = {n: torch.from_numpy(a).float() for n, a in arrays.items() if n.startswith("x")}
+        x = {n: t.div_(127.5).sub_(1) if arrays[n].dtype == np.uint8 else t for n, t in x.items()}
+        y = {n: torch.from_numpy(a.astype(kind)) for n, a in arrays.items() if n.startswith("y")}
+        if isinstance(task, Classification) != (next(iter(y.values())).ndim == 1 and _integers(arrays)):
+            wanted = "labels" if isinstance(task, Classification) else "targets"
+            raise UsageError(f"{path}: y must be {wanted}, as at the other sites")
+        if "x" in x:
+            owner = np.full(len(x["x"]), name)
+            return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
+        if "x_validation" not in x:
+            _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
+        rows, at = {}, 0
+        for part in ("train", "validation", "test"):
+            count = len(x[f"x_{part}"])
+            rows[part] = [torch.arange(at, at + count)]
+            at += count
+        whole = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
+        return Federation(whole[0], whole[1], rows, task, (name,))
 
 
 def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: bool, draw: torch.Generator) -> None:
@@ -99,14 +176,3 @@ def task_of(arrays: dict[str, np.ndarray]) -> Task:
 
 def _integers(arrays: dict[str, np.ndarray]) -> bool:
     return all(a.dtype.kind in "iu" and a.ndim == 1 for name, a in arrays.items() if name.startswith("y"))
-
-
-def _npz(path: Path, target: str) -> tuple[dict[str, np.ndarray], list[str]]:
-    names = [f"{k}{part}" for part in ("", "_train", "_validation", "_test") for k in "xy"]
-    arrays = directory.read(path.parent, path.stem, (), names)[1]
-    return {name: np.atleast_1d(array) for name, array in arrays.items()}, []
-
-
-Loader = Callable[[Path, str], tuple[dict[str, np.ndarray], list[str]]]
-# A kind of file, and what reads its arrays and columns as `read` explains them.
-LOADERS: dict[str, Loader] = {".npz": _npz, ".csv": tables.of_one_client, ".parquet": tables.of_one_client}

@@ -1,0 +1,288 @@
+"""What sites' tables and series are like, all together: their columns agreed on, their statistics merged.
+
+No row is asked for: sites say which columns they have, then counts, sums and vocabularies of their training rows.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..core.tasks import Classification, Forecasting, Task
+from ..data import disclosed
+from ..data.cells import FEW, SHARED, natural
+from ..data.description import Description, Target, of_clients
+from ..data.statistics import NumberStatistics, Statistics, merged
+from ..errors import RunError, UsageError
+from . import plan
+from .broker import Broker, too_few
+from .messages import Message, Words
+from .plan import Plan
+from .site_series import Clock
+from .site_table import EMPTY, NAMES_ROWS
+
+UNITS = 100.0  # times that a column may be spread as far as at the median of the other sites, before units are doubted
+
+
+@dataclass
+class Describing:
+    """Agrees with sites on their columns, and describes these by what sites say of their training rows."""
+
+    planned: Plan
+    broker: Broker
+    facts: Words  # with `agreed`, once there is agreement, and `description`, once that is found
+    told: dict[str, dict[str, Statistics]] = field(default_factory=dict)  # what sites said, by column
+
+    def agree(self, alike: Mapping[str, Words]) -> None:
+        """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
+        first = next(iter(alike.values()))
+        if "table" in first:
+            self.facts["agreed"] = _columns(alike, self.planned)
+        else:
+            self.facts["agreed"] = self._times(alike)
+
+    def describe(self, clients: list[str], needed: int) -> list[str]:
+        """Ask sites for statistics, and describe the columns by them; returns the sites that told theirs.
+
+        Raises RunError if these are fewer than needed.
+        """
+        series = "times" in self.facts["agreed"]
+        if series:
+            self._cut(clients, needed)
+        replies = self._ask(clients, needed, self._problem)
+        answers: dict[str, Any] = {}
+        for client, reply in sorted(replies.items()):
+            self.told[client] = {} if series else _statistics(reply.words, self.facts["agreed"])
+            if "answers" in reply.words:
+                answers[client] = disclosed.from_json(reply.words["answers"], "number")
+        self._found(answers)
+        return list(replies)
+
+    def add(self, clients: list[str]) -> list[str]:
+        """Ask sites that join later for statistics, for scales of their own; returns those that can join."""
+        if "agreed" not in self.facts or not clients:
+            return clients
+        description = self.facts.get("description", {"clients": {}, "inputs": []})
+        columns = {name for own in description["clients"].values() for name in own}
+        shared = {one["name"]: one for one in description["inputs"]}
+        replies = self._ask(clients, 0, self._problem)
+        for client, reply in replies.items():
+            told = _statistics(reply.words, self.facts["agreed"]) if columns else {}
+            own = {}
+            for name in columns:
+                known: Any = told[name]
+                if known.known:
+                    deviation = known.deviation or shared[name]["deviation"]
+                    own[name] = {"mean": known.mean, "deviation": deviation, "median": known.median}
+                else:
+                    own[name] = {key: shared[name][key] for key in ("mean", "deviation", "median")}
+            if own:
+                description["clients"][client] = own
+        return [client for client in clients if client in replies]
+
+    def _ask(self, clients: list[str], needed: int, problem: Any) -> dict[str, Message]:
+        words = {
+            "agreed": self.facts["agreed"],
+            "split": self.planned.table["federation"]["split"],
+            "seed": self.planned.learning.seed,
+        }
+        asked = {client: Message(words, {}) for client in clients}
+        replies = self.broker.request("describe", asked, needed, problem=problem)
+        if len(replies) < needed:
+            raise RunError(too_few(asked, replies, needed))
+        return replies
+
+    def _problem(self, client: str, reply: Message) -> str:
+        """What is wrong with a site's statistics; empty if nothing is."""
+        agreed = self.facts["agreed"]
+        try:
+            if "times" not in agreed:
+                _statistics(reply.words, agreed)
+            if not agreed.get("classes"):
+                disclosed.from_json(reply.words["answers"], "number")
+        except UsageError as problem:
+            return str(problem)
+        except (LookupError, TypeError):
+            return "it sent no statistics"
+        return ""
+
+    def _found(self, answers: Mapping[str, NumberStatistics]) -> None:
+        """Complete the facts: the description, the shape of an example, the task."""
+        agreed, deployment = self.facts["agreed"], self.planned.deployment
+        whole: NumberStatistics = merged(list(answers.values()) or [NumberStatistics(0, 0, 0.0, 1.0, (), {})])
+        if answers and not whole.deviation > 0:
+            raise UsageError("the target is the same in all training rows of all sites, so there is nothing to learn")
+        self._warn_of_units({client: {agreed["target"]: one} for client, one in answers.items()})
+        if "times" in agreed:
+            clock = Clock.of(np.array(disclosed.expanded(agreed["times"])), agreed["dated"])
+            self.facts["shape"] = [agreed["past"], 1 if clock.daily is None else 2]
+            horizons = tuple(agreed["horizons"])
+            task: Task = Forecasting(whole.mean, whole.deviation, "absolute", horizons)
+            self.facts |= {"outputs": agreed["horizon"], "task": plan.describe_task(task)}
+            return
+        found = of_clients("", self.told, deployment.scale, deployment.categories)
+        self._warn_of_units(self.told)
+        if not found.names:
+            raise UsageError("no column is left for the inputs, as training rows say nothing of any")
+        classes = agreed["classes"]
+        if classes:
+            target = Target(agreed["target"], tuple(classes))
+            by_class = deployment.by_class
+            task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
+        else:
+            target = Target(agreed["target"], (), whole.mean, whole.deviation)
+            task = Forecasting(whole.mean, whole.deviation, "squared", ())
+        description = Description(found.client, found.inputs, (target,), found.clients)
+        self.facts |= {
+            "description": description.to_dict(),
+            "shape": [len(found.names)],
+            "outputs": len(classes) if classes else 1,
+            "task": plan.describe_task(task),
+        }
+
+    def _warn_of_units(self, told: Mapping[str, Mapping[str, Any]]) -> None:
+        """Log which sites' numbers are of quite another size than the others'."""
+        for name in next(iter(told.values()), {}):
+            sizes = {}
+            for client, columns in told.items():
+                known = columns[name]
+                if isinstance(known, NumberStatistics) and known.known and known.deviation > 0:
+                    sizes[client] = known.deviation
+            for client, size in sizes.items():
+                others = [one for other, one in sizes.items() if other != client]
+                times = size / median(others) if others else 1.0
+                if max(times, 1 / times) < UNITS or (len(others) == 1 and times < 1):
+                    continue
+                text = f"{times:,.0f} times" if times > 1 else f"one {1 / times:,.0f}th of"
+                self.broker.log(
+                    f"client {client}: '{name}' is spread {text} as far as at the other site{'s' * (len(others) > 1)}; "
+                    "if it is in another unit there, correct that site's file"
+                )
+
+    def _times(self, alike: Mapping[str, Words]) -> Words:
+        """The times of all sites' series together, and how windows are cut."""
+        series = {client: words["series"] for client, words in sorted(alike.items())}
+        own = {client: np.array(disclosed.expanded(one["times"])) for client, one in series.items()}
+        whole = np.unique(np.concatenate([*own.values()]))
+        whole = whole[np.append(True, np.diff(whole) > 2 * disclosed.NEAR)]
+        zoned = Counter(one["zoned"] for one in series.values())
+        for client, one in series.items():
+            if len(zoned) > 1 and not one["zoned"]:
+                self.broker.log(
+                    f"client {client}: its times name no time zone, as others' do, and are taken as UTC; if its clock "
+                    "is another, write the zone into its file"
+                )
+            if len(own[client]) < SHARED * len(whole):
+                self.broker.log(
+                    f"client {client}: it has rows at {100 * len(own[client]) / len(whole):.0f} % of the times of all "
+                    "sites; if clocks differ (time zones), correct its times"
+                )
+        first = next(iter(alike.values()))
+        return {
+            "target": first["columns"][0],
+            "dated": first["series"]["dated"],
+            "times": disclosed.stretches(whole.tolist(), disclosed.LONGEST),
+            "past": first["shape"][0],
+            "horizon": first["outputs"],
+            "horizons": [int(ahead) for ahead in self.planned.deployment.horizons if ahead <= first["outputs"]],
+        }
+
+    def _cut(self, clients: list[str], needed: int) -> None:
+        """Find where validation and test begin, by the steps at which any site's windows begin."""
+
+        def problem(client: str, reply: Message) -> str:
+            try:
+                disclosed.expanded(reply.words.get("begins"))
+            except UsageError as problem:
+                return str(problem)
+            return ""
+
+        agreed = self.facts["agreed"]
+        replies = self._ask(clients, needed, problem)
+        begins = [disclosed.expanded(reply.words["begins"]) for reply in replies.values()]
+        steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
+        agreed["cuts"] = list(self.planned.split.cuts(steps, agreed["past"] + agreed["horizon"]))
+
+
+def why_not(agreed: Words, words: Words) -> str:
+    """Why a site whose columns have the right names cannot take part; empty if it can."""
+    table = words.get("table")
+    if table is None:
+        return ""
+    for name, kind in agreed["inputs"]:
+        own = table["kinds"][name]
+        if own not in (kind, EMPTY) and kind != "category":
+            return f"its column '{name}' is {_called(own)}, at other sites {_called(kind)}; correct it, or name another"
+    if agreed["classes"] and (new := {*table["labels"]} - {*agreed["classes"]}):
+        return f"{len(new)} of its classes are not among the {len(agreed['classes'])} of the federation"
+    if bool(table["labels"]) < bool(agreed["classes"]):
+        return f"its target '{agreed['target']}' is a number, at other sites it has classes"
+    if agreed["classes"] is None and not all(map(_numeric, table["labels"])):
+        return f"its target '{agreed['target']}' is text, at other sites it is a number"
+    return ""
+
+
+def for_one(facts: Words, client: str) -> Words:
+    """What a site is told of the columns: their description without the scales of others."""
+    told: Words = {key: facts[key] for key in ("agreed", "description") if key in facts}
+    if "description" in told:
+        own = {name: scales for name, scales in told["description"]["clients"].items() if name == client}
+        told["description"] = told["description"] | {"clients": own}
+    return told
+
+
+def scale_of(facts: Words) -> dict[str, Any] | None:
+    """Mean and deviation of inputs and targets, as a run's summary has them; None of arrays, which are not scaled."""
+    if "agreed" not in facts:
+        return None
+    task = facts["task"]
+    target = {key: task[key] for key in ("mean", "deviation") if key in task}
+    if "description" not in facts:
+        return {"inputs": {"reading": target}, "targets": {"reading": target}}
+    scale = Description.from_dict(facts["description"]).scale()
+    return scale | ({"targets": {facts["agreed"]["target"]: target}} if target else {})
+
+
+def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
+    """The columns in the order that most sites have, each of the kind that most say, and the classes."""
+    tables = {client: words["table"] for client, words in sorted(alike.items())}
+    order = Counter(tuple(words["columns"]) for _, words in sorted(alike.items())).most_common(1)[0][0]
+    inputs = []
+    for name in order:
+        kinds = Counter(table["kinds"][name] for table in tables.values())
+        del kinds[EMPTY]
+        names_rows = kinds.pop(NAMES_ROWS, 0)
+        if kinds:
+            kinds["category"] += names_rows
+            inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
+    labels = {label for table in tables.values() for label in table["labels"]}
+    numeric = all(map(_numeric, labels))
+    votes = sum(1 if table["labels"] else -1 for table in tables.values())
+    some_numbers = any(not table["labels"] for table in tables.values())
+    numbers = votes < 0 or (numeric and (some_numbers or len(labels) > FEW or not planned.deployment.labels))
+    classes = None if numbers else sorted(labels, key=natural)
+    if classes is not None and len(classes) < 2:
+        raise UsageError("the target is the same in all rows of all sites, so there is nothing to learn")
+    if not inputs:
+        raise UsageError("no column is left for the inputs: all are empty, or different in every row")
+    return {"target": next(iter(tables.values()))["target"], "inputs": inputs, "classes": classes}
+
+
+def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
+    said = words["statistics"]
+    return {name: disclosed.from_json(said[name], kind) for name, kind in agreed["inputs"]}
+
+
+def _numeric(label: str) -> bool:
+    try:
+        return bool(np.isfinite(float(label)))
+    except ValueError:
+        return False
+
+
+def _called(kind: str) -> str:
+    return {"number": "numbers", "category": "text", "date": "dates", NAMES_ROWS: "text"}.get(kind, kind)

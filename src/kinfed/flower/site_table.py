@@ -1,0 +1,165 @@
+"""A site's table, every row an example: what it tells of its columns, and its examples by what all sites said."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.seeding import generator, tags
+from ..core.tasks import Classification, Task
+from ..data import disclosed, tables
+from ..data.cells import FEW, Frame, natural
+from ..data.description import Description, Raw, raw_of
+from ..data.federation import Federation
+from ..data.preparation import of_column
+from ..data.reading import open_table
+from ..data.split import SPLITS, Rows, Split
+from ..data.statistics import NumberStatistics
+from ..errors import UsageError, several
+from .messages import Words
+from .site_reading import Reading
+
+EMPTY, NAMES_ROWS = "empty", "identifier"  # kinds of columns that are no input unless they are more elsewhere
+
+
+class _Examples(NamedTuple):
+    """The rows of a table that have a target."""
+
+    raw: dict[str, Raw]  # their inputs
+    y: Tensor  # [n] labels, or [n, 1] numbers
+    parts: Rows
+
+
+@dataclass(frozen=True)
+class SiteTable:
+    """The table of the site `name`; its methods raise UsageError, with what is in the table, for what is wrong."""
+
+    path: Path
+    name: str
+    reading: Reading
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The table, its columns named as the sites agreed."""
+        frame = open_table(self.path).renamed(self.reading.columns)
+        frame.need([self.reading.target])
+        frame.need([*self.reading.ignore])
+        return frame
+
+    def hello(self) -> Words:
+        """What the server must know to see which tables fit together."""
+        frame, target = self.frame, self.reading.target
+        taken = {target, *self.reading.ignore, *frame.added}
+        kinds = {name: _kind(frame, name) for name in frame.columns if name not in taken}
+        if not kinds:
+            raise UsageError(f"{frame.name}: no column is left for the inputs beside '{target}'")
+        found = frame.labels(target)
+        labels = [] if found is None else sorted({*found.names} - {""}, key=natural)
+        if found is None:
+            task: Words = {"name": "Forecasting"}
+        else:
+            if not labels:
+                raise UsageError(f"{frame.name}: '{target}' has no value in any row")
+            if len(labels) > max(FEW, len(frame) / 2):
+                raise UsageError(
+                    f"{frame.name}: '{target}' has {len(labels):,} different labels in {len(frame):,} rows, so it "
+                    "names rows rather than classes; predict another column"
+                )
+            task = {"name": "Classification", "classes": len(labels)}
+        return {
+            "shape": [len(kinds)],
+            "outputs": max(len(labels), 1),
+            "task": task,
+            "columns": list(kinds),
+            "table": {"target": target, "kinds": kinds, "labels": labels},
+        }
+
+    def describe(self, agreed: Words, split: Split, seed: int) -> Words:
+        """Statistics of the training rows, none of them of a single row."""
+        found = self._examples(agreed, split, seed)
+        train = found.parts["train"].numpy()
+        most = self.reading.categories
+        said = {}
+        for name, kind in agreed["inputs"]:
+            raw = Raw(found.raw[name].values[train], found.raw[name].words)
+            names = 0 if _kind(self.frame, name) == NAMES_ROWS else most
+            said[name] = disclosed.to_json(disclosed.coarse(of_column(raw, kind), names))
+            if kind == "category" and len(raw.words) > most > 0:
+                warnings.warn(
+                    f"'{name}' has {len(raw.words):,} categories, of which the {most:,} most frequent are named to the "
+                    "server (--categories)",
+                    stacklevel=2,
+                )
+        if agreed["classes"] and len(only := found.y[found.parts["train"]].unique()) == 1:
+            rows, name = several(len(train), "training row"), agreed["classes"][int(only)]
+            warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
+        words: Words = {"statistics": said, "rows": len(train)}
+        if not agreed["classes"]:
+            numbers = NumberStatistics.of(found.y[found.parts["train"], 0].numpy(), median=False)
+            words["answers"] = disclosed.to_json(disclosed.coarse(numbers)._replace(distinct=()))
+        return words
+
+    def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
+        """A federation of this client alone, its inputs as the description of all sites' training rows says."""
+        agreed, description = words["agreed"], description_of(words)
+        found = self._examples(agreed, split, seed)
+        x = description.features(found.raw, [self.name], np.zeros(len(found.y), np.int64), torch.float32)
+        y = found.y if isinstance(task, Classification) else found.y.float()
+        rows = {name: [found.parts[name]] for name in SPLITS}
+        classes = tuple(agreed["classes"] or ())
+        return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale())
+
+    def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
+        """The examples in this table's order, and how they are split: as among those of all sites."""
+        frame, target = self.frame, agreed["target"]
+        classes = agreed["classes"]
+        if classes:
+            found = frame.labels(target) or frame.words(target)
+            index = {name: i for i, name in enumerate(classes)}
+            codes = np.array([index.get(name, -1) for name in found.names], np.int64)[found.codes]
+            usable, y = codes >= 0, torch.from_numpy(codes)
+        else:
+            numbers = frame.numbers(target)
+            usable, y = ~np.isnan(numbers), torch.tensor(numbers)[:, None]
+        if not usable.all():
+            few, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
+            warnings.warn(f"{few} rows have no {target} and were left out (the first: {first})", stacklevel=2)
+        used = np.flatnonzero(usable)
+        raw = {}
+        for name, kind in agreed["inputs"]:
+            whole = raw_of(frame, name, kind)
+            raw[name] = Raw(whole.values[used], whole.words)
+        y = y[torch.from_numpy(used)]
+        by_class = bool(classes) and split.stratify is not False
+        draw = generator(seed, "split", int(tags([self.name])))
+        [parts] = split([torch.arange(len(used))], [draw], y if by_class else None) if len(used) else [{}]
+        if not parts:
+            raise UsageError(f"{frame.name} has too few rows for training, validation and test: {len(used)}")
+        return _Examples(raw, y, parts)
+
+
+def _kind(frame: Frame, name: str) -> str:
+    """The kind of a column of inputs; raises UsageError for one that can be none."""
+    kind = frame.kind(name)
+    if kind == EMPTY:
+        return EMPTY
+    frame.column(name)  # raises for a type that is no number, text or date
+    if kind == "text" and len(frame) > tables.FEWEST:
+        words = frame.words(name)
+        if len({*words.names} - {""}) == int((~words.empty).sum()):
+            return NAMES_ROWS
+    return tables.KINDS[kind]
+
+
+def description_of(words: Mapping[str, Any]) -> Description:
+    """The description in a message of the server's; raises UsageError if it is none."""
+    try:
+        return Description.from_dict(words["description"])
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UsageError("the server's description of the columns cannot be used; install the same version") from None

@@ -1,0 +1,180 @@
+"""Tables and series at real sites on one machine, SuperNodes over TLS, end with the models of `kinfed run`."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from safetensors.torch import load_file
+
+import kinfed
+from kinfed.data.description import Description
+
+pytestmark = pytest.mark.slow
+
+KINFED = str(Path(sys.executable).parent / "kinfed")
+PLAN = {
+    "rounds": 2,
+    "seed": 5,
+    "training": {"epochs": 1, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.05}},
+    "federation": {"split": {"test": 0.2, "validation": 0.1}},
+}
+
+
+def run(folder, *arguments):
+    """What a command prints."""
+    environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [KINFED, *map(str, arguments)], env=environment, cwd=folder, capture_output=True, text=True, timeout=900
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def sites(folder, nodes):
+    """Real nodes, by site the options that each is started with; ended afterwards."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {**os.environ, "KINFED_FLOWER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    run(folder, "flower", "keys", "keys", *nodes)
+    run(folder, "flower", "up", "--keys", "keys", "--port", port)
+    started = []
+    try:
+        for name, options in nodes.items():
+            asked = ["node", name, "--server", f"127.0.0.1:{port}", "--device", "cpu", "--keys", f"keys/sites/{name}"]
+            asked += ["--state", "states", *options]
+            started.append(
+                subprocess.Popen([KINFED, "flower", *asked], env=environment, cwd=folder, stderr=subprocess.DEVNULL)
+            )
+        yield
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGINT)
+        for process in started:
+            process.wait(timeout=60)
+        run(folder, "flower", "down")
+
+
+def compare(folder, summary, simulated):
+    """How far the models and scores at sites are from those of `kinfed run`, at most."""
+    expected = json.loads((simulated / "summary.json").read_text())
+    assert summary["names"] == expected["names"]
+    assert summary["chosen"] == expected["chosen"]
+    apart = 0.0
+    for name in summary["names"]:
+        mine = load_file(folder / "states" / name / summary["experiment"] / "model.safetensors")
+        wanted = kinfed.load_model(simulated, name).state_dict()
+        assert mine.keys() == wanted.keys()
+        apart = max(apart, *(float((mine[key] - value).abs().max()) for key, value in wanted.items()))
+    scores = 0.0
+    for key, each in summary["clients_scores"].items():
+        scores = max(scores, *(abs(a / b - 1) for a, b in zip(each, expected["clients_scores"][key], strict=True)))
+    print(f"the models differ by at most {apart:.1e}, scores by a share of at most {scores:.1e}")
+    assert apart <= 1e-5
+    assert scores <= 1e-5
+
+
+def test_five_sites_with_mixed_tables_over_tls(tmp_path):
+    """Shops with text, holes and dates: another order of columns, other names, Parquet, refused categories."""
+    import polars
+
+    draw, lines, nodes = np.random.default_rng(3), [], {}
+    heading = ["shop", "price", "category", "opened", "visitors", "sold"]
+    for i, name in enumerate(("ann", "bob", "cem", "dora", "eve")):
+        rows = []
+        for k in range(150 + 20 * i):
+            price, visitors = draw.integers(2, 40) / 2, int(draw.integers(5, 90))
+            category = draw.choice(["fruit", "bread", "milk"], p=[0.5, 0.3, 0.2])
+            when = str(np.datetime64("2024-01-01") + draw.integers(0, 700))
+            sold = visitors * (0.5 if category == "fruit" else 0.2) - (1 if i % 2 else -1) * price + draw.normal()
+            row = [name, f"{price}", category, when, f"{visitors}", f"{sold:.3f}"]
+            row[k % 5 or 1] = "" if k % 17 == 3 else row[k % 5 or 1]
+            rows.append(row)
+        lines += rows
+        own, order = heading[1:], list(range(1, 6))
+        options = ["--target", "sold"]
+        if i % 2:
+            order = [5, 3, 1, 4, 2]
+            own = ["Umsatz", "opened", "Preis", "visitors", "category"]
+            options += ["--column", "Umsatz=sold", "--column", "Preis=price"]
+        path = tmp_path / f"{name}.{'parquet' if i == 2 else 'csv'}"
+        if i == 2:
+            columns = {title: [row[at] or None for row in rows] for title, at in zip(own, order, strict=True)}
+            polars.DataFrame(columns).write_parquet(path)
+        else:
+            path.write_text("\n".join([",".join(own), *(",".join(row[at] for at in order) for row in rows)]) + "\n")
+        nodes[name] = ["--data", path.name, *options]
+    (tmp_path / "all.csv").write_text("\n".join([",".join(heading), *map(",".join, lines)]) + "\n")
+    common = PLAN | {"method": "fedaghn", "model": {"name": "mlp", "hidden": [8]}}
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": {"clients": 5}}))
+    dataset = {"name": "csv", "path": "all.csv", "client": "shop", "target": "sold"}
+    federation = {"federation": common["federation"] | {"dataset": dataset}}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(common | federation))
+    with sites(tmp_path, nodes):
+        summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
+    run(tmp_path, "run", "config.toml", "--out", "simulated", "--executor", "loop", "--beside", "none")
+    expected = Description.from_dict(json.loads((tmp_path / "simulated" / "summary.json").read_text())["columns"])
+    found = Description.from_dict(summary["columns"])
+    assert found.names == expected.names
+    for one, other in zip(found.inputs, expected.inputs, strict=True):
+        assert str(one) == str(other)
+    compare(tmp_path, summary, tmp_path / "simulated")
+
+
+def test_six_detectors_of_metr_la_over_tls(tmp_path):
+    """Speeds with missing readings at six sites, and distances on a map, as `kinfed run` of one file has them."""
+    path = Path(os.environ.get("KINFED_DATA", "")) / "metr_la_subset.npz"
+    if not path.exists():
+        pytest.skip("KINFED_DATA has no metr_la_subset.npz")
+    with np.load(path) as held:
+        values, names, places = held["values"], held["sensor_ids"], held["lat_lon"]
+    steps, chosen, nodes, lines = 4000, [0, 3, 7, 11, 16, 22], {}, ["sensor,when,speed"]
+    times = np.datetime_as_string(np.datetime64("2012-03-01T00:00") + np.arange(steps) * np.timedelta64(5, "m"))
+    for i in chosen:
+        rows = [
+            f"{t.replace('T', ' ')},{v:.4f}" if v else f"{t.replace('T', ' ')},"
+            for t, v in zip(times, values[:, i], strict=True)
+        ]
+        (tmp_path / f"{names[i]}.csv").write_text("\n".join(["when,speed", *rows]) + "\n")
+        lines += [f"{names[i]},{row}" for row in rows]
+        options = [
+            "--data",
+            f"{names[i]}.csv",
+            "--target",
+            "speed",
+            "--time",
+            "when",
+            "--past",
+            "12",
+            "--horizon",
+            "12",
+        ]
+        nodes[str(names[i])] = options
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    links = [(a, b, 111 * float(np.linalg.norm(places[a] - places[b]))) for a in chosen for b in chosen if a < b]
+    (tmp_path / "map.csv").write_text(
+        "from,to,km\n" + "".join(f"{names[a]},{names[b]},{far:.4f}\n" for a, b, far in links)
+    )
+    common = PLAN | {"method": "sfl", "model": {"name": "gru", "hidden": 8}}
+    common |= {"training": PLAN["training"] | {"batch": 128, "epochs": 1}}
+    graph = {"distances": "km", "horizons": [3, 12]}
+    flower = {"clients": 6, "graph": "map.csv", **graph}
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
+    dataset = {"name": "csv", "path": "all.csv", "client": "sensor", "target": "speed", "time": "when"}
+    dataset |= {"past": 12, "horizon": 12, "edges": "map.csv", **graph}
+    federation = {"federation": common["federation"] | {"dataset": dataset}}
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(common | federation))
+    run(tmp_path, "run", "config.toml", "--out", "simulated", "--executor", "loop", "--beside", "none")
+    with sites(tmp_path, nodes):
+        summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
+    assert summary["metric"] == "mae"
+    compare(tmp_path, summary, tmp_path / "simulated")

@@ -1,0 +1,472 @@
+"""Tables as they are at sites: what is told of them, and the same description, examples and models as all rows give."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import kinfed
+from kinfed import UsageError
+from kinfed.core.method import model_for
+from kinfed.core.seeding import generator
+from kinfed.data.description import Description
+from kinfed.flower import messages, site_data
+from kinfed.flower.grid import unpack
+from kinfed.flower.rehearsal import rehearse
+from kinfed.flower.site import Site
+from kinfed.flower.site_reading import Reading, names_of
+
+KINDS = {"fruit": ("apple", "pear", "plum", "quince"), "level": ("low", "high")}
+HEADING = ["weight", "fruit", "bought", "age", "sold", "kept"]
+
+
+def table(seed, rows=120):
+    """Rows of a site: numbers with holes, text with holes, dates, flags, and a target."""
+    draw = np.random.default_rng(seed)
+    weights = draw.normal(10 + seed, 2, rows)
+    fruits = draw.choice(KINDS["fruit"][: 3 + seed % 2], rows)
+    days = np.datetime64("2024-01-01") + draw.integers(0, 500, rows)
+    ages = draw.integers(18, 60, rows)
+    flags = draw.integers(0, 2, rows)
+    sold = 3 * weights + 5 * (fruits == "pear") + flags + draw.normal(size=rows)
+    lines = []
+    for row in zip(weights, fruits, days, ages, sold, flags, draw.uniform(size=rows), strict=True):
+        weight, fruit, day, age, value, flag, chance = row
+        lines.append([f"{weight:.3f}", fruit, str(day), str(age), f"{value:.3f}", str(flag)])
+        if chance < 0.1:
+            lines[-1][int(chance * 30)] = ""  # one of the first three
+    return lines
+
+
+def write(path, rows, heading=HEADING, order=None, client=None):
+    """A CSV with columns in this order of places, and perhaps one of the client's name."""
+    order = order or range(len(heading))
+    lines = [",".join([heading[i] for i in order] + ["who"] * bool(client))]
+    lines += [",".join([row[i] for i in order] + [who] * bool(client)) for who, row in rows]
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.fixture
+def tables(trial, tmp_path):
+    """Makes a Trial whose six sites have tables, of which those that `readings` names are read in another way."""
+
+    def make(target="sold", readings=None, change=lambda name, rows: rows, method="fedavg", **settings):
+        made = trial(method, linked=False, **settings)
+        whole = []
+        for i, config in enumerate(made.grid.sites.values()):
+            name = config["client-id"]
+            rows = [(name, row) for row in change(name, table(i))]
+            whole += rows
+            path = tmp_path / "sites" / name / "data.csv"
+            heading, order = (["Gewicht", *HEADING[1:]], [3, 1, 0, 5, 4, 2]) if name == "b" else (HEADING, None)
+            write(path, rows, heading, order)
+            columns = {"Gewicht": "weight"} if name == "b" else {}
+            reading = (readings or {}).get(name, Reading(target, columns))
+            reading.write(tmp_path / "sites" / name / "reading.json")
+            config |= {"data": str(path), "reading": str(tmp_path / "sites" / name / "reading.json")}
+        write(tmp_path / "all.csv", whole, client=True)
+        return made
+
+    return make
+
+
+def alike(found, wanted):
+    """Two descriptions are equal to rounding, medians to what a group of rows spans."""
+    assert [type(one) for one in found.inputs] == [type(one) for one in wanted.inputs]
+    assert found.names == wanted.names
+    for one, other in zip(found.inputs, wanted.inputs, strict=True):
+        a, b = vars(one).copy(), vars(other).copy()
+        if "median" in a:
+            assert a.pop("median") == pytest.approx(b.pop("median"), abs=0.1 * one.deviation)
+        assert a == {
+            key: pytest.approx(value, rel=1e-12) if type(value) is float else value for key, value in b.items()
+        }
+    assert found.clients.keys() == wanted.clients.keys()
+    for client, own in wanted.clients.items():
+        assert found.clients[client].keys() == own.keys()
+        for name, scale in own.items():
+            mine = found.clients[client][name]
+            assert mine[:2] == pytest.approx(scale[:2], rel=1e-12)
+            assert mine.median == pytest.approx(scale.median, abs=0.2 * scale.deviation)
+    for one, other in zip(found.targets, wanted.targets, strict=True):
+        assert (one.name, one.classes) == (other.name, other.classes)
+        assert (one.mean, one.deviation) == pytest.approx((other.mean, other.deviation), rel=1e-12)
+
+
+@pytest.mark.parametrize("target", ["sold", "fruit"])
+def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_path, target):
+    made = tables(target, rounds=1)
+    summary = made.serve()
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, seed=11)
+    alike(Description.from_dict(json.loads(json.dumps(summary.columns))), federation.columns)
+    assert summary.classes == (list(federation.class_names) if target == "fruit" else None)
+    assert summary.metric == federation.task.metric
+    if target == "sold":
+        assert summary.scale["targets"]["sold"]["mean"] == pytest.approx(federation.task.mean)
+    # No site is told of the scales of another.
+    for name, kind, message in made.grid.sent:
+        if kind == "join":
+            assert set(message.words["description"]["clients"]) <= {name}
+
+
+@pytest.mark.parametrize(("target", "method"), [("sold", "fedaghn"), ("fruit", "fedavg")])
+def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method):
+    def whole_numbers(name, rows):  # without holes among fractions, so that medians cannot differ by a hair
+        return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
+
+    made = tables(target, rounds=3, change=whole_numbers, method=method)
+    summary = made.serve()
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, seed=11)
+    learning = made.planned.learning
+    run = kinfed.fit(
+        learning.method,
+        federation,
+        model_for(learning.method, module(made.planned, summary), seed=11),
+        rounds=3,
+        training=learning.training,
+        seed=11,
+        execution=kinfed.Execution(executor="loop"),
+    )
+    compare(made, summary, run)
+
+
+def compare(made, summary, run):
+    """The sites' scores and models are those of a simulation."""
+    assert summary.chosen == run.history.chosen
+    for key, scores in summary.clients_scores.items():
+        assert scores == pytest.approx(run.history.test(key).tolist(), rel=1e-4, abs=1e-5)
+    for i, name in enumerate(summary.names):
+        (folder,) = (made.folder / "sites" / name / name).glob("*/model.safetensors")
+        mine = load_file(folder)
+        for key, value in run.load_model(i).state_dict().items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
+
+
+def module(planned, summary):
+    """The network with the initial values that a server gives it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(planned.learning.seed, "model").initial_seed())
+        return planned.learning.model(tuple(summary.shape), summary.outputs)
+
+
+START = np.datetime64("2024-03-01T00:00")
+
+
+def series(path, seed, steps=260, minutes=60, gaps=(), missing=(), zone="", late=0):
+    """A site's readings: those at `gaps` have no row, those of `missing` no value."""
+    draw, lines = np.random.default_rng(seed), ["when,load"]
+    values = 50 + 10 * np.sin(np.arange(steps) / (3 + seed)) + draw.normal(size=steps)
+    for i in range(late, steps):
+        if i not in gaps:
+            when = str(START + np.timedelta64(i * minutes, "m")).replace("T", " ") + zone
+            lines.append(f"{when},{'' if i in missing else f'{values[i]:.4f}'}")
+    path.write_text("\n".join(lines) + "\n")
+    return lines[1:]
+
+
+OUTAGE = range(100, 112)  # no site has a reading, though some have rows
+
+
+@pytest.fixture
+def meters(trial, tmp_path):
+    """Makes a Trial of six sites with series, and the same in one file."""
+
+    def make(method="fedavg", change=lambda name: {}, **settings):
+        made = trial(method, **settings)
+        lines = ["who,when,load"]
+        for i, config in enumerate(made.grid.sites.values()):
+            name, path = config["client-id"], tmp_path / "sites" / config["client-id"] / "data.csv"
+            how = {
+                "gaps": {*range(60, 60 + 9 * i)} & {*range(60, 80)} | ({*range(150, 155)}),
+                "missing": {*OUTAGE, *range(20 * i, 20 * i + 7)},
+                "late": 30 * (i == 3),
+            }
+            lines += [f"{name},{line}" for line in series(path, i, **how | change(name))]
+            Reading("load", time="when", past=6, horizon=4).write(path.with_name("reading.json"))
+            config |= {"data": str(path), "reading": str(path.with_name("reading.json"))}
+        (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+        return made
+
+    return make
+
+
+def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path):
+    miles = [f"{a},{b},{1 + abs(i - j)}\n" for i, a in enumerate("abcdef") for j, b in enumerate("abcdef") if i < j]
+    (tmp_path / "map.csv").write_text("from,to,miles\n" + "".join(miles))
+    graph = {"graph": str(tmp_path / "map.csv"), "distances": "miles", "sigma": 2.0, "horizons": [2]}
+    made = meters("sfl", rounds=2, **graph)
+    summary = made.serve()
+    federation = kinfed.from_csv(
+        tmp_path / "all.csv",
+        client="who",
+        target="load",
+        time="when",
+        past=6,
+        horizon=4,
+        horizons=[2],
+        edges=tmp_path / "map.csv",
+        distances="miles",
+        sigma=2.0,
+        seed=11,
+    )
+    assert (summary.shape, summary.outputs) == ([6, 2], 4)
+    learning = made.planned.learning
+    run = kinfed.fit(
+        learning.method,
+        federation,
+        model_for(learning.method, module(made.planned, summary), seed=11),
+        rounds=2,
+        training=learning.training,
+        seed=11,
+        execution=kinfed.Execution(executor="loop"),
+    )
+    compare(made, summary, run)
+    assert summary.scale["inputs"]["reading"]["mean"] == pytest.approx(federation.scale["inputs"]["reading"]["mean"])
+
+
+def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
+    """A cell that is no number or date, at a site each: the site says what, the server is told line and column."""
+    places = {"c": (0, "weight"), "d": (2, "bought"), "e": (4, "sold")}
+
+    def change(name, rows):
+        if name in places:
+            rows[40][places[name][0]] = "SECRET"
+        return rows
+
+    made = tables(change=change, rounds=1, clients=3)
+    replies = []
+    pull = made.grid.pull_messages
+
+    def keep(ids):
+        found = pull(ids)
+        replies.extend(json.dumps(unpack(one.content).words) for one in found if one.has_content())
+        return found
+
+    made.grid.pull_messages = keep
+    assert made.serve().names == ["a", "b", "f"]
+    assert not [text for text in replies if "SECRET" in text]
+    for name, (_, column) in places.items():
+        why = f"client {name}: its file cannot be used: something is wrong in column '{column}' (line 42)"
+        assert any(why in line for line in made.lines), made.lines
+
+
+def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
+    said = []
+    (tmp_path / "d.csv").write_text("a,y\n1.5,2.5\n2.5,4.5\nfoo,6.5\n2.25,7.5\n")
+    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
+    agreed = {"target": "y", "inputs": [["a", "number"]], "classes": None}
+    words = {"agreed": agreed, "split": {}, "seed": 0}
+    refused = site.reply("describe", messages.Message(words, {})).words["refused"]
+    assert refused == (
+        "client d: its file cannot be used: something is wrong in column 'a' (line 4); its own screen says what"
+    )
+    assert said == [
+        f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a finite number; correct it, leave it empty if "
+        "it is missing, or leave the column out with ignore"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("a,b\n1,0\n", "d.csv has no column 'y'"),
+        ("y\n1\n", "no column is left for the inputs beside 'y'"),
+        ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows"),
+        ("a,y\n1,\n2,\n", "'y' has no value in any row"),
+    ],
+)
+def test_a_table_without_a_target_or_inputs_is_refused_when_greeted(tmp_path, text, why):
+    said = []
+    (tmp_path / "d.csv").write_text(text)
+    reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
+    assert "its own screen says what" in reply.words["refused"]
+    assert why in said[0]
+
+
+def test_columns_that_differ_are_told_by_name_with_the_fix(tables):
+    def change(name, rows):
+        return [[*row[:5], "x"] for row in rows] if name == "f" else rows
+
+    made = tables(
+        readings={"e": Reading("sold", {"age": "years"}), "d": Reading("sold", ignore=["kept"])},
+        change=change,
+        clients=3,
+        rounds=1,
+    )
+    assert made.serve().names == ["a", "b", "c"]
+    assert (
+        "left client e out: these columns are not in both its table and the others': age, years; rename its own with "
+        "--column THEIRS=OURS, or leave out what others lack with --ignore"
+    ) in made.lines
+    assert any(line.startswith("left client d out: these columns are not in both") for line in made.lines)
+    assert (
+        "left client f out: its column 'kept' is text, at other sites numbers; correct it, or name another"
+        in made.lines
+    )
+
+
+def test_a_column_that_is_empty_at_a_site_is_an_input_and_one_that_is_everywhere_is_none(tables):
+    def change(name, rows):
+        return [["" if name == "c" else row[0], *row[1:5], ""] for row in rows]
+
+    made = tables(change=change, rounds=1)
+    summary = made.serve()
+    columns = {one["name"]: one for one in summary.columns["inputs"]}
+    assert summary.names == list("abcdef")
+    assert "kept" not in columns
+    assert columns["weight"]["missing"] > 84
+
+
+def test_other_units_at_a_site_are_warned_of_by_name(tables):
+    def change(name, rows):
+        return [[str(1000 * float(row[0])) if row[0] else "", *row[1:]] if name == "d" else row for row in rows]
+
+    made = tables(change=change, rounds=1)
+    summary = made.serve()
+    warned = [line for line in made.lines if "in another unit" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith("client d: 'weight' is spread ")
+    assert summary.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
+
+
+def test_a_site_names_as_many_categories_as_its_operator_allows(tables, tmp_path):
+    def change(name, rows):
+        return [[row[0], f"{row[1]}{i % 40}", *row[2:]] for i, row in enumerate(rows)]
+
+    few, none = (Reading("sold", {}, categories=most) for most in (3, 0))
+    made = tables(readings={"a": few, "c": none}, change=change, rounds=1)
+    said = {}
+    pull = made.grid.pull_messages
+
+    def keep(ids):
+        found = pull(ids)
+        for one in found:
+            words = unpack(one.content).words
+            if "statistics" in words:
+                said[words["client"]] = words["statistics"]["fruit"]
+        return found
+
+    made.grid.pull_messages = keep
+    made.serve()
+    assert len(said["a"]["counts"]) == 3
+    assert said["c"]["counts"] == {}
+    assert said["c"]["others"] + said["c"]["missing"] == 84
+    assert len(said["d"]["counts"]) > 40
+
+
+def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
+    said = []
+    rows = [f"{i},c{i % 1500},no\n" for i in range(4000)]
+    (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(rows))
+    site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
+    agreed = {"target": "y", "inputs": [["a", "number"], ["b", "category"]], "classes": ["no", "yes"]}
+    reply = site.reply("describe", messages.Message({"agreed": agreed, "split": {}, "seed": 0}, {}))
+    assert len(reply.words["statistics"]["b"]["counts"]) == 1000
+    assert said == [
+        "d.csv: 'b' has 1,500 categories, of which the 1,000 most frequent are named to the server (--categories)",
+        "d.csv: all 2,800 training rows are of one class, 'no', so a model learns nothing else here",
+    ]
+
+
+def test_two_clocks_are_told_apart(meters):
+    def change(name):
+        return {"zone": "+01:00"} if name in "ab" else {"late": 120} if name == "f" else {}
+
+    made = meters(change=change, rounds=1)
+    made.serve()
+    for name in "cdef":
+        assert any(line.startswith(f"client {name}: its times name no time zone, as others' do") for line in made.lines)
+    assert any(line.startswith("client f: it has rows at ") for line in made.lines)
+
+
+def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):
+    said = []
+    (tmp_path / "d.csv").write_text("when,y\n2024-01-01 00:00+01:00,1\n2024-01-01 01:00+01:00,2\n2024-01-01 03:00,3\n")
+    reading = Reading("y", time="when", past=1, horizon=1)
+    Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append).reply("hello", messages.Message({}, {}))
+    assert "line 4, column 'when': '2024-01-01 03:00' has no time zone, but" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"time": "when"}, "give all three"),
+        ({"time": "when", "past": 3}, "give all three"),
+        ({"past": 3, "horizon": 2}, "give all three"),
+        ({"columns": {"a": "b", "c": "b"}}, "two columns would be named 'b'"),
+        ({"columns": {"z": "b"}}, "has no column 'z'"),
+        ({"ignore": ["z"]}, "has no column 'z'"),
+    ],
+)
+def test_settings_of_a_reading_that_do_not_fit_the_file(tmp_path, settings, why):
+    (tmp_path / "d.csv").write_text("a,c,y\n1,2,3\n")
+    with pytest.raises(UsageError, match=why):
+        site_data.find(tmp_path / "d.csv", "d", Reading(**settings)).hello()
+
+
+def test_names_of_columns_are_pairs():
+    assert names_of(["Alter=age", "x=1=y"]) == {"Alter": "age", "x=1": "y"}
+    for pairs in (["age"], ["=age"], ["a="], ["a=b", "a=c"]):
+        with pytest.raises(UsageError, match="THEIRS=OURS"):
+            names_of(pairs)
+
+
+PLAN = """
+rounds = 9
+method = "fedaghn"
+model = { name = "net.py:Net", width = 4 }
+[flower]
+clients = 7
+"""
+NET = """
+from torch import nn
+def Net(shape, outputs, *, width: int):
+    return nn.Sequential(nn.Linear(shape[0], width), nn.Tanh(), nn.Linear(width, outputs))
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Rehearses with a site's table; returns what is printed."""
+    write(tmp_path / "d.csv", [("d", row) for row in table(1)])
+    (tmp_path / "plan.toml").write_text(PLAN)
+    (tmp_path / "net.py").write_text(NET)
+
+    def go(reading, code=("net.py",), run="plan.toml"):
+        lines, files = [], [tmp_path / name for name in code]
+        rehearse("d", tmp_path / "d.csv", reading, files, "cpu", tmp_path / run if run else None, lines.append)
+        return lines
+
+    return go
+
+
+def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
+    lines = check(Reading("sold", categories=2))
+    text = "\n".join(lines)
+    assert "fits: by its own rows an example is [19], and a model has 1 output" in lines[0]
+    assert "note      d.csv: 'fruit' has 4 categories, of which the 2 most frequent are named to the server" in text
+    assert "model     Net fits: 85 parameters; method fedaghn" in lines
+    assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
+    assert "2 categories by name and count:" in text
+    assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
+    assert "model     not checked" in check(Reading("sold"), run="")[1]
+
+
+@pytest.mark.parametrize(
+    ("reading", "code", "why"),
+    [
+        (Reading("none"), ["net.py"], "has no column 'none'"),
+        (Reading("sold"), [], "this site has no file 'net.py'"),
+        (
+            Reading("sold", time="bought", past=3, horizon=2),
+            ["net.py"],
+            "is not a date|another row at the time|is not a",
+        ),
+    ],
+)
+def test_a_check_says_what_does_not_fit(check, reading, code, why):
+    with pytest.raises(UsageError, match=why):
+        check(reading, code)
