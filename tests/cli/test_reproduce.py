@@ -418,7 +418,7 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
 def test_coverage_and_claims_are_listed(capsys):
     assert main(["list", "tables", "--coverage"]) == 0
     assert (
-        "| made.table9 | 16 | 0 | 0 | 0 | 9 | not run yet: 9; not in kinfed: 4; needs svhn: 3 |"
+        "| made.table9 | 16 | 0 | 0 | 0 | 0 | 9 | not run yet: 9; not in kinfed: 4; needs svhn: 3 |"
         in capsys.readouterr().out
     )
     assert main(["list", "tables", "--coverage", "--json"]) == 0

@@ -139,7 +139,8 @@ HEADER = "column,dataset,setting,method,printed,metric,ours,flags"
 def test_committed_tables_are_counted(tmp_path):
     rows = [
         'cifar10/10,CIFAR-10,"Dir(0.1), 10 clients",local,Local,accuracy_pct,80,scaled 0.2,0:79 1:80 2:81',
-        'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",local,Local,accuracy_pct,80,,0:80',
+        'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",local,Local,accuracy_pct,80,subset,0:80',
+        'cifar10/50,CIFAR-10,"Dir(0.1), 50 clients",fedavg,FedAvg,accuracy_pct,80,,0:80',
         'cifar10/25,CIFAR-10,"Dir(0.1), 25 clients",ditto,ditto,accuracy_pct,80,ours only,0:80',
         'cifar10/50,CIFAR-10,"Dir(0.1), 50 clients",local,Local,accuracy_pct,,,',
     ]
@@ -148,7 +149,7 @@ def test_committed_tables_are_counted(tmp_path):
     (folder / "table.csv").write_text("\n".join([f"{HEADER},by_seed", *rows]) + "\n")
     (tmp_path / "notes").mkdir()
     found = {one.name: one for one in coverage({"cifar10"}, tmp_path)}
-    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 2, 1, 1, {"not run yet": 37})
+    assert found["pfedgat.table3"] == ("pfedgat.table3", 39, 3, 2, 1, 1, {"not run yet": 36})
     assert found["pfedgat.table2"].gaps == {"needs cifar100": 52}
     assert found["panacea, I"].printed == 10
     assert sum(one.printed for one in found.values()) == 875
@@ -156,7 +157,7 @@ def test_committed_tables_are_counted(tmp_path):
         "not run yet, and only on a subset": 52
     }
     *_, last = lines([found["pfedgat.table3"], found["pfedgat.table2"]])
-    assert last == "| **all** | 91 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run yet: 37 |"
+    assert last == "| **all** | 91 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run yet: 36 |"
     assert next(one.by_seed for _, group in committed(tmp_path).values() for one in group) == {0: 79, 1: 80, 2: 81}
 
 

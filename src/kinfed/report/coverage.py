@@ -15,7 +15,8 @@ from ..papers.published_table import Column, Protocol, Row
 from .claims import Figure, Verdict, of_csv, verdicts
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "tables"
-PARTLY = ("scaled", "subset", "made anew", "own model")  # flags of what is less than the paper's experiment
+SHORT = ("scaled", "own model")  # flags of what is less than the paper's training
+PARTLY = (*SHORT, "subset", "made anew")  # or than its experiment
 NOT_RUN, ON_SUBSET = "not run yet", "not run yet, and only on a subset"
 MANY = 3  # seeds
 
@@ -28,6 +29,7 @@ class Covered(NamedTuple):
     name: str
     printed: int  # figures
     measured: int
+    trained: int  # of these with all rounds, on whatever data are at hand
     whole: int  # of these with all rounds, on all data
     seeded: int  # of these with three seeds or more
     gaps: Mapping[str, int]  # figures by the reason why they are not measured
@@ -65,16 +67,22 @@ def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str
     for one in figures:
         found.setdefault((one.dataset, one.setting, one.printed, one.metric), []).append(one)
     measured = {key: found[key] for key in table.numbers if key in found}
+    trained = [key for key, ours in measured.items() if not all(_has(one, SHORT) for one in ours)]
     whole = [key for key, ours in measured.items() if not all(_is_partial(table, one) for one in ours)]
     seeded = [key for key, ours in measured.items() if max(len(one.by_seed) for one in ours) >= MANY]
     gaps = Counter(_reason(table, key, at_hand) for key in table.numbers if key not in measured)
-    return Covered(table.name, len(table.numbers), len(measured), len(whole), len(seeded), dict(gaps.most_common()))
+    counts = (len(table.numbers), len(measured), len(trained), len(whole), len(seeded))
+    return Covered(table.name, *counts, dict(gaps.most_common()))
 
 
 def _is_partial(table: Protocol, one: Figure) -> bool:
     """Whether a figure is of less than the paper's experiment."""
     made_anew = one.column in table.columns and table.columns[one.column].made_anew
-    return made_anew or any(flag.startswith(PARTLY) for flag in one.flags)
+    return made_anew or _has(one, PARTLY)
+
+
+def _has(one: Figure, flags: tuple[str, ...]) -> bool:
+    return any(flag.startswith(flags) for flag in one.flags)
 
 
 def _elsewhere(paper: str) -> Iterator[Covered]:
@@ -82,7 +90,7 @@ def _elsewhere(paper: str) -> Iterator[Covered]:
     with (published_table.PAPERS / paper / "printed.csv").open(newline="") as file:
         counts = Counter(line["table"] for line in csv.DictReader(file) if line["mean"])
     for table, why in published_table.elsewhere(paper).items():
-        yield Covered(f"{paper}, {table}", counts[table], 0, 0, 0, {why: counts[table]})
+        yield Covered(f"{paper}, {table}", counts[table], 0, 0, 0, 0, {why: counts[table]})
 
 
 def _reason(table: Protocol, key: Key, at_hand: Collection[str]) -> str:
@@ -107,17 +115,20 @@ def _lacking(table: Protocol, row: Row, column: Column, at_hand: Collection[str]
 
 def lines(covered: Sequence[Covered]) -> Iterator[str]:
     """The coverage as a table in Markdown, with a row of sums."""
-    yield "| table | printed | measured | all rounds, all data | three seeds or more | can be measured here | why not |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
+    yield (
+        "| table | printed | measured | all rounds | all rounds, all data | three seeds or more | can be measured here "
+        "| why not |"
+    )
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     everything: Counter[str] = Counter()
     for one in covered:
         everything.update(one.gaps)
-    printed, measured, whole, seeded = (sum(values) for values in zip(*(one[1:5] for one in covered), strict=True))
-    total = Covered("**all**", printed, measured, whole, seeded, dict(everything.most_common()))
+    sums = [sum(values) for values in zip(*(one[1:6] for one in covered), strict=True)]
+    total = Covered("**all**", *sums, dict(everything.most_common()))
     for one in [*covered, total]:
         why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
         able = one.measured + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
-        yield f"| {one.name} | {one.printed} | {one.measured} | {one.whole} | {one.seeded} | {able} | {why} |"
+        yield f"| {' | '.join(map(str, one[:6]))} | {able} | {why} |"
 
 
 def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
