@@ -7,6 +7,9 @@ import polars
 import pytest
 
 from kinfed.cli import main
+from kinfed.data import reading
+from kinfed.data.tables import TableReader
+from kinfed.experiments import config
 
 COLUMNS = ["--client", "shop", "--target", "buys"]
 
@@ -49,6 +52,43 @@ def test_parquet_alike(shops, capsys):
         assert kinfed(capsys, "run", *own, "--out", suffix)[0] == 0
     files = [(shops / suffix / "models.safetensors").read_bytes() for suffix in ("csv", "parquet")]
     assert files[0] == files[1]
+
+
+@pytest.fixture
+def work(monkeypatch):
+    """How often a file is read, and a federation made of it."""
+    counts = dict.fromkeys(("read", "rows", "divide"), 0)
+
+    def counted(name, place, attribute):
+        real = getattr(place, attribute)
+
+        def call(*given, **named):
+            counts[name] += 1
+            return real(*given, **named)
+
+        monkeypatch.setattr(place, attribute, call)
+
+    counted("read", reading, "_csv")
+    counted("rows", TableReader, "_rows")
+    counted("divide", config, "divide")
+    return counts
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "--method", "fedavg", "rounds=1"],
+        pytest.param(["run", "--method", "fedavg", "rounds=1", "--beside", "local,fedavg"], marks=pytest.mark.beside),
+        ["data", "inspect"],
+    ],
+    ids=["run", "beside", "inspect"],
+)
+def test_a_table_is_read_and_divided_once(shops, capsys, work, command):
+    at = 2 if command[0] == "data" else 1
+    out = ["--out", "a"] * (command[0] == "run")
+    code, _, err = kinfed(capsys, *command[:at], "shops.csv", *COLUMNS, *command[at:], *out)
+    assert code == 0, err
+    assert work == {"read": 1, "rows": 1, "divide": 1}
 
 
 def test_inspect_says_what_run_would_do(shops, capsys):

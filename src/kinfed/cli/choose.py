@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..core.summary import Summary
+from ..data.federation import Federation
 from ..errors import UsageError
 from ..experiments import own_parts
 from ..experiments.choice_folder import Chosen, Request, choose_in
@@ -86,7 +87,9 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
     show_choice(choose_for(request, args, console), args, console)
 
 
-def choose_for(request: Request, args: argparse.Namespace, console: Console) -> Chosen:
+def choose_for(
+    request: Request, args: argparse.Namespace, console: Console, federation: Federation | None = None
+) -> Chosen:
     """Choose, showing what is still in the race."""
     with Bar(console, args.quiet) as bar:
         race = ""
@@ -100,7 +103,7 @@ def choose_for(request: Request, args: argparse.Namespace, console: Console) -> 
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")
 
-        return choose_in(request, execution(args, bar), on_rung, on_begin)
+        return choose_in(request, execution(args, bar), on_rung, on_begin, federation)
 
 
 def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> None:

@@ -143,10 +143,12 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
         # The method and the model do not matter here, so a config of the data alone is enough.
         learning = {"method": "local", "model": "linear"}
         experiment = config.resolve(learning | own_file.read(args.subject, args))
-        dataset, federation = experiment.dataset(folder), experiment.federation(folder, experiment.seed)
+        yours = own_file.is_table(args.subject)
+        dataset = own_file.dataset(experiment, args) if yours else experiment.dataset(folder)
+        federation = experiment.federation(folder, experiment.seed, dataset)
         settings = experiment.table["federation"]["dataset"]
         facts = _dataset(dataset) | _federation(federation)
-        if own_file.is_table(args.subject):
+        if yours:
             columns, choices = federation.columns, own_table.choices(experiment, federation)
             facts["input"] = _shape(federation.x)
     else:

@@ -2,13 +2,16 @@
 
 import argparse
 import shlex
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from ..data.dataset import Dataset
 from ..data.description import Description
-from ..data.reading import kind_of
+from ..data.federation import Federation
+from ..data.reading import kind_of, open_table
 from ..errors import UsageError
 from ..experiments import config, own_table
 from ..experiments.config import Experiment, Table
@@ -46,7 +49,9 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         ignored = [name.strip() for name in args.ignore.split(",") if name.strip()]
         named = [f'method.name="{method}"'] if method else []
         left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
-        return own_table.config(source, args.client, args.target, [*left_out, *named, *args.overrides], args.query)
+        args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
+        overrides = [*left_out, *named, *args.overrides]
+        return own_table.config(source, args.client, args.target, overrides, args.query, args.frame)
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
@@ -57,9 +62,18 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     return config.read(source, args.overrides)
 
 
-def looked_at(experiment: Experiment, args: argparse.Namespace) -> own_table.Choices:
-    """What an experiment on a table chose; raises UsageError for data that cannot be trained on."""
-    return own_table.choices(experiment, experiment.federation(data_dir(args), experiment.seed))
+def dataset(experiment: Experiment, args: argparse.Namespace) -> Dataset:
+    """The data set of an experiment on the table that `read` has read."""
+    reader: Any = experiment.dataset
+    frame, args.frame = args.frame, None
+    made: Dataset = reader.of(frame)
+    return made
+
+
+def looked_at(experiment: Experiment, args: argparse.Namespace) -> tuple[own_table.Choices, Federation]:
+    """What an experiment on a table chose, and its federation; raises UsageError for data that cannot be trained on."""
+    federation = experiment.federation(data_dir(args), experiment.seed, dataset(experiment, args))
+    return own_table.choices(experiment, federation), federation
 
 
 def command(args: argparse.Namespace, method: str = "") -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from ..data.federation import Federation
 from ..datasets import called
 from ..errors import UsageError
 from ..experiments import beside, config, tracking
@@ -99,10 +100,9 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     experiment = config.resolve(raw)
     source = experiment.method_name if yours else args.source
     config.warn_of_idle(source, args.overrides, {experiment.method_name: experiment.method})
-    if yours:
-        _tell(experiment, args, console)
+    federation = _tell(experiment, args, console) if yours else None
     with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
-        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin)
+        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, federation)
     if summary:  # the process that leads has one
         show(summary, args, console, hint=wanted == "auto")
     if summary and yours and not args.quiet:
@@ -123,11 +123,12 @@ def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
     show_page(page)
 
 
-def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> None:
+def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> Federation:
     """Say what was chosen for a table; data that cannot be trained on end here, before a folder is made."""
-    choices = own_file.looked_at(experiment, args)
+    choices, federation = own_file.looked_at(experiment, args)
     if not args.quiet and distributed.leads():
         own_file.tell(choices, console)
+    return federation
 
 
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
@@ -139,8 +140,8 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     if args.beside != "auto":
         raise UsageError("--beside goes with --method; without it Local and FedAvg are always beside the winner")
     request.check()
-    _tell(request.experiment("local"), args, console)
-    show_choice(choose_for(request, args, console), args, console)
+    federation = _tell(request.experiment("local"), args, console)
+    show_choice(choose_for(request, args, console, federation), args, console)
     if args.open:
         _open(request.out, args, console)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..core.summary import Summary
+from ..data.federation import Federation
 from ..errors import RunError, UsageError
 from ..files import replacing
 from ..interrupts import held
@@ -68,14 +69,14 @@ class Request:
         often = scored(config.resolve(table).rounds).evaluate_every
         return config.resolve({**table, "evaluate_every": often})
 
-    def arena(self, execution: Execution) -> Arena:
-        """What the candidates are trained on; reads the data."""
+    def arena(self, execution: Execution, federation: Federation | None = None) -> Arena:
+        """What the candidates are trained on; reads the data, unless their federation is given."""
         made = self.experiment("local")
         if made.attack is not None:
             raise UsageError("choosing takes no attack; leave it out, and run the method that is chosen under attack")
         if made.seeds > 1:
             raise UsageError("choosing repeats each candidate --seeds times; leave seeds out of the config")
-        federation = made.federation(self.data_dir, made.seed)
+        federation = federation or made.federation(self.data_dir, made.seed)
         return Arena(
             federation,
             partial(made.module, federation),
@@ -124,6 +125,7 @@ def choose_in(
     execution: Execution = Execution(),
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
     on_begin: Callable[[Entry], None] = lambda entry: None,
+    federation: Federation | None = None,
 ) -> Chosen:
     """Choose, and write the winner's run into the folder, with Local and FedAvg in its folder `beside`.
 
@@ -134,7 +136,7 @@ def choose_in(
         raise UsageError("several processes share one run; choose without torchrun, with --jobs for runs in parallel")
     folder = RunFolder(request.out)
     request.check()
-    arena = request.arena(execution)
+    arena = request.arena(execution, federation)
     tried = request.candidates(arena)
     asked = {"budget": request.budget, "seeds": request.seeds, "config": request.experiment("local").table}
     if folder.choice.exists():

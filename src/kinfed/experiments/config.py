@@ -19,7 +19,7 @@ from ..core.graph import Graph
 from ..core.method import Method
 from ..core.seeding import generator
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
-from ..data.dataset import Partition
+from ..data.dataset import Dataset, Partition
 from ..data.federation import Federation, divide
 from ..data.split import Split
 from ..datasets import DATASETS, OWNED, YOURS, called
@@ -84,9 +84,9 @@ class Experiment:
         """The seed of each run."""
         return range(self.seed, self.seed + self.seeds)
 
-    def federation(self, data_dir: Path | None, seed: int) -> Federation:
-        """Load the data set, divide it among the clients and build their graph."""
-        dataset = self.dataset(data_dir)
+    def federation(self, data_dir: Path | None, seed: int, dataset: Dataset | None = None) -> Federation:
+        """Load the data set, unless it is given, divide it among the clients and build their graph."""
+        dataset = self.dataset(data_dir) if dataset is None else dataset
         if self.task is not None:
             dataset = replace(dataset, task=self.task.of(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))

@@ -39,6 +39,7 @@ def launch(
     data_dir: Path | None = None,
     beside: str | Sequence[str] = (),
     on_begin: Begin = silent,
+    federation: Federation | None = None,
 ) -> Summary | None:
     """Run an experiment in a folder of its own and return its summary; None in a process that is not the leader.
 
@@ -46,6 +47,7 @@ def launch(
     A request that cannot be carried out, or data that cannot be read, leave no folder behind.
     The runs named in `beside`, "local" and "fedavg", are trained in folders within and compared with it; "auto" trains
     both where that is cheap (`kinfed.experiments.beside`). `on_begin` is called with the name of each of them.
+    `federation` is the experiment's, for its first seed, if it has been built.
     """
     if distributed.is_on() and experiment.seeds > 1:
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
@@ -62,7 +64,7 @@ def launch(
         folder.write_how({**_open(execution), "beside": beside})
         config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
     try:
-        return _go_on(experiment, folder, execution, data_dir, beside, on_begin)
+        return _go_on(experiment, folder, execution, data_dir, beside, on_begin, federation)
     except (UsageError, DataError):  # such as missing data: there is nothing to resume
         begun = (folder.config.name, folder.how.name)
         whole = folder.path.rglob("*")
@@ -77,9 +79,11 @@ def resume(
     data_dir: Path | None = None,
     beside: Sequence[str] = (),
     on_begin: Begin = silent,
+    federation: Federation | None = None,
 ) -> Summary | None:
     """Resume an interrupted run, or return the summary of a finished one.
 
+    `federation` is the experiment's, for its first seed, if it has been built.
     Settings that `execution` leaves open are as they were when the run began. With `beside` a run that was trained
     without Local or FedAvg is compared with them now.
     """
@@ -98,7 +102,7 @@ def resume(
         return _compare(experiment, folder, execution, data_dir, beside, on_begin)
     asked = beside or distributed.agree(folder.read_how().get("beside", ()))
     try:
-        return _go_on(experiment, folder, execution, data_dir, asked, on_begin)
+        return _go_on(experiment, folder, execution, data_dir, asked, on_begin, federation)
     except (UsageError, RunError, OSError, MemoryError):
         raise
     except Exception as problem:  # a checkpoint from elsewhere can raise anything
@@ -152,17 +156,18 @@ def _go_on(
     data_dir: Path | None,
     beside: str | Sequence[str],
     on_begin: Begin,
+    first: Federation | None = None,
 ) -> Summary | None:
     request, execution = execution, _as_begun(execution, out)
     try:
-        first = None
-        if beside == "auto":
+        if first is None and (beside == "auto" or experiment.seeds == 1):
             first = experiment.federation(data_dir, experiment.seed)
+        if beside == "auto" and first is not None:
             beside = BASES if others.is_cheap(experiment, first) else ()
         _prepare(experiment, out, request, beside)
         if experiment.seeds == 1:
             run = _one(experiment, experiment.seed, out, execution, data_dir, first)
-            problems = _train_beside(out, request, data_dir, on_begin)
+            problems = _train_beside(out, request, data_dir, on_begin, first)
             if not distributed.leads():
                 return None
             with held():
@@ -170,7 +175,7 @@ def _go_on(
                 return write_run(run, experiment.table, out, found, problems)
         if distributed.leads():
             out.write_how(_open(execution))
-        del first
+        first = None  # each seed has its own
         summaries = [_of_seed(experiment, seed, out, execution, data_dir) for seed in experiment.every_seed]
         problems = _train_beside(out, request, data_dir, on_begin)
     except KeyboardInterrupt as stop:
@@ -229,8 +234,10 @@ def _prepare(experiment: Experiment, out: RunFolder, execution: Execution, besid
             config.write(other.table, folder.config)
 
 
-def _train_beside(out: RunFolder, execution: Execution, data_dir: Path | None, on_begin: Begin) -> list[str]:
-    """Train the runs beside this one that are not finished; returns what went wrong.
+def _train_beside(
+    out: RunFolder, execution: Execution, data_dir: Path | None, on_begin: Begin, federation: Federation | None = None
+) -> list[str]:
+    """Train the runs beside this one that are not finished; returns what went wrong. `federation` is that of all.
 
     That they cannot be trained does not take this run's results away.
     """
@@ -238,7 +245,7 @@ def _train_beside(out: RunFolder, execution: Execution, data_dir: Path | None, o
     for name, folder in distributed.agree(others.folders(out)).items():
         on_begin(f"{name}, beside it")
         try:
-            resume(folder.path, execution, data_dir)
+            resume(folder.path, execution, data_dir, federation=federation)
         except (UsageError, RunError) as problem:
             problems.append(f"{name}, which was trained beside it, failed: {explain(problem)[1]}")
     return problems

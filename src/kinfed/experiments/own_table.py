@@ -28,15 +28,17 @@ MANY = 200  # categories of a column, of which most are too rare to learn from
 SHOWN = 8  # names that a sentence lists
 
 
-def config(path: str | Path, client: str, target: str, overrides: list[str], query: str = "") -> Table:
+def config(
+    path: str | Path, client: str, target: str, overrides: list[str], query: str = "", frame: Frame | None = None
+) -> Table:
     """The raw config that trains on a table, or a folder of tables, without a method: every owner is a client.
 
-    With a `query` the path is the address of a database.
+    With a `query` the path is the address of a database; `frame` is what is there, if it has been read.
 
     Clients with fewer than `LEAST` rows are left out, with a warning. Overrides are dotted.key=value. Raises UsageError
     for a file or columns that cannot be used, in one line that names the fix.
     """
-    frame = open_table(path, query)
+    frame = open_table(path, query) if frame is None else frame
     if not (client and target):
         raise UsageError(_unnamed(frame, client, target))
     several = "," in target and target not in frame.columns
