@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -43,20 +44,45 @@ def test_the_example_of_a_method_is_local_at_one_end_and_fedavg_at_the_other():
         torch.testing.assert_close(one.history.test(model), two.history.test(two.history.headline))
 
 
-def test_the_page_of_the_shops_says_what_its_commands_say(tmp_path, monkeypatch, capsys):
+STORIES = {
+    "shops": (["day", "article", "price", "weather"], "shops"),
+    "sensors": (None, "levels"),
+    "patients": (["admitted", "age", "pressure", "marker", "ward", "note"], "plain"),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_the_page_of_a_story_says_what_its_commands_say(story, tmp_path, monkeypatch, capsys):
     """Every command of the page, in its order, but with two rounds."""
-    page = EXAMPLES / "own_data" / "shops" / "README.md"
+    columns, out = STORIES[story]
+    page = EXAMPLES / "own_data" / story / "README.md"
     blocks = re.findall(r"```console\n(.*?)```", page.read_text(), re.DOTALL)
-    shown = {block.splitlines()[0]: block.splitlines()[1:] for block in blocks}
+    shown = {block.splitlines()[0].removeprefix("$ "): block.splitlines()[1:] for block in blocks}
     monkeypatch.chdir(tmp_path)
-    make, inspect, run = (command.removeprefix("$ ").split() for command in shown)
-    subprocess.run([sys.executable, EXAMPLES.parent / make[1]], check=True)
-    assert Path("shops.csv").read_text().splitlines()[:4] == next(iter(shown.values()))[1:]
-    assert main(inspect[1:]) == 0
-    out, err = capsys.readouterr()
-    said = " ".join((err + out).split())
-    for line in list(shown.values())[1]:
+    make, inspect, run, *others, cut = shown
+    subprocess.run([sys.executable, EXAMPLES.parent / make.split()[1]], check=True)
+    head, *lines = shown[make]
+    assert Path(head.split()[-1]).read_text().splitlines()[: len(lines)] == lines
+    assert main(shlex.split(inspect)[1:]) == 0
+    said = " ".join("".join(reversed(capsys.readouterr())).split())
+    for line in shown[inspect]:
         assert " ".join(line.split()) in said
-    assert main([*run[1:], "rounds=2", "--quiet"]) == 0
-    summary = json.loads(Path("shops/summary.json").read_text())
-    assert [column["name"] for column in summary["columns"]["inputs"]] == ["day", "article", "price", "weather"]
+    for command in (run, *others):
+        name, table, *options = shlex.split(command)[1:]
+        assert main([name, table, "rounds=2", *options, "--quiet"]) == 0
+    summary = json.loads(Path(out, "summary.json").read_text())
+    assert summary["verdict"]["sentence"]
+    if columns:
+        assert [column["name"] for column in summary["columns"]["inputs"]] == columns
+    subprocess.run(cut, shell=True, check=True)
+    rows = [Path(f"{name}.csv").read_text().splitlines() for name in summary["names"]]
+    whole = Path(head.split()[-1]).read_text().splitlines()
+    assert {one[0] for one in rows} == {whole[0]}
+    assert sorted(row for one in rows for row in one[1:]) == sorted(whole[1:])
+
+
+def test_one_command_without_an_edit_goes_from_a_raw_file_to_a_verdict(tmp_path):
+    """What the page's table counts, with two rounds."""
+    found = load("own_data/count").count("sensors", tmp_path, ["rounds=2"])
+    assert found[:4] == ("sensors", 1, 0, 0)
+    assert found.verdict != "none"

@@ -294,12 +294,13 @@ def test_distances_from_csv_go_through_the_kernel(tmp_path):
     assert torch.equal(one_way, distance([[0, 1, INF], [INF, 0, 4], [INF, INF, 0]], sigma=4.0).weights)
 
 
-def test_distances_that_leave_no_link_are_refused(tmp_path):
+def test_distances_that_leave_no_link_are_refused_or_have_their_mean_for_sigma(tmp_path):
     path = write(tmp_path / "e.csv", "from,to,distance\na,b,100\nb,c,90\n")  # their deviation is 5
     with pytest.raises(
         UsageError, match=r"e\.csv: all distances are so long .* below threshold=0\.1; set a larger sigma"
     ):
-        read(path, ["a", "b", "c"])
+        read(path, ["a", "b", "c"], sigma=5.0)
+    assert float(read(path, ["a", "b", "c"]).weights[0, 1]) == pytest.approx(math.exp(-((100 / 95) ** 2)))
     weights = read(path, ["a", "b", "c"], sigma=100.0).weights
     assert float(weights[0, 1]) == pytest.approx(math.exp(-1))
     assert weights[0, 2] == 0

@@ -55,6 +55,16 @@ def distance(distances: ArrayLike | Tensor, *, sigma: float | None = None, thres
     return Graph(torch.where(near >= threshold, near, 0.0).float(), "given")
 
 
+def _usual_scale(distances: Tensor, threshold: float) -> float | None:
+    """The mean of distances: [N, N] that hardly differ, such as those of neighbours; else None: see `distance`."""
+    known = distances[torch.isfinite(distances) & ~torch.eye(len(distances), dtype=torch.bool)].double()
+    if not len(known) or not known.mean() > 0:
+        return None
+    spread = known.std(correction=0)
+    leaves = spread > 0 and bool((torch.exp(-(known / spread).square()) >= threshold).any())
+    return None if leaves else float(known.mean())
+
+
 def read(
     path: str | Path,
     names: Sequence[str],
@@ -72,7 +82,8 @@ def read(
 
     `.csv`: a heading with the columns `from` and `to`, which name clients, and optionally one of weights (default 1) or
     of distances, which `kinfed.data.graph_files.distance` turns into weights with `sigma` and `threshold`; `weights`
-    and `distances` are the names of these columns. Links go both ways unless `directed`; then a row "from" i "to" j
+    and `distances` are the names of these columns. Where distances differ so little that their standard deviation would
+    leave no link, their mean is sigma. Links go both ways unless `directed`; then a row "from" i "to" j
     gives j's model a weight for client i. `.graphml`: nodes named as the clients, or with such a `label`, edges
     optionally with a `weight`; the file says if they are directed. `.npz` and `.npy`: an array `adjacency: [N, N]`, in
     the order of an array `names: [N]` if the file has one, otherwise of the clients.
@@ -92,11 +103,12 @@ def read(
         table, apart = readers[kind](path, list(names), directed, strangers)
         if not apart:
             return adjacency(table)
+        if sigma is None:
+            sigma = _usual_scale(table, threshold)
         graph = distance(table, sigma=sigma, threshold=threshold)
         if (torch.isfinite(table).sum() > len(table)) and (graph.weights > 0).sum() == len(table):
             raise UsageError(
-                f"all distances are so long that their weights are below threshold={threshold:g}; set a larger sigma "
-                "(by default the standard deviation of the distances)"
+                f"all distances are so long that their weights are below threshold={threshold:g}; set a larger sigma"
             )
         return graph
     except FileNotFoundError:
