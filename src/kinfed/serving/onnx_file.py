@@ -84,7 +84,11 @@ def _with_text(proto: Any, predictor: Predictor) -> None:
     for given in graph.input:
         if given.name in texts:
             places, other = words(texts[given.name])
-            keys: dict[str, Any] = {"keys_strings": list(places), "values_int64s": list(places.values()), "default_int64": other}
+            keys: dict[str, Any] = {
+                "keys_strings": list(places),
+                "values_int64s": list(places.values()),
+                "default_int64": other,
+            }
             place = f"{given.name}::place"
             nodes.append(onnx.helper.make_node("LabelEncoder", [given.name], [place], domain=ML, **keys))
             given.type.tensor_type.elem_type = onnx.TensorProto.STRING
