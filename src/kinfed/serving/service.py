@@ -110,6 +110,7 @@ class Service:
         config = uvicorn.Config(
             self.app(),
             http="h11",
+            ws="none",
             log_level="warning",
             access_log=False,
             limit_concurrency=CONNECTIONS,
