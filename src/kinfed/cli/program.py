@@ -32,6 +32,7 @@ COMMANDS = {
     "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
     "predict": Command("predict", "predict new rows with the models of a finished run"),
     "export": Command("export", "write clients' models as ONNX, pt2 or safetensors, with a model card each"),
+    "serve": Command("serve", "answer rows by HTTP with the models of a finished run"),
     "compare": Command("compare", "compare finished runs side by side"),
     "report": Command("report", "write one HTML page on finished runs: verdict, graph, clients, curves, settings"),
     "reference": Command("reference", "train one published network on all clients' series together"),

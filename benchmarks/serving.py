@@ -1,0 +1,176 @@
+"""What comes after training, measured: predictions, exports of every architecture, and the service under load.
+
+    python benchmarks/serving.py predict|export|load|all [--rows 1000000] [--seconds 20] [--clients 16]
+
+`predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
+onnxruntime with PyTorch; `load` sends requests to a service on this machine from as many clients, one after another
+each. Seconds of the processor are those of both cores together.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import polars
+import requests
+import torch
+
+from kinfed.experiments.predictor import Answers, Predictor
+from kinfed.models import MODELS
+from kinfed.serving import onnx_file
+from kinfed.serving.whole import Whole, example
+
+IMAGE, WINDOW, ROW = (3, 32, 32), (12, 2), (5,)
+SHAPES = {name: IMAGE for name in MODELS} | {"linear": ROW, "mlp": ROW, "rnn": WINDOW, "gru": WINDOW}
+SHOPS = 20
+
+
+def table(rows, seed=0):
+    """Customers of shops: three numbers, text and a date."""
+    draw = np.random.default_rng(seed)
+    frame = polars.DataFrame(
+        {
+            "shop": [f"shop {i}" for i in draw.integers(0, SHOPS, rows)],
+            "age": draw.normal(40, 10, rows).round(1),
+            "income": draw.normal(1000, 300, rows).round(),
+            "visits": draw.integers(0, 30, rows),
+            "kind": draw.choice(["new", "old", "gold"], rows),
+            "seen": (np.datetime64("2024-01-01") + draw.integers(0, 300, rows)).astype(str),
+        }
+    )
+    yes = polars.col("age") + polars.col("visits") > 55
+    return frame.with_columns(buys=polars.when(yes).then(polars.lit("yes")).otherwise(polars.lit("no")))
+
+
+def trained(folder):
+    """The folder of a run on 4,000 rows."""
+    table(4000).write_csv(folder / "train.csv")
+    words = [str(folder / "train.csv"), "--client", "shop", "--target", "buys", "--method", "fedrep", "rounds=5"]
+    kinfed("run", *words, "--beside", "none", "--quiet", "--out", str(folder / "run"))
+    return folder / "run"
+
+
+def kinfed(*words):
+    """Seconds on the clock and of the processor that a command takes."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    subprocess.run([sys.executable, "-m", "kinfed", *words], check=True, stdout=subprocess.DEVNULL)
+    clock, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return clock, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def predict(folder, run, rows):
+    for count in (10, rows):
+        path = folder / f"{count}.csv"
+        table(count, 1).write_csv(path)
+        times = [kinfed("predict", str(run), str(path), "-o", str(folder / "out.csv")) for _ in range(3)]
+        clock, processor = (min(each) for each in zip(*times, strict=True))
+        print(f"| kinfed predict, {count:,} rows | {clock:.2f} | {processor:.2f} |", flush=True)
+
+
+def milliseconds(work, least=0.5):
+    """The median of many times."""
+    work()
+    times, end = [], time.perf_counter() + least
+    while time.perf_counter() < end or len(times) < 5:
+        begin = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - begin))
+    return float(np.median(times))
+
+
+def export(folder):
+    print("| model | input | parameters | ONNX, kB | pt2, kB | seconds to convert | ms a row | ms a row, PyTorch |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name, shape in SHAPES.items():
+        series = shape == WINDOW
+        answers = Answers(("level",), (), (50.0,) * 12, (10.0,) * 12) if series else Answers((), tuple("0123456789"))
+        readings = {"mean": 50.0, "deviation": 10.0} if series else None
+        predictor = Predictor(["a"], "a", shape, answers, lambda _: None, lambda _: None, readings=readings)
+        model = MODELS[name](shape, 12 if series else 10).eval()
+        whole, begin = Whole(model, predictor, "a").eval(), time.perf_counter()
+        proto = onnx_file.convert(whole, predictor)
+        took, path = time.perf_counter() - begin, folder / f"{name}.onnx"
+        path.write_bytes(onnx_file.filled(proto, whole, {}).SerializeToString())
+        apart = onnx_file.apart(path, whole, predictor)
+        with (folder / "model.pt2").open("wb") as file, onnx_file.quiet():
+            torch.export.save(onnx_file.program(whole, example(predictor, 4)), file)
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        x = example(predictor, 1)
+        fed = {"x": x.numpy()}
+        with torch.inference_mode():
+            onnx, plain = milliseconds(lambda s=session, f=fed: s.run(None, f)), milliseconds(lambda w=whole, x=x: w(x))
+        sizes = [path.stat().st_size / 1e3, (folder / "model.pt2").stat().st_size / 1e3]
+        count = sum(one.numel() for one in model.parameters())
+        cells = [name, " x ".join(map(str, shape)), f"{count:,}", *(f"{one:,.0f}" for one in sizes), f"{took:.1f}"]
+        print(f"| {' | '.join([*cells, f'{onnx:.3f}', f'{plain:.3f}'])} |  <!-- apart {apart:.0e} -->", flush=True)
+
+
+def memory(process):
+    """Resident memory of a process, in MB."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def load(run, clients, seconds):
+    command = [sys.executable, "-m", "kinfed", "serve", str(run), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        try:
+            address = json.loads(served.stdout.readline())["address"]
+            print("| clients at once | rows a request | requests | errors | a second | median, ms | 99 %, ms | MB |")
+            print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+            for at_once, rows in ((1, 1), (clients, 1), (clients, 100), (clients, 1)):
+                asked(address, at_once, rows, seconds, served)
+        finally:
+            served.terminate()
+
+
+def asked(address, clients, rows, seconds, served):
+    frame = table(rows, 2).drop("buys", "shop").to_dicts()
+    times, wrong, end = [], [], time.perf_counter() + seconds
+
+    def client(number):
+        with requests.Session() as session:
+            while time.perf_counter() < end:
+                begin = time.perf_counter()
+                got = session.post(f"{address}/predict/shop {number % SHOPS}", json={"rows": frame}, timeout=60)
+                times.append(1000 * (time.perf_counter() - begin))
+                if got.status_code != 200 or len(got.json()["answers"]) != rows:
+                    wrong.append(got.text)
+
+    threads = [threading.Thread(target=client, args=(i,)) for i in range(clients)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    middle, late = np.percentile(times, [50, 99])
+    rate, used = len(times) / seconds, memory(served)
+    cells = [clients, rows, f"{len(times):,}", len(wrong), f"{rate:.0f}", f"{middle:.1f}", f"{late:.1f}", f"{used:.0f}"]
+    print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["predict", "export", "load", "all"])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--clients", type=int, default=16)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        if args.what in ("predict", "load", "all"):
+            run = trained(place)
+        if args.what in ("predict", "all"):
+            predict(place, run, args.rows)
+        if args.what in ("export", "all"):
+            export(place)
+        if args.what in ("load", "all"):
+            load(run, args.clients, args.seconds)

@@ -1,0 +1,73 @@
+"""kinfed serve."""
+
+import argparse
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ..errors import UsageError
+
+TOKEN = "KINFED_TOKEN"
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    serve = commands.add_parser(
+        "serve",
+        parents=[common],
+        description="Answer rows by HTTP with the models of a finished run: POST /predict/CLIENT, as JSON or CSV. Only "
+        "this machine reaches it, unless a token is set and --host says otherwise.",
+        epilog="example: kinfed serve my-run --port 8080",
+    )
+    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    serve.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
+    serve.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"a file with the token that requests must have (default: that in the environment's {TOKEN}, if any)",
+    )
+    serve.add_argument("--megabytes", type=float, default=16, help="the largest request (default: 16)")
+    serve.add_argument("--waiting", type=int, default=64, help="requests at a time; more get 503 (default: 64)")
+    serve.add_argument("--workers", type=int, default=2, help="threads that answer (default: 2)")
+    serve.set_defaults(command=_serve)
+
+
+def _serve(args: argparse.Namespace, console: Console) -> None:
+    if missing := [one for one in ("starlette", "uvicorn", "prometheus_client") if not importlib.util.find_spec(one)]:
+        raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
+    from ..experiments.saved import load_run  # it imports PyTorch
+    from ..serving.service import Limits, Service, listen
+
+    token, limits = _token(args.token_file), Limits(args.megabytes, args.waiting, args.workers)
+    saved = load_run(args.run)
+    service = Service(saved, token, limits)
+    with listen(args.host, args.port, token) as at:
+        host, port = at.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        if args.json:
+            print(json.dumps({"address": address}), flush=True)
+        else:
+            console.print(f"{saved.summary.method}'s models of {len(saved.names):,} clients answer at {address}")
+        try:
+            service.run(at)
+        except KeyboardInterrupt:  # which the server has heard: what it was answering is finished
+            console.print("stopped")
+
+
+def _token(path: Path | None) -> str:
+    """The token in a file, or else in the environment; empty if there is none."""
+    if path is None:
+        return os.environ.get(TOKEN, "").strip()
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as problem:
+        raise UsageError(f"--token-file: {path} cannot be read ({problem})") from None
+    if not token:
+        raise UsageError(f"--token-file: {path} is empty; write a token into it")
+    return token

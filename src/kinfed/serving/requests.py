@@ -1,0 +1,121 @@
+"""Bodies of requests as tables and arrays, with one clear error for each that is neither."""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.cells import Frame
+from ..data.reading import frame_of, open_table
+from ..errors import UsageError, nearest
+from ..experiments.predictor import Predictor
+
+CSV, JSON = "text/csv", "application/json"
+Cell = str | int | float | bool | None
+
+
+class Refused(Exception):
+    """A request that gets an HTTP error; the message says what was wrong and what was expected."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status, self.why = status, why
+
+
+def answer(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -> Any:
+    """A frame of the answers to a request's rows; raises Refused. `known` are columns that may be there, besides."""
+    try:
+        if kind == CSV:
+            return _of_csv(predictor, known, body)
+        words = _json(body)
+        if predictor.description is None and predictor.series is None:
+            return _of_arrays(predictor, words)
+        rows = words.get("rows")
+        if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
+            raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
+        return predictor.frame(_checked(frame_of(_table(rows)), predictor, known, "the request"))
+    except UsageError as problem:
+        raise Refused(422, str(problem).replace("the frame", "the request")) from None
+
+
+def _of_csv(predictor: Predictor, known: Sequence[str], body: bytes) -> Any:
+    with tempfile.TemporaryDirectory(prefix="kinfed-") as folder:
+        path = Path(folder) / "request.csv"
+        path.write_bytes(body)
+        try:
+            return predictor.frame(_checked(open_table(path), predictor, known, "the request"))
+        except UsageError as problem:
+            raise UsageError(str(problem).replace(str(path), "the request")) from None
+
+
+def _checked(frame: Frame, predictor: Predictor, known: Sequence[str], name: str) -> Frame:
+    """The same; raises UsageError for a column that the run does not know."""
+    columns = set(known)
+    if predictor.series is not None:
+        columns |= {predictor.series.client, predictor.series.time, predictor.series.target}
+    if predictor.description is not None:
+        columns |= {predictor.description.client, *(one.name for one in predictor.description.inputs)}
+        columns |= {one.name for one in predictor.description.targets}
+    if strange := sorted(set(frame.columns) - columns):
+        raise UsageError(
+            f"{name} has a column '{strange[0]}', which the run was not trained with; {nearest(strange[0], columns)}"
+        )
+    return frame
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    def refuse(constant: str) -> None:
+        raise Refused(400, f"{constant} is no JSON; write null for a missing value")
+
+    try:
+        words = json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError) as problem:
+        raise Refused(400, f"the request is not JSON: {problem!s:.200}") from None
+    if not isinstance(words, dict):
+        raise Refused(422, "the request must be a JSON object")
+    return words
+
+
+def _table(rows: list[Any]) -> Any:
+    """Rows as a frame of polars."""
+    import polars
+
+    first = rows[0]
+    for i, row in enumerate(rows):
+        if not isinstance(row, dict) or row.keys() != first.keys():
+            got = "has other columns than row 1" if isinstance(row, dict) else "is not an object"
+            raise Refused(422, f"row {i + 1} {got}; give every row every column, null where a value is missing")
+    columns = []
+    for name in first:
+        cells = [row[name] for row in rows]
+        kinds = {type(cell) for cell in cells} - {type(None)}
+        if bad := kinds - {str, int, float, bool}:
+            kind = "an object" if dict in bad else "a list"
+            raise Refused(422, f"column '{name}' holds {kind}; values are text, numbers, true, false or null")
+        if str in kinds:
+            cells = [None if cell is None else str(cell) for cell in cells]
+        elif kinds - {bool}:
+            try:
+                cells = [None if cell is None else float(cell) for cell in cells]
+            except OverflowError:
+                raise Refused(422, f"column '{name}' holds too large a number") from None
+        kind = polars.String if str in kinds or not kinds else polars.Boolean if kinds == {bool} else polars.Float64
+        columns.append(polars.Series(name, cells, kind))
+    return polars.DataFrame(columns)
+
+
+def _of_arrays(predictor: Predictor, words: dict[str, Any]) -> Any:
+    if "x" not in words or set(words) - {"x", "clients"}:
+        shape = list(predictor.shape)
+        raise Refused(422, f'the request must be {{"x": [...]}}, examples of shape {shape}, and perhaps "clients"')
+    try:
+        x = np.array(words["x"], np.float32)
+    except (ValueError, TypeError, OverflowError):
+        raise Refused(422, f"x must be numbers, examples of shape {list(predictor.shape)} each") from None
+    clients = words.get("clients")
+    if clients is not None and not (isinstance(clients, list) and all(isinstance(one, str) for one in clients)):
+        raise Refused(422, "clients must be a list of names")
+    return predictor.arrays(x, clients)

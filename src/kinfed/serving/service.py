@@ -1,0 +1,232 @@
+"""The service: clients' models answer rows by HTTP."""
+
+import asyncio
+import hmac
+import ipaddress
+import json
+import resource
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import UsageError, nearest
+from ..experiments.predictor import Predictor
+from ..experiments.saved import Saved
+from .requests import CSV, JSON, Refused, answer
+
+REQUEST_MB = 16  # megabytes of a request
+PATIENCE = 30.0  # seconds for a request to arrive
+CONNECTIONS = 512  # open at a time; one more gets 503
+ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the service takes at a time."""
+
+    megabytes: float = REQUEST_MB  # of a request
+    waiting: int = 64  # requests that are answered or wait for it; one more gets 503
+    workers: int = 2  # threads that answer
+
+    def __post_init__(self) -> None:
+        for name in ("megabytes", "waiting", "workers"):
+            if not getattr(self, name) > 0:
+                raise UsageError(f"{name} must be above 0; got {getattr(self, name)}")
+
+
+def listen(host: str, port: int, token: str) -> socket.socket:
+    """The socket that a service listens on; raises UsageError for a host that others reach without a token."""
+    if not 0 <= port < 1 << 16:
+        raise UsageError(f"a port is a number from 0 to 65535; got {port}")
+    try:
+        info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as problem:
+        raise UsageError(f"there is no host '{host}' with port {port} to serve on ({problem})") from None
+    if not token and not ipaddress.ip_address(info[4][0]).is_loopback:
+        raise UsageError(f"serving on {host}, {ABROAD}")
+    try:
+        return socket.create_server(info[4][:2], family=info[0], backlog=2048)
+    except OSError as problem:
+        raise UsageError(
+            f"cannot serve on {host}:{port} ({problem.strerror or problem}); choose another --port"
+        ) from None
+
+
+class Service:
+    """A run's models behind four addresses.
+
+    POST /predict/CLIENT answers rows with that client's model, POST /predict those of several by their column of
+    clients; as JSON, or as CSV if they come as `text/csv`. GET /clients, /health and /metrics need no body. With a
+    token all but /health need `Authorization: Bearer TOKEN`. What cannot be answered gets {"error": why}.
+    """
+
+    def __init__(self, saved: Saved, token: str = "", limits: Limits = Limits()) -> None:
+        self.saved, self.token, self.limits = saved, token, limits
+        self.predictor: Predictor = saved.predictor()
+        reader: Any = saved.experiment.dataset if saved.experiment is not None else None
+        self.known: Sequence[str] = tuple(getattr(reader, "ignore", ()))
+        self.waiting = 0
+        self.server: Any = None  # while it runs
+        self._free = asyncio.Semaphore(limits.workers)
+        self._measure()
+
+    def _measure(self) -> None:
+        import prometheus_client as prometheus
+
+        self.registry = registry = prometheus.CollectorRegistry()
+        self._count = prometheus.Counter("kinfed_requests", "Requests by status", ["status"], registry=registry)
+        self._seconds = prometheus.Histogram("kinfed_request_seconds", "Seconds of a request", registry=registry)
+        self._rows = prometheus.Counter("kinfed_rows", "Rows answered", registry=registry)
+        gauge = prometheus.Gauge("kinfed_requests_waiting", "Requests in work or waiting", registry=registry)
+        gauge.set_function(lambda: self.waiting)
+
+    def app(self) -> Any:
+        """The program that a server of ASGI runs."""
+        from starlette.applications import Starlette
+        from starlette.exceptions import HTTPException
+        from starlette.routing import Route
+
+        routes = [
+            Route("/predict", self._predict, methods=["POST"]),
+            Route("/predict/{client:path}", self._predict, methods=["POST"]),
+            Route("/clients", self._clients),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _no_such, Exception: _broken})
+
+    def run(self, at: socket.socket) -> None:
+        """Answer until a signal to stop; requests that are being answered are finished."""
+        import uvicorn
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))  # each connection is a file
+        config = uvicorn.Config(
+            self.app(),
+            http="h11",
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=10,
+            lifespan="off",
+        )
+        self.server = uvicorn.Server(config)
+        self.server.run(sockets=[at])
+
+    async def _predict(self, request: Any) -> Any:
+        begin = time.perf_counter()
+        try:
+            response = await self._answered(request)
+        except Refused as problem:
+            response = _error(problem.status, problem.why)
+        self._count.labels(str(response.status_code)).inc()
+        self._seconds.observe(time.perf_counter() - begin)
+        return response
+
+    async def _answered(self, request: Any) -> Any:
+        from starlette.responses import Response
+
+        self._admit(request)
+        if self.waiting >= self.limits.waiting:
+            raise Refused(503, f"{self.limits.waiting} requests are waiting already; try again in a second")
+        self.waiting += 1
+        try:
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            if kind not in (CSV, JSON):
+                raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
+            client = request.path_params.get("client")
+            predictor = self.predictor.of_client(None if client is None else self._named(client))
+            body = await self._body(request)
+            async with self._free:
+                work = partial(_work, predictor, self.known, body, kind)
+                text, rows = await asyncio.get_running_loop().run_in_executor(None, work)
+            self._rows.inc(rows)
+            return Response(text, media_type=kind)
+        finally:
+            self.waiting -= 1
+
+    def _admit(self, request: Any) -> None:
+        given = request.headers.get("authorization", "").encode()
+        if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
+            raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
+
+    def _named(self, client: str) -> str:
+        if client not in self.saved.names:
+            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.saved.names)}")
+        return client
+
+    async def _body(self, request: Any) -> bytes:
+        """The body; what is too large is read to its end, unless the sender waits to be asked, and forgotten."""
+        from starlette.requests import ClientDisconnect
+
+        most = int(self.limits.megabytes * 1e6)
+        large = Refused(413, f"a request may have {self.limits.megabytes:g} MB; send fewer rows at a time")
+        length, body, size = request.headers.get("content-length", ""), bytearray(), 0
+        if length.isdecimal() and int(length) > most and "expect" in request.headers:
+            raise large
+        try:
+            async with asyncio.timeout(PATIENCE):
+                async for part in request.stream():
+                    size += len(part)
+                    if size <= most:
+                        body += part
+        except TimeoutError:
+            raise Refused(408, f"the request did not arrive within {PATIENCE:g} seconds") from None
+        except ClientDisconnect:
+            raise Refused(400, "the request broke off") from None
+        if size > most:
+            raise large
+        return bytes(body)
+
+    async def _clients(self, request: Any) -> Any:
+        return self._told(request, lambda: json.dumps({"clients": self.saved.names}), JSON)
+
+    async def _metrics(self, request: Any) -> Any:
+        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+        return self._told(request, lambda: generate_latest(self.registry), CONTENT_TYPE_LATEST)
+
+    def _told(self, request: Any, text: Any, kind: str) -> Any:
+        from starlette.responses import Response
+
+        try:
+            self._admit(request)
+        except Refused as problem:
+            return _error(problem.status, problem.why)
+        return Response(text(), media_type=kind)
+
+    async def _health(self, request: Any) -> Any:
+        from starlette.responses import JSONResponse
+
+        summary = self.saved.summary
+        return JSONResponse({"status": "ok", "method": summary.method, "clients": summary.clients})
+
+
+def _work(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -> tuple[str, int]:
+    """The text of the answers, and how many there are."""
+    found = answer(predictor, known, body, kind)
+    return (found.write_csv() if kind == CSV else f'{{"answers": {found.write_json()}}}'), len(found)
+
+
+def _error(status: int, why: str) -> Any:
+    from starlette.responses import JSONResponse
+
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}.get(status)
+    return JSONResponse({"error": why}, status, headers=headers)
+
+
+async def _no_such(request: Any, problem: Any) -> Any:
+    known = "POST /predict/CLIENT, POST /predict, GET /clients, GET /health, GET /metrics"
+    return _error(problem.status_code, f"{request.method} {request.url.path[:80]} is none of {known}")
+
+
+async def _broken(request: Any, problem: Exception) -> Any:
+    return _error(500, f"unexpected {type(problem).__name__}; please report it")

@@ -1,0 +1,190 @@
+"""Clients' models by HTTP, on the loopback interface."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from io import BytesIO
+
+import polars
+import pytest
+import requests
+
+import kinfed
+from kinfed import UsageError
+from kinfed.cli import main
+from kinfed.serving import service as services
+from kinfed.serving.service import Limits, Service, listen
+
+ROW = {"age": 31, "kind": "new", "seen": "2024-03-02"}
+JSON = {"Content-Type": "application/json"}
+
+
+@contextmanager
+def serving(folder, token="", limits=None):
+    """The address of a service of a run, and the service."""
+    service = Service(kinfed.load_run(folder), token, limits or Limits())
+    with listen("127.0.0.1", 0, token) as at:
+        thread = threading.Thread(target=service.run, args=(at,), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{at.getsockname()[1]}", service
+        finally:
+            service.server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def address(shops):
+    with serving(shops / "run", limits=Limits(megabytes=1)) as (address, _):
+        yield address
+
+
+def test_json_and_csv_get_the_answers_of_the_run(address, shops):
+    frame = polars.read_csv(shops / "shops.csv", infer_schema=False)
+    expected = kinfed.load_run(shops / "run").predictor()(frame)
+    text = (shops / "shops.csv").read_bytes()
+    got = requests.post(f"{address}/predict", data=text, headers={"Content-Type": "text/csv; charset=utf-8"})
+    assert (got.status_code, got.headers["content-type"]) == (200, "text/csv; charset=utf-8")
+    found = polars.read_csv(BytesIO(got.content))
+    assert found["buys"].to_list() == expected["buys"].to_list()
+    assert found["P(yes)"].to_list() == pytest.approx(expected["P(yes)"].to_list(), abs=1e-6)
+    rows = frame.drop("shop", "buys").to_dicts()[:5]
+    told = requests.post(f"{address}/predict/shop 3", json={"rows": rows}).json()["answers"]
+    alone = kinfed.load_run(shops / "run").predictor("shop 3")(polars.DataFrame(rows))
+    assert [one["buys"] for one in told] == alone["buys"].to_list()
+    assert [one["P(yes)"] for one in told] == pytest.approx(alone["P(yes)"].to_list(), abs=1e-6)
+    assert {one["client"] for one in told} == {"shop 3"}
+    assert requests.get(f"{address}/clients").json()["clients"] == [f"shop {i}" for i in range(6)]
+    assert requests.get(f"{address}/health").json() == {"status": "ok", "method": "knn-per", "clients": 6}
+
+
+BAD = {  # path, body, type, status, what is told
+    "another client": ("/predict/shop3", {"rows": [ROW]}, None, 404, "no client 'shop3'; did you mean 'shop 3'?"),
+    "a client in the rows": ("/predict", {"rows": [ROW | {"shop": "shp 1"}]}, None, 422, "did you mean 'shop 1'?"),
+    "no client": ("/predict", {"rows": [ROW]}, None, 422, "the request has no column 'shop'"),
+    "NaN": ("/predict/shop 1", b'{"rows": [{"age": NaN}]}', None, 400, "NaN is no JSON; write null"),
+    "infinity": ("/predict/shop 1", b'{"rows": [{"age": 1e999, "kind": "", "seen": ""}]}', None, 422, "not a finite"),
+    "no JSON": ("/predict/shop 1", b"age=3", None, 400, "the request is not JSON"),
+    "nested": ("/predict/shop 1", b"[" * 100_000, None, 400, "the request is not JSON"),
+    "a list": ("/predict/shop 1", [1], None, 422, "must be a JSON object"),
+    "no row": ("/predict/shop 1", {"rows": []}, None, 422, "with one row or more"),
+    "a column too few": ("/predict/shop 1", {"rows": [{"age": 3, "kind": "new"}]}, None, 422, "no column 'seen'"),
+    "a column too many": ("/predict/shop 1", {"rows": [ROW | {"agee": 3}]}, None, 422, "'agee', which the run was not"),
+    "unlike rows": ("/predict/shop 1", {"rows": [ROW, {"age": 3}]}, None, 422, "row 2 has other columns than row 1"),
+    "a list in a cell": ("/predict/shop 1", {"rows": [ROW | {"age": [3]}]}, None, 422, "column 'age' holds a list"),
+    "text for a number": ("/predict/shop 1", {"rows": [ROW | {"age": "x"}]}, None, 422, "'x' is not a finite number"),
+    "no date": ("/predict/shop 1", {"rows": [ROW | {"seen": "x"}]}, None, 422, "'x' is not a date"),
+    "a number of 400 digits": ("/predict/shop 1", {"rows": [ROW | {"age": 10**400}]}, None, 422, "too large a number"),
+    "CSV with a short line": ("/predict", b"shop,age,kind,seen\nshop 1,3\n", "text/csv", 422, "the request, line 2: 2"),
+    "no CSV": ("/predict", b"\xff\xfe\x00", "text/csv", 422, "the request"),
+    "another type": ("/predict", b"<a/>", "application/xml", 415, "send application/json or text/csv"),
+    "too large": ("/predict", b" " * 1_500_000, None, 413, "a request may have 1 MB"),
+    "nothing there": ("/predictions", b"{}", None, 404, "POST /predictions is none of POST /predict/CLIENT"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_request_gets_one_clear_error_and_the_service_goes_on(case, address):
+    path, body, kind, status, why = BAD[case]
+    data = body if isinstance(body, bytes) else json.dumps(body)
+    got = requests.post(address + path, data=data, headers={"Content-Type": kind or "application/json"})
+    assert got.status_code == status, got.text
+    assert why in got.json()["error"]
+    assert list(got.json()) == ["error"]
+    assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).status_code == 200
+
+
+def test_a_gigabyte_is_refused_before_it_is_sent_or_after_and_never_held(address):
+    host = address.removeprefix("http://")
+    asked = http.client.HTTPConnection(host, timeout=20)
+    asked.putrequest("POST", "/predict")
+    for name, value in (JSON | {"Content-Length": "1000000000", "Expect": "100-continue"}).items():
+        asked.putheader(name, value)
+    asked.endheaders()
+    assert asked.getresponse().status == 413
+    parts = (b" " * (1 << 20) for _ in range(50))  # of unknown length, chunk by chunk
+    got = requests.post(f"{address}/predict", data=parts, headers=JSON)
+    assert (got.status_code, "a request may have 1 MB" in got.text) == (413, True)
+
+
+def test_who_does_not_send_what_it_promised_is_given_up(address, monkeypatch):
+    monkeypatch.setattr(services, "PATIENCE", 0.2)
+    host, port = address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as slow:
+        slow.sendall(
+            b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{"
+        )
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408")
+
+
+def test_a_token_is_asked_for_and_other_machines_only_get_one(shops, tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("KINFED_TOKEN", raising=False)
+    with serving(shops / "run", token="s3cret") as (address, _):
+        for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "Bearer "}):
+            for got in (
+                requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}, headers=headers),
+                requests.get(f"{address}/clients", headers=headers),
+                requests.get(f"{address}/metrics", headers=headers),
+            ):
+                assert (got.status_code, got.headers["WWW-Authenticate"]) == (401, "Bearer")
+        right = {"Authorization": "Bearer s3cret"}
+        assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}, headers=right).status_code == 200
+        assert requests.get(f"{address}/health").status_code == 200
+    with pytest.raises(UsageError, match=r"serving on 0\.0\.0\.0, another machine could ask it: set a token"):
+        listen("0.0.0.0", 0, "")
+    (tmp_path / "empty").write_text("\n")
+    for words, why in (
+        (["--host", "0.0.0.0"], "set a token with --token-file or KINFED_TOKEN"),
+        (["--token-file", str(tmp_path / "empty")], "is empty; write a token into it"),
+        (["--token-file", str(tmp_path / "no")], "cannot be read"),
+        (["--host", "no.such.host.invalid"], "there is no host 'no.such.host.invalid'"),
+        (["--port", "99999"], "a port is a number from 0 to 65535; got 99999"),
+        (["--workers", "0"], "workers must be above 0; got 0"),
+    ):
+        assert main(["serve", str(shops / "run"), *words]) == 2
+        err = capsys.readouterr().err
+        assert (why in err, err.count("\n")) == (True, 1), err
+
+
+def test_more_requests_than_may_wait_are_told_to_come_again(shops, monkeypatch):
+    go, work = threading.Event(), services._work
+    monkeypatch.setattr(services, "_work", lambda *given: (go.wait(20), work(*given))[1])
+    with (
+        serving(shops / "run", limits=Limits(waiting=3, workers=1)) as (address, service),
+        ThreadPoolExecutor(20) as pool,
+    ):
+        sent = [pool.submit(requests.post, f"{address}/predict/shop 1", json={"rows": [ROW]}) for _ in range(3)]
+        while service.waiting < 3:
+            time.sleep(0.01)
+        late = list(pool.map(lambda _: requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}), range(20)))
+        assert {one.status_code for one in late} == {503}
+        assert late[0].headers["Retry-After"] == "1"
+        assert "3 requests are waiting already" in late[0].json()["error"]
+        go.set()
+        assert [one.result().status_code for one in sent] == [200] * 3
+        metrics = requests.get(f"{address}/metrics").text
+    assert 'kinfed_requests_total{status="503"} 20.0' in metrics
+    assert "kinfed_rows_total 3.0" in metrics
+
+
+def test_the_command_serves_until_it_is_stopped_and_finishes_what_it_began(shops):
+    command = [sys.executable, "-m", "kinfed", "serve", str(shops / "run"), "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as served:
+        try:
+            address = json.loads(served.stdout.readline())["address"]
+            assert address.startswith("http://127.0.0.1:")
+            assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).status_code == 200
+            served.send_signal(signal.SIGTERM)
+            assert served.wait(20) == 0
+            assert served.stderr.read() == "stopped\n"
+        finally:
+            served.kill()
