@@ -41,6 +41,7 @@ nb_execution_timeout = 600  # seconds of one cell; the federation waits for thre
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
+smartquotes = False  # settings are shown as they are typed
 default_role = "literal"  # docstrings write `name` as Markdown does
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"

@@ -17,11 +17,12 @@ CONTRIBUTING = "contributing"
 
 
 class Listed(NamedTuple):
-    """A page in the list: below which heading, below which other page, and its own name without .md."""
+    """A page in the list: below which heading, below which other page, its own name without .md, and its title."""
 
     section: str
     above: str
     page: str
+    title: str
 
 
 def listed(text: str) -> list[Listed]:
@@ -33,22 +34,24 @@ def listed(text: str) -> list[Listed]:
             section = line[3:].strip()
         elif item := ITEM.match(line):
             top = top if item[1] else item[3]
-            found.append(Listed(section, top if item[1] else "", item[3]))
+            found.append(Listed(section, top if item[1] else "", item[3], item[2].replace("`", "")))
     return found
 
 
-def toctree(pages: list[str], caption: str = "") -> str:
+def toctree(pages: list[Listed], caption: str = "") -> str:
     """A table of contents that only the navigation shows."""
     named = f":caption: {caption}\n" if caption else ""
-    return "\n".join(["", "```{toctree}", f":hidden:\n{named}", *(f"/{page}" for page in pages), "```", ""])
+    return "\n".join(
+        ["", "```{toctree}", f":hidden:\n{named}", *(f"{one.title} </{one.page}>" for one in pages), "```", ""]
+    )
 
 
 def chapters(name: str, pages: list[Listed]) -> str:
     """What is added to a page for the navigation."""
     if name == "README":
         sections = dict.fromkeys(one.section for one in pages if not one.above)
-        return "".join(toctree([p.page for p in pages if p.section == s and not p.above], s) for s in sections)
-    below = [one.page for one in pages if one.above == name]
+        return "".join(toctree([p for p in pages if p.section == s and not p.above], s) for s in sections)
+    below = [one for one in pages if one.above == name]
     return toctree(below) if below else ""
 
 

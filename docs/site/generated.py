@@ -98,7 +98,6 @@ def public(asked: str, text: str) -> Iterator[str]:
     wanted = [name for name in folders() if name not in taken] if asked == "rest" else asked.split()
     names = [name for folder in wanted for name in folders().get(folder, ()) if folder != "methods" or name in BASES]
     for name in sorted(names, key=str.lower):
-        yield f"### `{name}`\n"
         yield from _described(name)
 
 

@@ -1,4 +1,4 @@
-// Tables can be sorted: each heading of a table of four rows or more becomes a button. Numbers are sorted as numbers.
+// Tables of numbers can be sorted: each of their headings becomes a button.
 document.addEventListener("DOMContentLoaded", () => {
   const value = (cell) => {
     const text = cell.textContent.trim().replace(/,/g, "");
@@ -13,8 +13,9 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("table.docutils")) {
     const body = table.tBodies[0];
     const headings = table.tHead ? [...table.tHead.rows[0].cells] : [];
+    const numeric = table.querySelectorAll("tbody tr:first-child td.text-right").length;
     const grouped = [...(body ? body.rows : [])].some((row) => [...row.cells].slice(1).every((cell) => !cell.textContent.trim()));
-    if (!body || body.rows.length < 4 || grouped || !headings.some((heading) => heading.textContent.trim())) continue;
+    if (!body || body.rows.length < 4 || grouped || numeric < 2) continue;
     for (const [column, heading] of headings.entries()) {
       const button = document.createElement("button");
       button.className = "sort";
