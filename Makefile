@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test lint clean bench bench-quick
+.PHONY: demo test lint docs clean bench bench-quick
 .DELETE_ON_ERROR:
 
 .venv/installed: pyproject.toml constraints.txt
@@ -23,6 +23,13 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# docs: the site in build/docs, from the pages in docs/; it runs the notebooks and checks every link.
+docs: .venv/installed
+	$(BIN)/python -c 'import furo, myst_nb' 2>/dev/null || \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/sphinx-build -W --keep-going -q -j auto docs build/docs
+	@echo "open build/docs/index.html"
 
 clean:
 	rm -rf .venv runs build dist src/*.egg-info

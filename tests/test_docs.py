@@ -25,7 +25,7 @@ from kinfed.simulation.execution import Execution
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-FENCED = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FENCED = re.compile(r"^```(\S*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -114,7 +114,7 @@ def test_the_recipe_for_a_method_is_complete(tmp_path, monkeypatch, capsys):
 def commands(text):
     """Every kinfed command that a page shows, in a block of code or between backticks."""
     text = text.replace("\\\n", " ")  # a line that goes on
-    blocks = [block for kind, block in FENCED.findall(text) if kind != "python"]
+    blocks = [block for kind, block in FENCED.findall(text) if kind not in ("python", "{code-cell}")]
     text = FENCED.sub("", text)
     blocks += re.findall(r"^    .*$", text, re.MULTILINE)
     found = [re.sub(r"^(\$ )?(\w+=\S+ )*", "", line.strip()) for block in blocks for line in block.splitlines()]

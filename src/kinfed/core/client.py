@@ -34,6 +34,9 @@ class Training(Settings):
     `class_weights` multiply the loss of each example of a class, wherever a client's loss or gradient is taken: a
     number for every class, or "balanced". Then the weight of a class is n / (k m) for a client with n training
     examples, m of them of this class, and k classes in all: its classes count equally, and the mean weight is 1.
+
+    >>> kinfed.Training(epochs=1, optimiser=kinfed.Adam(0.001)).batch
+    8
     """
 
     epochs: Count = 2  # passes over a client's training examples in a round

@@ -18,6 +18,10 @@ class Graph:
     `given`: part of the problem. `fixed`: by the method's definition, as in FedAvg.
     `learned`: from models or updates.
     `oracle`: uses knowledge that a real server would not have, such as labels or the true groups.
+
+    >>> import torch
+    >>> kinfed.Graph(torch.eye(3), "given").origin
+    'given'
     """
 
     weights: Tensor

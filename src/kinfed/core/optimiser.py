@@ -37,7 +37,14 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class SGD(Settings):
-    """Stochastic gradient descent; momentum and weight decay as in `torch.optim.SGD`."""
+    """Stochastic gradient descent; momentum and weight decay as in `torch.optim.SGD`.
+
+    >>> import torch
+    >>> sgd, weights = kinfed.SGD(lr=0.1), (torch.tensor([1.0]),)
+    >>> weights, state = sgd.step(weights, (torch.tensor([2.0]),), sgd.init(weights))
+    >>> weights[0].item()
+    0.800000011920929
+    """
 
     lr: Positive = 0.01  # learning rate
     momentum: NonNegative = 0.0  # share of the previous step that is added to the next

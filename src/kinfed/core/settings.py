@@ -32,7 +32,11 @@ LARGEST_COUNT = 2**31
 
 
 class In:
-    """An interval that a number must lie in, such as "[0, 1)"."""
+    """An interval that a number must lie in, such as "[0, 1)".
+
+    >>> 1.0 in kinfed.In("[0, 1)")
+    False
+    """
 
     def __init__(self, interval: str) -> None:
         self.interval = interval
@@ -63,7 +67,13 @@ CountOrZero = Annotated[int, In("[0, 2**31)")]
 
 
 class Settings:
-    """The base of all dataclasses that a config can make: their fields are checked when they are made."""
+    """The base of all dataclasses that a config can make: their fields are checked when they are made.
+
+    >>> kinfed.SGD(lr=-1.0)
+    Traceback (most recent call last):
+        ...
+    kinfed.errors.UsageError: SGD.lr must be positive; got -1.0 (learning rate)
+    """
 
     def __post_init__(self) -> None:
         """Raise UsageError unless every field is what its annotation says."""

@@ -63,7 +63,12 @@ def active(seen: Tensor) -> Tensor:
 
 
 def take(table: Tensor, cohort: Tensor) -> Tensor:
-    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if the cohort is everyone in order."""
+    """Rows of the cohort: [K] of table: [N, ...]; the table itself, not a copy, if the cohort is everyone in order.
+
+    >>> import torch
+    >>> kinfed.take(torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([2, 0])).tolist()
+    [[3.0], [1.0]]
+    """
     if _is_everyone(cohort, len(table)):
         return table
     return torch.index_select(table, 0, cohort, out=blank(len(cohort), table))
@@ -73,6 +78,10 @@ def put(table: Tensor, cohort: Tensor, rows: Tensor) -> Tensor:
     """The table: [N, ...] with rows: [K, ...] in place of those of the cohort: [K]; the table itself never changes.
 
     If the cohort is everyone in order, this is `rows` itself.
+
+    >>> import torch
+    >>> kinfed.put(torch.zeros(3, 1), torch.tensor([2, 0]), torch.tensor([[3.0], [1.0]])).tolist()
+    [[1.0], [0.0], [3.0]]
     """
     rows = rows.to(table.dtype)
     if _is_everyone(cohort, len(table)):

@@ -167,6 +167,12 @@ class Federation:
         known relation in that order. Each client's examples are split at random into train, validation and test; with
         `time: [n]`, whole numbers such as days, or datetime64, in order of time, with the same two cuts for all.
         Raises UsageError for data that cannot be trained on.
+
+        >>> import torch
+        >>> x, y, client = torch.randn(60, 4), torch.arange(60) % 2, torch.arange(60) % 3
+        >>> federation = kinfed.Federation.from_arrays(x, y, client)
+        >>> len(federation), [len(rows) for rows in federation.rows["train"]]
+        (3, [14, 14, 14])
         """
         if task is not None and not isinstance(task, Task):
             raise UsageError(f"task must be a task, such as kinfed.Classification(3); got {task!r:.80}")

@@ -250,6 +250,11 @@ def from_frame(
     """A federation from a frame of polars or pandas, one row per example or reading; see `from_csv`.
 
     Raises UsageError that names the row, from 1, and the column of what is wrong.
+
+    >>> import polars
+    >>> rows = {"shop": ["A", "B"] * 30, "price": range(60), "sold": [i % 7 + 0.5 for i in range(60)]}
+    >>> kinfed.from_frame(polars.DataFrame(rows), client="shop", target="sold").names
+    ('A', 'B')
     """
     dataset = TableReader(client=client, target=target, **settings).of(frame_of(frame))
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)

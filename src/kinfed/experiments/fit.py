@@ -60,6 +60,13 @@ def fit(
     `attack` some clients carry it out; they are ignored in selecting the round, and the summary has scores of the
     others beside those of all. Raises UsageError for requests that cannot work and RunError when training diverges or
     a file cannot be written; the last good checkpoint is kept.
+
+    >>> import torch
+    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    >>> run = kinfed.fit(kinfed.FedAvg(), federation, torch.nn.Linear(4, 2), rounds=2)
+    >>> run.history.test("shared").shape, run.load_model("1")
+    (torch.Size([3]), Linear(in_features=4, out_features=2, bias=True))
     """
     _check_kinds(method, federation, module, training, participation, seed, execution, folder, attack)
     rounds = rounds if isinstance(rounds, Rounds) else Rounds(rounds)

@@ -26,6 +26,14 @@ def save(run: Run, folder: str | Path) -> Summary:
 
     The folder has no config.toml: your own data and module are not in a config. Its models load with
     `load_model(folder, client, module)`. Raises UsageError if the folder holds a finished run already.
+
+    >>> import torch
+    >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
+    >>> federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    >>> run = kinfed.fit(kinfed.Local(), federation, torch.nn.Linear(4, 2), rounds=1)
+    >>> _ = kinfed.save(run, "three-clients")
+    >>> kinfed.load_model("three-clients", "1", torch.nn.Linear(4, 2))
+    Linear(in_features=4, out_features=2, bias=True)
     """
     run_folder = RunFolder(folder)
     if run_folder.is_finished:

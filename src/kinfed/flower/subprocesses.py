@@ -58,7 +58,7 @@ def flwr(home: Path, *arguments: str) -> dict[str, Any]:
         check=False,
     )
     try:
-        result: dict[str, Any] = json.loads(done.stdout)
+        result: dict[str, Any] = json.loads(without_colours(done.stdout))  # Jupyter asks for colours
     except ValueError:
         text = without_colours(done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
         raise RunError(f"flwr {arguments[0]}: {text[-1]}") from None

@@ -16,7 +16,12 @@ SPARSE = 20  # a sparse product is faster if at most one weight in this many is 
 
 
 def weighted_mean(theta: Tensor, weights: Tensor) -> Tensor:
-    """[d] mean of theta: [K, d] with weights: [K] of any positive sum."""
+    """[d] mean of theta: [K, d] with weights: [K] of any positive sum.
+
+    >>> import torch
+    >>> kinfed.weighted_mean(torch.tensor([[0.0, 2.0], [4.0, 2.0]]), torch.tensor([3, 1]))
+    tensor([1., 2.])
+    """
     weights = weights.to(theta.dtype)  # counts would be divided in float32
     return weights / weights.sum() @ theta
 

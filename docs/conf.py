@@ -1,0 +1,51 @@
+"""The site that `make docs` builds from the pages in this folder, which are plain Markdown for a code host, too."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "site"), str(HERE.parent / "src")]
+
+import kinfed  # noqa: E402
+
+project = "kinfed"
+author = "the kinfed developers"
+version = release = kinfed.__version__
+root_doc = "README"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "contents",
+    "generated",
+    "formulas",
+    "checked",
+]
+exclude_patterns = ["site", "conf.py"]
+html_theme = "furo"
+html_title = "kinfed"
+html_static_path = ["site/static"]
+html_css_files = ["site.css"]
+html_js_files = ["sortable.js"]
+html_show_copyright = html_show_sphinx = html_copy_source = html_show_sourcelink = False
+html_theme_options = {"top_of_page_buttons": []}
+templates_path: list[str] = []
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4  # links to headings are written as code hosts make them
+myst_dmath_double_inline = True
+
+nb_execution_mode = "auto"
+nb_execution_in_temp = True  # what notebooks write is not left among the pages
+nb_execution_timeout = 600  # seconds of one cell; the federation waits for three programs
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+
+smartquotes = False  # settings are shown as they are typed
+default_role = "literal"  # docstrings write `name` as Markdown does
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True
+napoleon_google_docstring = True
+nitpicky = False

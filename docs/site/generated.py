@@ -1,0 +1,152 @@
+"""What stands on pages where a mark such as `<!-- settings: methods -->` asks for it, as the code has it now."""
+
+import contextlib
+import dataclasses
+import inspect
+import io
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from sphinx.application import Sphinx
+
+import kinfed
+from kinfed.cli import main
+from kinfed.core.settings import described, kinds_of, sentences
+from kinfed.experiments import parts
+from kinfed.report.explained import TOP
+
+MARK = re.compile(r"^<!-- (settings|api): ([^>]+?) -->$", re.MULTILINE)
+LIST = re.compile(r"^(?![ -])(.+)\n(- )", re.MULTILINE)  # that follows a line of text
+FORMULA = re.compile(r"(?<!\\)\$([^$]+)\$")
+
+
+def shelf(name: str) -> Iterator[str]:
+    """All parts of a kind, with their settings, as `kinfed list` has them."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        main(["list", name, "--json"])
+    family = None
+    for part, entry in json.loads(printed.getvalue()).items():
+        if entry.get("family") != family:
+            family = entry["family"]
+            yield f"## {family}\n"
+        yield f"### `{part}`\n"
+        paper = entry.get("paper")
+        yield f"{entry['what']}\n"
+        if paper:
+            yield f"*{paper['title']}* ({paper['authors']}, {paper['year']}).\n"
+        rows = [(one["name"], one["default"], one["kind"], one["use"]) for one in entry["settings"]]
+        yield from table(rows) if rows else ["It has no settings.\n"]
+
+
+def part(name: str) -> Iterator[str]:
+    """The settings of one public class, such as Training."""
+    kind = getattr(kinfed, name)
+    kinds, uses = kinds_of(kind), sentences(kind)
+    settings = parts.settings(kind, 0)
+    yield from table(
+        (key, None if one.default is one.empty else parts.plain(one.default), described(kinds.get(key, Any)), uses[key])
+        for key, one in settings.items()
+        if key in uses
+    )
+
+
+def top() -> Iterator[str]:
+    """The settings that stand at the top of a config."""
+    yield "| setting | what it is for |\n| --- | --- |"
+    for key, use in TOP.items():
+        yield f"| `{key}` | {_cell(use)} |"
+
+
+def table(rows: Any) -> Iterator[str]:
+    """Settings as a table."""
+    yield "| setting | default | what it may be | what it is for |\n| --- | --- | --- | --- |"
+    for name, default, kind, use in rows:
+        shown = "" if default is None else f"`{_cell(_toml(default))}`"
+        yield f"| `{name}` | {shown} | {_cell(kind)} | {_cell(use)} |"
+    yield ""
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", r"\|").replace("*", r"\*")
+
+
+def _toml(value: Any) -> str:
+    if callable(value):
+        return getattr(value, "__name__", "")
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
+
+
+# Public names by the folder of kinfed that they are from; "rest" is all that no other mark of the page asks for.
+
+
+def folders() -> dict[str, list[str]]:
+    """Public names by folder."""
+    found: dict[str, list[str]] = {}
+    for module, names in kinfed._PLACES.items():
+        found.setdefault(module.partition(".")[0], []).extend(names)
+    return found
+
+
+def public(asked: str, text: str) -> Iterator[str]:
+    """The public names of folders, one after the other."""
+    taken = {folder for _, line in MARK.findall(text) for folder in line.split()}
+    wanted = [name for name in folders() if name not in taken] if asked == "rest" else asked.split()
+    names = [name for folder in wanted for name in folders().get(folder, ()) if folder != "methods" or name in BASES]
+    for name in sorted(names, key=str.lower):
+        yield from _described(name)
+
+
+BASES = ("METHODS", "Averaging", "GraphMethod")  # of the folder of methods; each method is among the settings
+
+
+def _described(name: str) -> Iterator[str]:
+    kind = getattr(kinfed, name)
+    yield "```{eval-rst}"
+    if inspect.isclass(kind):
+        yield f".. autoclass:: kinfed.{name}\n   :members:"
+    elif inspect.isfunction(kind):
+        yield f".. autofunction:: kinfed.{name}"
+    else:
+        yield f".. py:data:: kinfed.{name}\n\n   {_constant(name, kind)}"
+    yield "```\n"
+
+
+def _constant(name: str, value: Any) -> str:
+    if isinstance(value, dict) or hasattr(value, "keys"):
+        return f"Parts by name: {', '.join(f'``{key}``' for key in value)}."
+    return f"An annotation: {described(value)}."
+
+
+def _docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Formulas and lists as Sphinx writes them, and what each field of a dataclass is for."""
+    text = LIST.sub(r"\1\n\n\2", "\n".join(lines))
+    lines[:] = FORMULA.sub(r":math:`\1`", text).split("\n")
+    if what == "class" and dataclasses.is_dataclass(thing):
+        uses = sentences(thing)
+        lines += [
+            "",
+            *(f":param {key}: {use}" for key, use in uses.items() if key in inspect.signature(thing).parameters),
+        ]
+
+
+def _read(app: Sphinx, name: str, source: list[str]) -> None:
+    def made(match: re.Match[str]) -> str:
+        kind, asked = match[1], match[2]
+        if kind == "api":
+            return "\n".join(public(asked, source[0]))
+        made_by = top() if asked == "top" else part(asked) if asked[0].isupper() else shelf(asked)
+        return "\n".join(made_by)
+
+    source[0] = MARK.sub(made, source[0])
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Called by Sphinx."""
+    app.connect("source-read", _read)
+    app.connect("autodoc-process-docstring", _docstring)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

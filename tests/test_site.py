@@ -1,0 +1,158 @@
+"""The site: its navigation is whole, what it generates is in the code, its notebooks and examples run."""
+
+import doctest
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import kinfed
+from kinfed.cli import main
+from kinfed.core.settings import sentences
+from kinfed.core.shelf import Shelf
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+NOTEBOOKS = sorted(DOCS.glob("notebooks/[!R]*.md"))
+FAST = [pytest.param(path, id=path.stem) for path in NOTEBOOKS if path.stem != "federation"]
+ALL = [*FAST, pytest.param(DOCS / "notebooks" / "federation.md", id="federation", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(autouse=True)
+def of_the_site(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS / "site"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+
+
+@pytest.mark.parametrize("path", ALL)
+def test_a_notebook_runs_from_beginning_to_end(path, tmp_path, monkeypatch, capsys):
+    """As a program: its cells one after the other. The site runs it as a notebook."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    cells = re.findall(r"```\{code-cell\}[^\n]*\n(.*?)```", path.read_text(), re.DOTALL)
+    assert len(cells) >= 5
+    names = {"__name__": "notebook"}
+    monkeypatch.setitem(sys.modules, "notebook", type(sys)("notebook"))  # where dataclasses look for their names
+    for cell in cells:
+        exec(compile(cell, path.name, "exec"), names)
+    assert capsys.readouterr().out
+
+
+def test_the_list_of_pages_has_every_page_once():
+    contents = importlib.import_module("contents")
+    listed = [one.page for one in contents.listed((DOCS / "README.md").read_text())]
+    pages = {path.relative_to(DOCS).with_suffix("").as_posix() for path in DOCS.rglob("*.md")} - {"README"}
+    assert pages == set(listed), "list the page in docs/README.md: the site's navigation is that list"
+    assert len(listed) == len(set(listed))
+
+
+def test_the_navigation_keeps_the_lists_order_and_chapters():
+    contents = importlib.import_module("contents")
+    pages = contents.listed("## One\n\n- [A `b`](a.md): x\n  - [C](d/c.md)\n\n## Two\n\n- [E](e.md#f)\n- [G](g.md)\n")
+    assert [(one.section, one.above, one.page, one.title) for one in pages] == [
+        ("One", "", "a", "A b"),
+        ("One", "a", "d/c", "C"),
+        ("Two", "", "g", "G"),  # a link to a heading is none to a page
+    ]
+    assert contents.chapters("a", pages) == "\n```{toctree}\n:hidden:\n\nC </d/c>\n```\n"
+    assert ":caption: Two" in contents.chapters("README", pages)
+
+
+def test_links_that_leave_the_docs_lead_somewhere_on_the_site():
+    contents = importlib.import_module("contents")
+    text = "[a](../CONTRIBUTING.md#x) [b](../../CONTRIBUTING.md) [c](../data.md) [d](../../examples/own_data.py)"
+    assert contents.inside("data", text.split()[0]) == "[a](contributing.md#x)"
+    assert contents.inside("methods/sfl", " ".join(text.split()[1:])) == (
+        "[b](../contributing.md) [c](../data.md) d (`examples/own_data.py` in the sources)"
+    )
+
+
+def test_every_setting_of_every_part_is_on_its_page():
+    pytest.importorskip("sphinx")
+    generated = importlib.import_module("generated")
+    pages = "".join(path.read_text() for path in (DOCS / "settings").glob("*.md"))
+    for shelf in ("methods", "datasets", "partitions", "graphs", "models", "attacks"):
+        assert f"<!-- settings: {shelf} -->" in pages
+    parts = "\n".join(generated.shelf("methods"))
+    assert all(f"### `{name}`" in parts for name in kinfed.METHODS)
+    assert f"| `sharpness` | `{kinfed.FedAGHN().sharpness}` | a number, " in parts
+    assert sentences(kinfed.FedAGHN)["sharpness"].replace("*", r"\*") in parts
+    assert "| `epochs` | `2` | a whole number, at least 1 | passes over" in "\n".join(generated.part("Training"))
+
+
+def test_every_public_name_is_on_the_page_of_names_once():
+    pytest.importorskip("sphinx")
+    generated = importlib.import_module("generated")
+    text = (DOCS / "api.md").read_text()
+    made = "\n".join(line for _, asked in generated.MARK.findall(text) for line in generated.public(asked, text))
+    named = re.findall(r"\.\. (?:autoclass|autofunction|py:data):: kinfed\.(\w+)", made)
+    methods = {type_.__name__ for type_ in kinfed.METHODS.values()}
+    assert sorted(named) == sorted(set(kinfed.__all__) - methods)
+
+
+@pytest.mark.parametrize("formula", [r"\bar\theta_i", r"\tilde x_{1, \dots, M}", r"\overline{\|z\|^2}_{ic}"])
+def test_an_index_stands_beside_a_letter_with_an_accent(formula):
+    pytest.importorskip("docutils")
+    made = importlib.import_module("formulas").mathml(formula, as_block=False)
+    assert "<msub>" in made
+    assert "munder" not in made
+
+
+def test_broken_links_are_found(tmp_path):
+    pytest.importorskip("sphinx")
+    (tmp_path / "a.html").write_text(
+        '<h1 id="x">A</h1><a href="b.html#y">b</a><a href="#x">x</a><a href="https://c.d">e</a>'
+    )
+    (tmp_path / "b.html").write_text('<a href="gone.html">g</a><img src="https://e.f/g.png">')
+    assert list(importlib.import_module("checked").broken(tmp_path)) == [
+        "a.html links to b.html#y, a page without such a heading",
+        "b.html links to gone.html, which is not there",
+        "b.html loads https://e.f/g.png",
+    ]
+
+
+def test_the_leaderboard_is_what_the_committed_tables_give():
+    board = importlib.import_module("leaderboard")
+    page = board.PAGE.read_text()
+    for part, lines in (("defaults", board.board()), ("published", board.published())):
+        text = "\n".join(lines)
+        assert f"<!-- {part} -->\n{text}\n<!-- end of {part} -->" in page, "python benchmarks/leaderboard.py"
+
+
+def test_ranks_are_counted_from_the_best_and_equals_share_theirs():
+    board = importlib.import_module("leaderboard")
+    data = {"one": {"a": 3.0, "b": 1.0, "c": 1.0}, "two": {"a": 0.0, "b": 2.0, "c": 1.0}}
+    assert board.places(data, ["a", "b", "c"]) == {"a": 2.0, "b": 1.75, "c": 2.25}
+
+
+def test_examples_in_docstrings_of_public_names_give_what_they_show(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    finder, runner = doctest.DocTestFinder(recurse=True), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
+    with_examples = 0
+    for name in kinfed.__all__:
+        part = getattr(kinfed, name)
+        if isinstance(part, Shelf) or not getattr(part, "__module__", "").startswith("kinfed"):
+            continue
+        for test in finder.find(part, name, globs={"kinfed": kinfed}):
+            with_examples += bool(test.examples)
+            runner.run(test, clear_globs=False)
+    assert with_examples >= 10
+    assert runner.failures == 0
+
+
+def test_the_ten_minutes_show_what_the_commands_say(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "start.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(blocks[0], {})
+    assert main(["data", "inspect", "shops.csv", "--client", "shop", "--target", "buys"]) == 0
+    out, err = capsys.readouterr()
+    said, shown = " ".join((err + out).split()), re.search(r"```\n(clients .*?)```", page, re.DOTALL)[1]
+    assert " ".join(shown.split()) in said
+    run = "run shops.csv --client shop --target buys --method fedcedar rounds=1 --beside none --out shops --quiet"
+    assert main(run.split()) == 0
+    capsys.readouterr()
+    exec(blocks[1], {})
+    assert re.fullmatch(r"\[('(yes|no)'(, )?){3}\]\n", capsys.readouterr().out)
