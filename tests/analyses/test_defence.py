@@ -5,8 +5,8 @@ import torch
 
 from kinfed.analyses.defence import defence
 from kinfed.errors import UsageError
-from kinfed.experiments.results import load_model
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.experiments.saved import load_model
 
 BACKDOOR = ("attack.name=backdoor", "attack.share=0.25")
 

@@ -6,8 +6,8 @@ import pytest
 from kinfed import UsageError
 from kinfed.analyses.late import held_back
 from kinfed.analyses.novel import novel
-from kinfed.experiments.results import load_model
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.experiments.saved import load_model
 from kinfed.plots.holdout import score_by_source
 
 SPIRAL = (

@@ -26,7 +26,8 @@ from kinfed.core.trees import ModelOf, PerClient
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
-from kinfed.experiments.results import load_model, save
+from kinfed.experiments.results import save
+from kinfed.experiments.saved import load_model
 from kinfed.methods import METHODS, FedAvg, FedAvgFT, FedProx, FedRep, PFedBayes
 from kinfed.methods.bases import Averaging
 from kinfed.simulation.attacked_fleet import AttackedFleet

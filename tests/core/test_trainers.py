@@ -11,7 +11,8 @@ from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, 
 from kinfed.core.method import Method, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.experiments.results import load_model, save
+from kinfed.experiments.results import save
+from kinfed.experiments.saved import load_model
 from kinfed.methods import Local
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution

@@ -124,7 +124,7 @@ def lines(covered: Sequence[Covered]) -> Iterator[str]:
     for one in covered:
         everything.update(one.gaps)
     sums = [sum(values) for values in zip(*(one[1:6] for one in covered), strict=True)]
-    total = Covered("**all**", *sums, dict(everything.most_common()))
+    total = Covered._make(["**all**", *sums, dict(everything.most_common())])
     for one in [*covered, total]:
         why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
         able = one.measured + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))

@@ -93,8 +93,8 @@ def _table(rows: list[Any]) -> Any:
         cells = [row[name] for row in rows]
         kinds = {type(cell) for cell in cells} - {type(None)}
         if bad := kinds - {str, int, float, bool}:
-            kind = "an object" if dict in bad else "a list"
-            raise Refused(422, f"column '{name}' holds {kind}; values are text, numbers, true, false or null")
+            what = "an object" if dict in bad else "a list"
+            raise Refused(422, f"column '{name}' holds {what}; values are text, numbers, true, false or null")
         if str in kinds:
             cells = [None if cell is None else str(cell) for cell in cells]
         elif kinds - {bool}:
