@@ -151,11 +151,13 @@ class Frame:
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
         words = self.words(name)
-        if "" in words.names:
-            raise UsageError(
-                f"{self.place(int(words.empty.argmax()), name)}: there is no value; fill it in, or set drop_missing"
-            )
+        self._check_filled(name, words.empty, "fill it in, or set drop_missing")
         return words
+
+    def _check_filled(self, name: str, empty: NDArray[np.bool_], fix: str) -> None:
+        """Raise UsageError for the first of the cells [n] that are `empty`."""
+        if empty.any():
+            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value; {fix}")
 
     def kind(self, name: str) -> str:
         """What most cells are: "numbers" (or truth values alone), "dates", "text", "empty", or another type."""
@@ -237,6 +239,12 @@ class Frame:
         bad = np.flatnonzero(np.abs(values) > LARGEST)
         if len(bad):
             raise UsageError(self._no_number(name, bad, bool(np.isinf(values[bad[0]]))))
+        return values
+
+    def filled(self, name: str) -> Numbers:
+        """[n] a column as numbers; raises UsageError where there is none."""
+        values = self.numbers(name)
+        self._check_filled(name, np.isnan(values), "fill it in")
         return values
 
     def _no_number(self, name: str, bad: Codes, infinite: bool) -> str:

@@ -151,12 +151,7 @@ class Description:
                     f"{len(index)} classes that were trained on"
                 )
             return torch.from_numpy(places)
-        columns = [frame.numbers(target.name) for target in self.targets]
-        for target, values in zip(self.targets, columns, strict=True):
-            if np.isnan(values).any():
-                raise UsageError(
-                    f"{frame.place(int(np.isnan(values).argmax()), target.name)}: there is no value; fill it in"
-                )
+        columns = [frame.filled(target.name) for target in self.targets]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
     def to_dict(self) -> dict[str, Any]:
