@@ -70,20 +70,18 @@ def test_links_that_leave_the_docs_lead_somewhere_on_the_site():
 
 
 def test_every_setting_of_every_part_is_on_its_page():
-    pytest.importorskip("sphinx")
     generated = importlib.import_module("generated")
     pages = "".join(path.read_text() for path in (DOCS / "settings").glob("*.md"))
     for shelf in ("methods", "datasets", "partitions", "graphs", "models", "attacks"):
         assert f"<!-- settings: {shelf} -->" in pages
     parts = "\n".join(generated.shelf("methods"))
     assert all(f"### `{name}`" in parts for name in kinfed.METHODS)
-    assert f"| `sharpness` | `{kinfed.FedAGHN().sharpness}` | a number, " in parts
+    assert f"| `sharpness` | `{kinfed.FedAGHN().sharpness}` | " in parts
     assert sentences(kinfed.FedAGHN)["sharpness"].replace("*", r"\*") in parts
     assert "| `epochs` | `2` | a whole number, at least 1 | passes over" in "\n".join(generated.part("Training"))
 
 
 def test_every_public_name_is_on_the_page_of_names_once():
-    pytest.importorskip("sphinx")
     generated = importlib.import_module("generated")
     text = (DOCS / "api.md").read_text()
     made = "\n".join(line for _, asked in generated.MARK.findall(text) for line in generated.public(asked, text))
@@ -94,14 +92,12 @@ def test_every_public_name_is_on_the_page_of_names_once():
 
 @pytest.mark.parametrize("formula", [r"\bar\theta_i", r"\tilde x_{1, \dots, M}", r"\overline{\|z\|^2}_{ic}"])
 def test_an_index_stands_beside_a_letter_with_an_accent(formula):
-    pytest.importorskip("docutils")
     made = importlib.import_module("formulas").mathml(formula, as_block=False)
     assert "<msub>" in made
     assert "munder" not in made
 
 
 def test_broken_links_are_found(tmp_path):
-    pytest.importorskip("sphinx")
     (tmp_path / "a.html").write_text(
         '<h1 id="x">A</h1><a href="b.html#y">b</a><a href="#x">x</a><a href="https://c.d">e</a>'
     )

@@ -16,9 +16,10 @@ from ..errors import UsageError
 def synthetic(
     data_dir: Path | None = None,
     *,
-    clients: int = 60,
-    per_class: int = 50,
-    seed: int = 0,
+    clients: int = 60,  # how many directions
+    per_class: int = 50,  # points of a class of a client
+    seed: int = 0,  # of the points and links; that of a run does not change them
+    # "separable": data like DG-60; "printed": as the text of Panacea says
     mode: Literal["separable", "printed"] = "separable",
 ) -> Dataset:
     r"""Points [n, 2] of two classes, in another direction for every client; near directions are linked.

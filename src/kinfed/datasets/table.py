@@ -15,9 +15,8 @@ class Table(TableReader):
     `path` and `edges` are as seen from the working directory.
     """
 
-    path: (
-        str  # the file, .csv or .parquet, a folder of such files, or a database: sqlite:///FILE, postgresql://HOST/NAME
-    )
+    # the file, .csv or .parquet, a folder of such files, or a database: sqlite:///FILE, postgresql://HOST/NAME
+    path: str
     query: str = ""  # what to read in a database: SQL, or a file FILE.sql
 
     def __post_init__(self) -> None:

@@ -15,9 +15,9 @@ from .directory import read
 def tpt48(
     data_dir: Path | None = None,
     *,
-    past: int = 6,
-    horizon: int = 6,
-    error: Literal["absolute", "squared"] = "squared",
+    past: int = 6,  # months in
+    horizon: int = 6,  # months out
+    error: Literal["absolute", "squared"] = "squared",  # that training minimises
 ) -> Dataset:
     """Monthly mean temperatures (degrees F) of 48 states, 2008 to 2019, joined by their borders; from tpt48.npz.
 

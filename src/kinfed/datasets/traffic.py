@@ -32,11 +32,11 @@ def traffic(name: str) -> Callable[..., Dataset]:
     def load(
         data_dir: Path | None = None,
         *,
-        past: int = 12,
-        horizon: int = 12,
-        stride: int = 1,
-        time_of_day: bool = True,
-        error: Literal["absolute", "squared"] = "absolute",
+        past: int = 12,  # readings in
+        horizon: int = 12,  # readings out
+        stride: int = 1,  # steps from one window to the next
+        time_of_day: bool = True,  # whether it is an input beside the reading
+        error: Literal["absolute", "squared"] = "absolute",  # that training minimises
     ) -> Dataset:
         optional = ("sensor_ids", "time_index", "minutes_from_start", "lat_lon")
         path, arrays = read(data_dir, name, ("values", "adjacency", "start"), optional)

@@ -13,7 +13,12 @@ from .known import label_overlap, oracle
 Base = Literal["given", "oracle", "label_overlap"]
 
 
-def shuffled(federation: Federation, seed: int, *, of: Base | None = None) -> Graph:
+def shuffled(
+    federation: Federation,
+    seed: int,
+    *,
+    of: Base | None = None,  # the graph; left out: the data's own, or the oracle
+) -> Graph:
     """A graph with its clients permuted at random: as many links of each weight, between the wrong clients.
 
     `of` is the graph to shuffle (default: the data set's own, or the oracle where it has none).
@@ -25,7 +30,12 @@ def shuffled(federation: Federation, seed: int, *, of: Base | None = None) -> Gr
     return Graph(base.weights[place][:, place], base.origin)
 
 
-def random(federation: Federation, seed: int, *, of: Base | None = None) -> Graph:
+def random(
+    federation: Federation,
+    seed: int,
+    *,
+    of: Base | None = None,  # the graph; left out: the data's own, or the oracle
+) -> Graph:
     """As many links as a graph has, between pairs of clients drawn at random; symmetric.
 
     `of` is the graph whose links are counted (default: the data set's own, or the oracle where it has none).

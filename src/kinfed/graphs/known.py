@@ -24,7 +24,12 @@ def oracle(federation: Federation, seed: int) -> Graph:
     return Graph((groups[:, None] == groups[None, :]).float(), "oracle")
 
 
-def label_overlap(federation: Federation, seed: int, *, most: int = 5) -> Graph:
+def label_overlap(
+    federation: Federation,
+    seed: int,
+    *,
+    most: int = 5,  # of the most frequent labels of a client, how many count
+) -> Graph:
     """Clients that share one of their `most` frequent training labels are linked: an oracle, as labels are private."""
     if not isinstance(federation.task, Classification):
         raise UsageError("federation.graph: label_overlap needs class labels; this task has none")

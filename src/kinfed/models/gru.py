@@ -7,7 +7,12 @@ from ..errors import UsageError
 from ..fused import FORMS, forecaster
 
 
-def gru(shape: tuple[int, ...], outputs: int, *, hidden: int = 100) -> nn.Module:
+def gru(
+    shape: tuple[int, ...],
+    outputs: int,
+    *,
+    hidden: int = 100,  # width of encoder and decoder
+) -> nn.Module:
     """Windows [B, L, F] -> forecasts [B, outputs] of the first feature; 62,501 parameters for F = 2.
 
     The other features of the steps ahead go on as they went between the last two steps read, wrapped to [0, 1): right

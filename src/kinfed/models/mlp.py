@@ -10,7 +10,12 @@ from torch import nn
 from ..errors import UsageError
 
 
-def mlp(shape: tuple[int, ...], classes: int, *, hidden: Sequence[int] = (64,)) -> nn.Module:
+def mlp(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    hidden: Sequence[int] = (64,),  # widths of the layers before the last
+) -> nn.Module:
     """Fully connected layers of the `hidden` widths, [B, *shape] -> [B, classes].
 
     Every layer but the last, `head`, is followed by ReLU. Raises UsageError for a shape without axes

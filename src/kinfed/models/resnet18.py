@@ -9,7 +9,12 @@ from torch.nn.functional import relu
 from ..errors import UsageError
 
 
-def resnet18(shape: tuple[int, ...], classes: int, *, stem: Literal["imagenet", "cifar"] = "imagenet") -> nn.Module:
+def resnet18(
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    stem: Literal["imagenet", "cifar"] = "imagenet",  # the first layers; "cifar" is for small images
+) -> nn.Module:
     """Images [B, channels, height, width] -> [B, classes]; 11,227,812 parameters for 3 channels and 100 classes.
 
     The stem `imagenet` is the paper's, a 7x7 convolution with stride 2 and pooling; FedAGHN uses it on 32x32 images

@@ -11,7 +11,13 @@ from .gru import check_series
 CELLS = {"rnn": nn.RNN, "gru": nn.GRU}
 
 
-def rnn(shape: tuple[int, ...], outputs: int, *, hidden: int = 64, cell: Literal["rnn", "gru"] = "rnn") -> nn.Module:
+def rnn(
+    shape: tuple[int, ...],
+    outputs: int,
+    *,
+    hidden: int = 64,  # width
+    cell: Literal["rnn", "gru"] = "rnn",  # kind of recurrent layer
+) -> nn.Module:
     """Windows [B, L, F] -> [B, outputs]; for F = 2 and 12 outputs 5,132 parameters (13,836 as GRU).
 
     The client model of SFL's traffic experiments: a recurrent network of width 64. Raises UsageError unless the shape

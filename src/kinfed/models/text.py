@@ -13,10 +13,10 @@ def text(
     shape: tuple[int, ...],
     outputs: int,
     *,
-    embedding: int = 8,
-    hidden: int = 64,
-    cell: Literal["rnn", "gru"] = "gru",
-    symbols: int = 0,
+    embedding: int = 8,  # numbers that stand for a symbol
+    hidden: int = 64,  # width
+    cell: Literal["rnn", "gru"] = "gru",  # kind of recurrent layer
+    symbols: int = 0,  # how many there are; 0: as many as outputs
 ) -> nn.Module:
     """Places of symbols [B, L] -> [B, outputs], such as the next character.
 

@@ -9,7 +9,12 @@ from ..errors import UsageError
 
 
 def vgg(
-    shape: tuple[int, ...], classes: int, *, widths: Sequence[int] = (32, 64, 64), depth: int = 1, hidden: int = 128
+    shape: tuple[int, ...],
+    classes: int,
+    *,
+    widths: Sequence[int] = (32, 64, 64),  # channels of each block
+    depth: int = 1,  # convolutions in a block
+    hidden: int = 128,  # width of the layer before the last
 ) -> nn.Module:
     """A block of `depth` convolutions for each of `widths`, layers hidden-C, [B, channels, height, width] -> [B, C].
 
