@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -116,7 +116,8 @@ def describe_task(task: Task) -> dict[str, Any]:
     if isinstance(task, Classification):
         decided = {} if task.by_class is None else {"by_class": task.by_class}
         return {"name": "Classification", "classes": task.classes, **decided}
-    return {"name": type(task).__name__, **{key: value for key, value in asdict(task).items() if value != ()}}
+    settings = asdict(task) if is_dataclass(task) else {}
+    return {"name": type(task).__name__, **{key: value for key, value in settings.items() if value != ()}}
 
 
 def read_task(words: dict[str, Any]) -> Task:
