@@ -116,7 +116,7 @@ def describe_task(task: Task) -> dict[str, Any]:
     if isinstance(task, Classification):
         decided = {} if task.by_class is None else {"by_class": task.by_class}
         return {"name": "Classification", "classes": task.classes, **decided}
-    settings = asdict(task) if is_dataclass(task) else {}
+    settings: dict[str, Any] = asdict(task) if is_dataclass(task) else {}
     return {"name": type(task).__name__, **{key: value for key, value in settings.items() if value != ()}}
 
 
