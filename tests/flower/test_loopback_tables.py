@@ -142,7 +142,7 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
     for i in chosen:
         rows = [
             f"{t.replace('T', ' ')},{v:.4f}" if v else f"{t.replace('T', ' ')},"
-            for t, v in zip(times, values[:, i], strict=True)
+            for t, v in zip(times, values[:steps, i], strict=True)
         ]
         (tmp_path / f"{names[i]}.csv").write_text("\n".join(["when,speed", *rows]) + "\n")
         lines += [f"{names[i]},{row}" for row in rows]

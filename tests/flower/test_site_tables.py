@@ -11,8 +11,10 @@ import kinfed
 from kinfed import UsageError
 from kinfed.core.method import model_for
 from kinfed.core.seeding import generator
+from kinfed.core.tasks import Classification, Regression
 from kinfed.data.description import Description
 from kinfed.flower import messages, site_data
+from kinfed.flower.claims import read_scores
 from kinfed.flower.grid import unpack
 from kinfed.flower.rehearsal import rehearse
 from kinfed.flower.site import Site
@@ -104,7 +106,7 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
     assert summary.classes == (list(federation.class_names) if target == "fruit" else None)
     assert summary.metric == federation.task.metric
     if target == "sold":
-        assert summary.scale["targets"]["sold"]["mean"] == pytest.approx(federation.task.mean)
+        assert summary.scale["targets"]["sold"]["mean"] == pytest.approx(federation.task.mean[0])
     # No site is told of the scales of another.
     for name, kind, message in made.grid.sent:
         if kind == "join":
@@ -470,3 +472,18 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
 def test_a_check_says_what_does_not_fit(check, reading, code, why):
     with pytest.raises(UsageError, match=why):
         check(reading, code)
+
+
+def test_scores_that_a_task_can_have_are_believed():
+    keys = [("own", "test", name) for name in ("accuracy", "log_loss", "brier", "r2", "r2@x", "mae")]
+    possible = {"accuracy": 1.0, "log_loss": 3.5, "brier": 1.9, "r2": -40.0, "r2@x": -2.0, "mae": 7.0}
+    for task, names in ((Classification(3), ("accuracy", "log_loss", "brier")), (Regression(), ("r2", "r2@x", "mae"))):
+        rows = [["own", "test", name, possible[name]] for name in names]
+        assert read_scores(rows, keys, task) == {("own", "test", name): possible[name] for name in names}
+    for task, name, value in (
+        (Classification(3), "brier", 2.1),
+        (Classification(3), "accuracy", 1.1),
+        (Regression(), "mae", -1),
+    ):
+        with pytest.raises(ValueError, match=name):
+            read_scores([["own", "test", name, value]], keys, task)

@@ -94,9 +94,10 @@ def read_scores(rows: Any, keys: Iterable[Key], task: Task) -> dict[Key, float]:
     scores = {(str(m), str(s), str(k)): float(v) for m, s, k, v in rows}
     for (_, _, metric), value in scores.items():
         most = sys.float_info.max
-        if isinstance(task, Classification) and metric != "loss":
-            most = task.classes - 1 if metric == ALWAYS else 1
-        if not math.isnan(value) and not 0 <= value <= most:
+        if isinstance(task, Classification) and metric not in ("loss", "log_loss"):
+            most = task.classes - 1 if metric == ALWAYS else 2 if metric == "brier" else 1
+        least = -most if metric.partition("@")[0] == "r2" else 0
+        if not math.isnan(value) and not least <= value <= most:
             raise ValueError(f"{metric} is {value}")
     return {key: scores[key] for key in keys if key in scores}
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.tasks import Classification, Forecasting, Task
+from ..core.tasks import Classification, Forecasting, Regression, Task
 from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
 from ..data.description import Description, Target, of_clients
@@ -135,7 +135,7 @@ class Describing:
             task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
         else:
             target = Target(agreed["target"], (), whole.mean, whole.deviation)
-            task = Forecasting(whole.mean, whole.deviation, "squared", ())
+            task = Regression((whole.mean,), (whole.deviation,), (agreed["target"],))
         description = Description(found.client, found.inputs, (target,), found.clients)
         self.facts |= {
             "description": description.to_dict(),
@@ -239,12 +239,12 @@ def scale_of(facts: Words) -> dict[str, Any] | None:
     """Mean and deviation of inputs and targets, as a run's summary has them; None of arrays, which are not scaled."""
     if "agreed" not in facts:
         return None
-    task = facts["task"]
-    target = {key: task[key] for key in ("mean", "deviation") if key in task}
     if "description" not in facts:
-        return {"inputs": {"reading": target}, "targets": {"reading": target}}
-    scale = Description.from_dict(facts["description"]).scale()
-    return scale | ({"targets": {facts["agreed"]["target"]: target}} if target else {})
+        reading = {"reading": {key: facts["task"][key] for key in ("mean", "deviation")}}
+        return {"inputs": reading, "targets": reading}
+    found = Description.from_dict(facts["description"])
+    targets = {one.name: {"mean": one.mean, "deviation": one.deviation} for one in found.targets if not one.classes}
+    return found.scale() | ({"targets": targets} if targets else {})
 
 
 def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:

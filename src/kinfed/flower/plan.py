@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Literal
 
 import torch
@@ -18,6 +18,7 @@ from ..errors import UsageError
 from ..experiments import config, own_parts, parts
 from ..experiments.config import Learning, Table
 
+NUMBERS: dict[str, type] = {"Regression": Regression, "Forecasting": Forecasting}  # tasks without classes
 STALE = ("keep", "decay", "drop")
 
 
@@ -115,24 +116,21 @@ def describe_task(task: Task) -> dict[str, Any]:
     if isinstance(task, Classification):
         decided = {} if task.by_class is None else {"by_class": task.by_class}
         return {"name": "Classification", "classes": task.classes, **decided}
-    if isinstance(task, Forecasting):
-        return {"name": "Forecasting", **asdict(task)}
-    return {"name": type(task).__name__}
+    settings: dict[str, Any] = asdict(task) if is_dataclass(task) else {}
+    return {"name": type(task).__name__, **{key: value for key, value in settings.items() if value != ()}}
 
 
 def read_task(words: dict[str, Any]) -> Task:
     """The task that was described."""
-    if words.get("name") == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
+    name = words.get("name")
+    if name == "Classification" and isinstance(words.get("classes"), int) and words["classes"] > 0:
         return Classification(words["classes"], by_class=words.get("by_class") is True)
-    if words.get("name") == "Regression":
-        return Regression()
-    if words.get("name") == "Forecasting":
-        given = {key: value for key, value in words.items() if key not in ("name", "horizons")}
-        task: Forecasting = parts.call(Forecasting, given | {"horizons": tuple(words.get("horizons", ()))}, "task")[0]
+    if isinstance(name, str) and name in NUMBERS:
+        given = {key: tuple(one) if isinstance(one, list) else one for key, one in words.items() if key != "name"}
+        task: Task = parts.call(NUMBERS[name], given, "task")[0]
         return task
-    raise UsageError(
-        f"a federation has no task {json.dumps(words):.80}; known: Classification, Regression, Forecasting"
-    )
+    known = ", ".join(["Classification", *NUMBERS])
+    raise UsageError(f"a federation has no task {json.dumps(words):.80}; known: {known}")
 
 
 def graph_of(weights: list[list[float]] | None, count: int) -> Graph | None:

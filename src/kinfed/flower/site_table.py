@@ -62,7 +62,7 @@ class SiteTable:
         found = frame.labels(target)
         labels = [] if found is None else sorted({*found.names} - {""}, key=natural)
         if found is None:
-            task: Words = {"name": "Forecasting"}
+            task: Words = {"name": "Regression"}
         else:
             if not labels:
                 raise UsageError(f"{frame.name}: '{target}' has no value in any row")
