@@ -175,18 +175,29 @@ def table(results, names):
         yield ""
         yield "Runs that ended without a result count as the last place of their case:"
         yield ""
-        yield from (f"- {problem}: {'; '.join(where)}" for problem, where in ended.items())
+        count = {case: len(found["local"]) for case, found in results.items()}
+        yield from (f"- {problem}: {where_all(where, count)}" for problem, where in ended.items())
+
+
+def where_all(where, count):
+    """Cases and seeds in words; `count` has the number of seeds of every case."""
+    seeds = {}
+    for case, seed in where:
+        seeds.setdefault(case, []).append(seed)
+    if {case: len(found) for case, found in seeds.items()} == count:
+        return "every case with every seed"
+    return "; ".join(f"{case} (seeds {', '.join(map(str, found))})" for case, found in seeds.items())
 
 
 def last_places(results):
-    """Give runs that ended early the last place of their case; where that was, by the reason."""
+    """Give runs that ended early the last place of their case; the cases and seeds, by the reason."""
     ended = {}
     for case, found in results.items():
         for seed in range(len(found["local"])):
             least = min(runs[seed]["mean"] for runs in found.values() if "clients" in runs[seed])
             for name, runs in found.items():
                 if "problem" in runs[seed]:
-                    ended.setdefault(f"{name}: {runs[seed]['problem']}", []).append(f"{case} (seed {seed})")
+                    ended.setdefault(f"{name}: {runs[seed]['problem']}", []).append((case, seed))
                     runs[seed]["mean"] = least
     return ended
 
@@ -273,7 +284,9 @@ def main():
     lines = []
     for kind in kinds:
         results = {case: {name: found[name][: args.seeds] for name in names} for case, found in kept[kind].items()}
-        lines += [f"### {TRAINING[kind]}, {ROUNDS} rounds".replace("kinfed.", ""), "", *table(results, names), ""]
+        how = TRAINING[kind]
+        words = f"SGD at rate {how.optimiser.lr:g}, batches of {how.batch}, {how.epochs} local epochs, {ROUNDS} rounds"
+        lines += [f"### {words}", "", *table(results, names), ""]
     left = "" if args.answers else " Without `--answers`, so the case of 316 persons is not here."
     some = f" --methods {args.methods}" * bool(args.methods)
     command = f"python benchmarks/strangers.py --seeds {args.seeds}{some} --training {args.training}"
