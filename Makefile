@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN = .venv/bin
 
-.PHONY: demo test lint docs clean bench bench-quick
+.PHONY: demo test lowest lint docs clean bench bench-quick
 .DELETE_ON_ERROR:
 
 .venv/installed: pyproject.toml constraints.txt
@@ -18,6 +18,10 @@ demo: .venv/installed
 # A worker for each core, of one thread each (tests/conftest.py).
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup
+
+# lowest: the tests with the lowest versions of all dependencies that pyproject.toml names; about half an hour.
+lowest: .venv/installed
+	$(BIN)/python tests/installed.py --lowest -n auto --maxprocesses 8 --dist loadgroup
 
 lint: .venv/installed
 	$(BIN)/ruff check .

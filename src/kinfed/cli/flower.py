@@ -2,17 +2,21 @@
 
 import argparse
 import importlib.util
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
 from ..errors import UsageError
 from ..experiments import config, own_parts
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
+from ..report.grid import quantity
+from .console import literal
 from .running import show
 
 HOME = "KINFED_FLOWER_HOME"
@@ -42,6 +46,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
     revoke.set_defaults(command=_revoke)
+    status = actions.add_parser("status", parents=[server, common], help="how the run and its sites are doing")
+    status.set_defaults(command=_status)
     down = actions.add_parser("down", parents=[server, common], help="stop the server")
     down.set_defaults(command=_down)
 
@@ -62,6 +68,7 @@ def _add_up(actions: Any, server: argparse.ArgumentParser, common: argparse.Argu
     up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
     up.add_argument("--port", type=int, default=8000, help="default: 8000")
+    up.add_argument("--metrics", type=int, metavar="PORT", help="serve Prometheus http://127.0.0.1:PORT/metrics")
     up.set_defaults(command=_up)
 
 
@@ -157,6 +164,8 @@ def _up(args: argparse.Namespace, console: Console) -> None:
 
     keys = _keys_or_insecure(args, "kinfed flower keys DIR SITE ...")
     superlink.up(Path(args.home), args.host, args.port, keys, _printer(console))
+    if args.metrics is not None:
+        superlink.measure(Path(args.home), args.metrics, _printer(console))
 
 
 def _node(args: argparse.Namespace, console: Console) -> None:
@@ -246,6 +255,56 @@ def _revoke(args: argparse.Namespace, console: Console) -> None:
 
     keys = args.keys.resolve() if args.keys else None
     superlink.revoke(Path(args.home), args.site, keys, _printer(console))
+
+
+def _status(args: argparse.Namespace, console: Console) -> None:
+    _prepare()
+    from ..flower import status
+
+    now = status.read(Path(args.home))
+    if args.json:
+        print(json.dumps(now))
+        return
+    out, link, run = literal(), now["superlink"], now["run"]
+    if link["address"]:
+        out.print(f"the SuperLink at {link['address']} {'runs' if link['running'] else 'has stopped'}")
+    else:
+        out.print(f"no SuperLink of {args.home} is running; start it: kinfed flower up", soft_wrap=True)
+    if run is None:
+        out.print("no run has begun yet")
+    else:
+        out.print(_of_run(run), soft_wrap=True)
+    if now["sites"]:
+        out.print(_sites(now["sites"]))
+    for name, site in now["sites"].items():
+        if site.get("left_out"):
+            out.print(f"{name} was left out: {site['left_out']}", soft_wrap=True)
+
+
+def _of_run(run: dict[str, Any]) -> str:
+    """A run in a line or two."""
+    line = f"the run in {run['out']}: {run['state']}, round {run['round']} of {run['rounds']}, {run['seconds']:.0f} s"
+    if run["why"]:
+        line += f"; {run['why']}"
+    if run["state"] == "stopped":
+        line += f"; continue it: kinfed flower run --resume {run['out']}"
+    means = run["scores"].get("means", {})
+    if means:
+        line += f"\nafter round {run['scores']['round']}: " + ", ".join(f"{k} {v:.4g}" for k, v in means.items())
+    return line
+
+
+def _sites(sites: dict[str, Any]) -> Table:
+    """A line for each site."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in ("site", "is", "rounds used", "missed in a row", "down", "up", "late"):
+        table.add_column(column, justify="left" if column in ("site", "is") else "right")
+    for name, site in sites.items():
+        counts = [str(site.get(key, "")) for key in ("rounds", "missed")]
+        traffic = [quantity(site[key], "B") if key in site else "" for key in ("down", "up")]
+        late = f"{site['late']:.0f} s" if site.get("late") else ""
+        table.add_row(name, "online" if site["online"] else "away", *counts, *traffic, late)
+    return table
 
 
 def _down(args: argparse.Namespace, console: Console) -> None:

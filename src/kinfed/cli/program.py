@@ -38,6 +38,7 @@ COMMANDS = {
     "reference": Command("reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
     "data": Command("data", "list data sets, fetch one, inspect one"),
+    "completion": Command("completion", "have your shell complete kinfed's commands and options"),
     "list": Command("list", "list the available methods, data sets, models and other parts"),
 }
 
@@ -52,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 def execute(arguments: list[str] | None) -> int:
     """Run a command; returns the exit code, see `kinfed.cli.main`."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _parser(arguments[0] if arguments else "")
+    parser = parser_of(arguments[0] if arguments else "")
     args, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):
@@ -87,7 +88,7 @@ def execute(arguments: list[str] | None) -> int:
         return code
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
+def parser_of(chosen: str) -> argparse.ArgumentParser:
     """The parser of the chosen command; of the others it only has the help."""
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--debug", action="store_true", help="show the full traceback of an error")

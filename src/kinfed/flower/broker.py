@@ -87,7 +87,10 @@ class Broker:
     members: Callable[[], Mapping[bytes, str]] | None = None  # public keys and their clients; None: whoever is online
     round: int = 0  # the one in progress, from 1; 0 before the first
     traffic: dict[str, dict[int, list[int]]] = field(default_factory=dict)  # bytes down and up, by client and round
+    looked: Callable[[], None] = lambda: None  # called after each look at which nodes are online
     nodes: Nodes = field(init=False)
+    problems: dict[str, str] = field(default_factory=dict)  # why a client was left out, until its next good reply
+    _request: "_Request | None" = None  # the one under way
     _looked: float = -math.inf
     _flights: dict[str, Flight] = field(default_factory=dict)
     _number: int = 0  # of the present request
@@ -113,8 +116,16 @@ class Broker:
                 logged = waited + 30
             time.sleep(self.poll)
 
+    def late(self, client: str) -> float:
+        """The seconds for which a client has been waited for, while others of the same request have replied."""
+        request = self._request
+        if request is None or client not in request.waiting or not request.replies:
+            return 0.0
+        return round(time.monotonic() - request.since[client], 1)
+
     def dismiss(self, client: str, why: str = "") -> None:
         """Forget a client that cannot take part; in a minute its node is greeted again."""
+        self.problems[client] = messages.plain(why)
         self.nodes.dismiss(client, why, time.monotonic())
 
     def wait(self, clients: Collection[str]) -> bool:
@@ -149,12 +160,15 @@ class Broker:
         begin, busy = time.monotonic(), {flight.client for flight in self._flights.values()}
         whole = set(messages) if counted is None else set(counted)
         request = _Request(messages, needed, whole, problem, begin, messages.keys() & busy, warned=self.deadline)
+        self._request = request
         while request.waiting and not self._advance(kind, request):
             time.sleep(self.poll)
+        self._request = None
         self._forget(request)
         if 0 < request.missing <= len(request.awaited):
             raise RunError(too_few(messages, request.replies, needed))
         if request.waiting:
+            self.problems |= dict.fromkeys(request.waiting, "no reply")
             self.log(f"continuing without {_list(request.waiting)}: no reply; a node that is restarted is tried again")
         return request.replies
 
@@ -173,7 +187,9 @@ class Broker:
                 request.tries[client] += 1
                 self._push(client, self.nodes.at[client], kind, request.waiting[client])
         for client, reply in self._collect():
-            if why := request.take(client, reply, now):
+            why = request.take(client, reply, now)
+            self.problems[client] = messages.plain(why)
+            if why:
                 self.log(f"left client {client} out: {messages.plain(why)}")
         now = time.monotonic()
         waited, waiting = now - request.begin, request.waiting
@@ -224,6 +240,7 @@ class Broker:
         self._flights = {id: f for id, f in self._flights.items() if stamps.get(f.node) == f.stamp}
         for node, greeting in self.nodes.greetings(now, {f.node for f in self._flights.values()}, again):
             self._push("", node, "hello", greeting)
+        self.looked()
 
     def _collect(self) -> list[tuple[str, Message | Failure]]:
         """Replies to the present request that have arrived, by client; those to greetings are dealt with here."""

@@ -7,11 +7,11 @@ keys are unique. Without that row, which only unregistered nodes have, the key i
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..errors import RunError
 
-OUT = "unregistered"
+OUT, ONLINE = "unregistered", "online"
 
 
 class Entry(NamedTuple):
@@ -29,12 +29,30 @@ def entries(database: Path) -> dict[bytes, Entry]:
     return {key: Entry(node % 2**64, name or "", status != OUT) for key, node, name, status in rows}
 
 
+class Presence(NamedTuple):
+    """When a registered node was there."""
+
+    node: int
+    name: str  # empty without keys
+    is_online: bool  # for all that Flower has noticed
+    seen: float  # when it last gave a sign of life, in seconds since 1970; 0 if never
+
+
+def presence(database: Path) -> list[Presence]:
+    """When each registered node was there: at a sign of life Flower notes how long two more may take."""
+    question = "SELECT name, node_id, status, online_until, heartbeat_interval FROM node WHERE status != ?"
+    return [
+        Presence(node % 2**64, name or "", status == ONLINE, (until or 2 * pause) - 2 * pause)
+        for name, node, status, until, pause in _ask(database, question, OUT)
+    ]
+
+
 def forget(database: Path, key: bytes) -> None:
     """Let an unregistered key be registered again."""
     _ask(database, "DELETE FROM node WHERE public_key = ? AND status = ?", key, OUT)
 
 
-def _ask(database: Path, statement: str, *values: object) -> list[tuple[bytes, int, str | None, str]]:
+def _ask(database: Path, statement: str, *values: object) -> list[Any]:
     try:
         with closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=rw", timeout=30, uri=True)) as found, found:
             return found.execute(statement, values).fetchall()

@@ -37,6 +37,7 @@ from .nodes import Transport
 from .plan import Plan
 from .results import summarise, write_json
 from .staleness import StalenessWrapper
+from .watch import Watch
 
 FACTS = "federation.json"  # what the sites agreed on before round 1
 WAIT = 180  # seconds for a previous process to notice that its SuperLink is gone
@@ -68,7 +69,14 @@ def serve(
     with only_process(out, log):
         if (folder := RunFolder(out)).is_finished:  # by a process that has ended meanwhile
             return folder.read_summary()
-        return _Run(planned, broker, out, log).run()
+        watch = Watch(out, planned.learning.rounds.count, broker)
+        try:
+            summary = _Run(planned, broker, out, log, watch).run()
+        except Exception as problem:
+            watch.write("failed", messages.plain(problem))
+            raise
+        watch.write("finished")
+        return summary
 
 
 @contextmanager
@@ -91,7 +99,8 @@ def only_process(out: Path, log: Log) -> Iterator[None]:
 class _Run:
     """A run in progress: what it consists of, and how far it has got."""
 
-    def __init__(self, planned: Plan, broker: Broker, out: Path, log: Log) -> None:
+    def __init__(self, planned: Plan, broker: Broker, out: Path, log: Log, watch: Watch) -> None:
+        self.watch = watch
         self.planned, self.broker, self.out, self.log = planned, broker, out, log
         self.folder, self.rounds = RunFolder(out), planned.learning.rounds
         self.began = time.perf_counter()
@@ -122,6 +131,7 @@ class _Run:
             self._gather()
         names, parameters = self.fleet.names, self.model.layout.parameters
         self.log(f"{len(names)} clients: {', '.join(names)}; {parameters:,} parameters")
+        self.watch.begin(self.fleet, self.history, self.at.seconds)
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
             self._evaluate_again()

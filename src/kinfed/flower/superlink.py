@@ -1,9 +1,11 @@
 """The server's SuperLink: started, stopped, and told whose keys to admit."""
 
+import importlib.util
 import itertools
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +22,7 @@ from .link import SILENT, Link
 from .subprocesses import end, environment, flwr, is_free, is_loopback, make_private, secret
 
 Report = Callable[[str], object]
-LINK = "link.json"
+LINK, METRICS = "link.json", "metrics.pid"
 DATABASE = "state.db"  # Flower's own
 _RESTART = "restart it: kinfed flower down, then up"
 
@@ -88,8 +90,41 @@ def up(home: Path, host: str, port: int, keys: Path | None, report: Report) -> L
     return link
 
 
+def measure(home: Path, port: int, report: Report) -> None:
+    """Start what serves metrics for Prometheus on this machine, in place of one that was started before."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise UsageError("--metrics needs prometheus-client, which is not installed: pip install 'kinfed[flower]'")
+    before, on = _measuring(home)
+    if (not before or on != port) and not (0 < port < 65536 and is_free("127.0.0.1", port)):
+        raise UsageError(f"port {port} of this machine is in use, or none; choose another for --metrics")
+    _end_metrics(home)
+    command = [sys.executable, "-m", f"{__package__}.metrics", str(home.resolve()), str(port)]
+    with held(), (home / "metrics.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        with replacing(home / METRICS) as part:
+            part.write_text(f"{process.pid} {port}")
+    report(f"metrics for Prometheus are at http://127.0.0.1:{port}/metrics, on this machine only")
+
+
+def _measuring(home: Path) -> tuple[int, int]:
+    """The process that serves metrics, and its port; 0 if there is none."""
+    try:
+        pid, port = map(int, (home / METRICS).read_text().split())
+        # The number may be another program's by now.
+        return (pid, port) if b"flower.metrics" in Path(f"/proc/{pid}/cmdline").read_bytes() else (0, 0)
+    except (OSError, ValueError):
+        return 0, 0
+
+
+def _end_metrics(home: Path) -> None:
+    if pid := _measuring(home)[0]:
+        end(pid)
+    (home / METRICS).unlink(missing_ok=True)
+
+
 def down(home: Path, report: Report) -> None:
     """Stop the SuperLink, and with it the runs in progress."""
+    _end_metrics(home)
     now = running(home)
     if now:
         end(now.pid)

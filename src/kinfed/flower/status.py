@@ -1,0 +1,78 @@
+"""How a federation is doing: what the run writes down while it goes on, and what the server's user reads of it.
+
+Imports neither Flower nor PyTorch, so that it can be asked often.
+"""
+
+import json
+import os
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..files import replacing
+from . import registry, superlink
+
+FILE = "status.json"  # in a run's folder
+SILENT = 40.0  # seconds without a sign of life after which a site is not online; nodes give one every 21 to 27
+STALE = 120.0  # seconds after which a run that writes nothing is not at work, whatever its file says
+
+
+def write(out: Path, words: dict[str, Any]) -> None:
+    """Write down how a run is doing; that this fails must not end it."""
+    try:
+        with replacing(out / FILE) as part:
+            part.write_text(json.dumps({**words, "pid": os.getpid(), "at": time.time()}) + "\n", encoding="utf-8")
+    except RunError:
+        pass
+
+
+def read(home: Path) -> dict[str, Any]:
+    """The SuperLink of a folder, its sites, and its last run.
+
+    `superlink`: its `address` and whether it is `running`. `run`: None, or `out`, `state` ("running", "finished",
+    "failed" or "stopped"), and what it wrote last: `round` of `rounds`, `seconds`, `scores`, `why` it failed. `sites`:
+    of each whether it is `online`, and in the run its `rounds` that were used, `missed` ones in a row, bytes `down` and
+    `up`, `late` seconds that it has been waited for beyond the others, and why it was `left_out` last.
+    """
+    link = superlink.started(home)
+    running = link is not None and superlink.is_alive(link)
+    run, sites = _run(home), {}
+    nodes: dict[str, str] = {}
+    if run is not None:
+        sites = run.pop("sites", {})
+        nodes = {str(site.pop("node", "")): name for name, site in sites.items()}
+    database = home / superlink.DATABASE
+    online = {name: False for name in sites}
+    for one in registry.presence(database) if database.exists() else []:
+        if name := one.name or nodes.get(str(one.node), ""):  # without keys only the run knows names
+            online[name] = running and one.is_online and time.time() - one.seen < SILENT
+    return {
+        "superlink": {"address": link.address if link else "", "running": running},
+        "run": run,
+        "sites": {name: {"online": online[name], **sites.get(name, {})} for name in sorted(online)},
+    }
+
+
+def _run(home: Path) -> dict[str, Any] | None:
+    """The run that was started last, if any."""
+    try:
+        app = tomllib.loads((home / "app" / "pyproject.toml").read_text(encoding="utf-8"))
+        out = Path(app["tool"]["flwr"]["app"]["config"]["out"])
+        words = dict(json.loads((out / FILE).read_text(encoding="utf-8")))
+        if words["state"] == "running" and (time.time() - words["at"] > STALE or not _is_alive(words["pid"])):
+            words["state"] = "stopped"
+        return {"out": str(out), **words}
+    except (OSError, ValueError, KeyError, TypeError):  # none yet, or one of another version
+        return None
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
