@@ -3,8 +3,8 @@
     python benchmarks/serving.py predict|export|load|all [--rows 1000000] [--seconds 20] [--clients 16]
 
 `predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
-onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients, one after another
-each. Seconds of the processor are those of both cores together.
+onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients,
+one after another each. Seconds of the processor are those of both cores together.
 """
 
 import argparse
