@@ -119,7 +119,7 @@ def commands(text):
     blocks += re.findall(r"^    .*$", text, re.MULTILINE)
     found = [re.sub(r"^(\$ )?(\w+=\S+ )*", "", line.strip()) for block in blocks for line in block.splitlines()]
     found += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
-    return [line for line in found if line.startswith("kinfed ")]
+    return [re.sub(r" (&|> \S+)$", "", line) for line in found if line.startswith("kinfed ")]
 
 
 def test_commands_are_found_wherever_a_page_shows_them():

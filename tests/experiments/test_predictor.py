@@ -231,3 +231,17 @@ def test_arrays_are_answered_too(tmp_path, capsys):
     (tmp_path / "new.csv").write_text("a,b\n1,2\n")
     code, _, err = predicted(capsys, tmp_path / "run", tmp_path / "new.csv", "--client", "2")
     assert (code, "trained on arrays, not on a table" in err) == (2, True)
+
+
+def test_counts_and_quantiles_are_told_as_what_they_are(forecasts, tmp_path, capsys):
+    counts = kinfed.experiments.predictor.Answers(("sold",), (), (4.0,), (2.0,), counts=True)
+    assert counts.columns(torch.tensor([[0.0], [1.0]]))["sold"] == pytest.approx([4, 4 * np.e])
+    settings = ["federation.dataset.quantiles=[0.1, 0.9]", "rounds=1"]
+    assert (
+        main(["run", str(forecasts / "run" / "config.toml"), *settings, "--quiet", "--out", str(tmp_path / "q")]) == 0
+    )
+    code, rows, err = predicted(capsys, tmp_path / "q", forecasts / "levels.csv")
+    assert code == 0, err
+    assert list(rows[0])[4:] == ["level+1@0.1", "level+1@0.9", "level+2@0.1", "level+2@0.9"]
+    run = kinfed.load_run(tmp_path / "q")
+    assert (run.task.quantiles, round(run.task.deviation)) == ((0.1, 0.9), 5)

@@ -52,19 +52,26 @@ class Answers:
     classes: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()  # of each output, where they are in standard deviations from it
     deviation: tuple[float, ...] = ()
+    counts: bool = False  # whether outputs are logarithms of expected counts over the mean
+    quantiles: tuple[float, ...] = ()  # side by side for each step ahead, in place of one number
 
     @classmethod
     def of(cls, summary: Summary, description: Description | None) -> "Answers":
         """What the outputs of a run's models mean; raises UsageError if its folder is too old to say."""
+        scale, task = summary.scale or {}, summary.task or {}
+        counts, quantiles = task.get("name") == "counts", tuple(task.get("quantiles", ()))
+        plain = task.get("name") not in (None, "regression", "counts", "forecasting", "quantiles")  # one's own task
         if description is not None and description.targets:
             targets = description.targets
-            scaled = [] if targets[0].classes else targets
-            names, mean, deviation = ([getattr(t, part) for t in scaled] for part in ("name", "mean", "deviation"))
-            return cls(tuple(names or [targets[0].name]), targets[0].classes, tuple(mean), tuple(deviation))
-        scale = summary.scale or {}
+            names = tuple(one.name for one in targets)
+            if targets[0].classes:
+                return cls(names, targets[0].classes)
+            mean, deviation = (tuple(getattr(one, part) for one in targets) for part in ("mean", "deviation"))
+            return cls(names) if plain else cls(names, (), mean, deviation, counts)
         if len(scales := list(scale.get("targets", {}).values())) == 1:
             name, count = scale.get("series", {}).get("target", "reading"), summary.outputs or 1
-            return cls((name,), (), (scales[0]["mean"],) * count, (scales[0]["deviation"],) * count)
+            mean, deviation = ((scales[0][part],) * count for part in ("mean", "deviation"))
+            return cls((name,)) if plain else cls((name,), (), mean, deviation, False, quantiles)
         if summary.metric != Classification.metric:
             return cls()
         known = summary.classes
@@ -80,7 +87,9 @@ class Answers:
             each = zip(self.classes, chances.T.contiguous().numpy(), strict=True)
             return {_free(self.targets[0] if self.targets else "class"): answer} | {f"P({c})": p for c, p in each}
         values = outputs.double()
-        if self.mean:
+        if self.counts:
+            values = values.exp() * torch.tensor(self.mean).double()
+        elif self.mean:
             values = values * torch.tensor(self.deviation).double() + torch.tensor(self.mean).double()
         return dict(zip(self._names(values.shape[1]), values.T.contiguous().numpy(), strict=True))
 
@@ -88,7 +97,10 @@ class Answers:
         """The names of so many numbers: the targets, or steps ahead of one."""
         if len(self.targets) == count:
             return [_free(name) for name in self.targets]
-        return [f"{self.targets[0]}+{i + 1}" if self.targets else f"output {i + 1}" for i in range(count)]
+        if not self.targets:
+            return [f"output {i + 1}" for i in range(count)]
+        each = [f"@{q:g}" for q in self.quantiles] or [""]
+        return [f"{self.targets[0]}+{i // len(each) + 1}{each[i % len(each)]}" for i in range(count)]
 
 
 @dataclass(frozen=True)

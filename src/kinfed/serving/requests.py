@@ -93,8 +93,8 @@ def _table(rows: list[Any]) -> Any:
         cells = [row[name] for row in rows]
         kinds = {type(cell) for cell in cells} - {type(None)}
         if bad := kinds - {str, int, float, bool}:
-            what = "an object" if dict in bad else "a list"
-            raise Refused(422, f"column '{name}' holds {what}; values are text, numbers, true, false or null")
+            got = "an object" if dict in bad else "a list"
+            raise Refused(422, f"column '{name}' holds {got}; values are text, numbers, true, false or null")
         if str in kinds:
             cells = [None if cell is None else str(cell) for cell in cells]
         elif kinds - {bool}:
@@ -102,7 +102,9 @@ def _table(rows: list[Any]) -> Any:
                 cells = [None if cell is None else float(cell) for cell in cells]
             except OverflowError:
                 raise Refused(422, f"column '{name}' holds too large a number") from None
-        kind = polars.String if str in kinds or not kinds else polars.Boolean if kinds == {bool} else polars.Float64
+        kind: Any = (
+            polars.String if str in kinds or not kinds else polars.Boolean if kinds == {bool} else polars.Float64
+        )
         columns.append(polars.Series(name, cells, kind))
     return polars.DataFrame(columns)
 

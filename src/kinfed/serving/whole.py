@@ -160,13 +160,15 @@ class Answering(nn.Module):
         if answers.mean:
             self.register_buffer("mean", torch.tensor(answers.mean, dtype=torch.float64))
             self.register_buffer("deviation", torch.tensor(answers.deviation, dtype=torch.float64))
-        self.scaled = bool(answers.mean)
+        self.scaled, self.counts = bool(answers.mean), answers.counts
 
     def forward(self, outputs: Tensor) -> Columns:
         """By name."""
         if self.classes:
             return {"class": outputs.argmax(1), "probabilities": outputs.softmax(1)}
         values = outputs.flatten(1)
+        if self.counts:
+            return {"prediction": values.double().exp() * self.mean}
         return {"prediction": torch.addcmul(self.mean, values.double(), self.deviation) if self.scaled else values}
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import runpy
 import socket
 import subprocess
 import sys
@@ -19,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.needs("curl", "curl")
 def test_the_three_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(ROOT / "examples/own_data/shops/make.py"), run_name="__main__")
+    subprocess.run([sys.executable, ROOT / "examples/own_data/shops/make.py"], check=True)
     asked = ["run", "shops.csv", "--client", "shop", "--target", "sold", "--method", "fedaghn", "rounds=1", "--quiet"]
     assert main([*asked, "--out", "shops"]) == 0
     page = (ROOT / "docs/after-training.md").read_text()
     block = re.search(r"```console\n(.*?)```", page.partition("## From a finished run")[2], re.DOTALL).group(1)
-    lines = [line.removeprefix("$ ") for line in block.splitlines()]
+    lines = [line.removeprefix("$ ") for line in block.replace("\\\n", " ").splitlines()]
     assert len(lines) == 3
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
