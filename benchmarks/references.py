@@ -1,0 +1,105 @@
+"""Figures of the centralised references beside print: KINFED_DATA=DIR python benchmarks/references.py [DATASET ...]
+
+STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
+docs/results/references.md. Runs are kept in --keep; a reference has no checkpoint, so one that was interrupted begins
+again. --epochs and --share make it short, and the page says so.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import page
+
+from kinfed.experiments.reproduction import MEASURES
+from kinfed.experiments.run_folder import RunFolder
+from kinfed.papers import published_table
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
+PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph WaveNet"}
+DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
+METRICS = ("MAE", "MAPE_pct", "RMSE")
+
+
+def words(reference, dataset, asked):
+    """What `kinfed` is given for one of them."""
+    short = [f"reference.epochs={asked.epochs}"] * bool(asked.epochs)
+    short += [f"federation.split.share={asked.share:g}"] * (asked.share < 1)
+    return ["reference", reference, f"papers/sfl/table1/{dataset}", *short]
+
+
+def train(asked):
+    """Do what is left; whether all of it ended well."""
+    well = True
+    for dataset in asked.datasets:
+        for reference in PRINTED:
+            out = folder(reference, dataset, asked)
+            if not out.is_finished:
+                command = [sys.executable, "-m", "kinfed", *words(reference, dataset, asked), "--out", out.path]
+                print(" ".join(map(str, command[2:])), flush=True)
+                well &= not subprocess.run([*command, "--quiet"]).returncode
+                write(asked)
+    return well
+
+
+def folder(reference, dataset, asked):
+    return RunFolder(asked.keep / f"{asked.epochs or 'all'}-{asked.share:g}" / dataset / reference)
+
+
+def figures(run):
+    """The mean over sensors of each printed metric at the round that validation selects."""
+    found = run.read_summary()
+    chosen = found.scores[found.chosen]
+    for name in METRICS:
+        rounds, tests = run.read_scores(found.chosen, MEASURES[name].score)
+        yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
+
+
+def part(asked):
+    """The page's table of what is finished, as text."""
+    table = published_table.load("sfl.table1")
+    lines = ["| data | reference | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
+    for dataset in asked.datasets:
+        column = next(one for one in table.columns.values() if one.name == dataset)
+        for reference, printed in PRINTED.items():
+            run = folder(reference, dataset, asked)
+            if run.is_finished:
+                cells = []
+                for name, ours in zip(METRICS, figures(run), strict=True):
+                    paper = table.numbers.get((column.dataset, column.setting, printed, name))
+                    cells.append(f"{ours:.2f}" + (f" ({paper.mean:.2f})" if paper else ""))
+                lines.append(f"| {dataset} | {printed} | {' | '.join(cells)} | {run.read_summary().seconds:.0f} |")
+    if len(lines) == 2:
+        return ""
+    told = [f"`kinfed {' '.join(words('REFERENCE', 'DATASET', asked))}`, {page.version()}, one seed."]
+    told += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
+    return "\n".join([*told, "", *lines])
+
+
+def write(asked):
+    """Put the finished runs on the page."""
+    if text := part(asked):
+        name = "all" if not asked.epochs and asked.share == 1 else "short"
+        page.put(PAGE, name, text, "Centralised references on traffic")
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar="DATASET", help=", ".join(DATASETS))
+    asked.add_argument("--epochs", type=int, help="in place of the reference's own number")
+    asked.add_argument("--share", type=float, default=1.0, help="of each series, from its end: less is quicker")
+    asked.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
+    asked = asked.parse_args()
+    if unknown := sorted(set(asked.datasets) - set(DATASETS)):
+        sys.exit(f"no subset '{unknown[0]}' of SFL's Table 1; known: {', '.join(DATASETS)}")
+    sys.exit(not train(asked))
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same command begins the unfinished run again")
