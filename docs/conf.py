@@ -37,7 +37,7 @@ myst_dmath_double_inline = True
 
 nb_execution_mode = "auto"
 nb_execution_in_temp = True  # what notebooks write is not left among the pages
-nb_execution_timeout = 120  # seconds of one cell
+nb_execution_timeout = 600  # seconds of one cell, on a machine that is busy with other work
 nb_execution_excludepatterns = ["notebooks/federation.md"]  # minutes on a busy machine; a slow test runs it
 nb_execution_raise_on_error = True
 nb_merge_streams = True
