@@ -257,7 +257,9 @@ class Counts(Settings):
     def _deviance(self, outputs: Tensor, y: Tensor) -> Tensor:
         """[B] Poisson deviance of each example."""
         truth, log = y.flatten(), outputs.flatten() + math.log(self.mean)
-        return 2 * (torch.xlogy(truth, truth) - truth * log - truth + log.exp())
+        some = truth > 0
+        gap = log - torch.where(some, truth, 1).log()  # the difference of large terms would be lost in rounding
+        return 2 * torch.where(some, truth * (gap.expm1() - gap), log.exp())
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self._deviance(outputs, y) / (2 * max(1.0, self.mean))
