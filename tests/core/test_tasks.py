@@ -279,6 +279,16 @@ def test_counts_that_are_none_are_refused(values, said):
         Counts().check(torch.tensor(values))
 
 
+def test_targets_with_names_alone_are_in_standard_deviations_already():
+    task, y = Regression(names=("a", "b")), torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    found = floats(task.score(torch.zeros(2, 2), y, torch.ones(2)))
+    assert (found["mae@a"], found["mae@b"], found["nmae"]) == (2.0, 2.0, 2.0)
+    with pytest.raises(UsageError, match=r"regression of 2 targets needs y \[n, 2\]; got \[2, 3\]"):
+        task.check(torch.zeros(2, 3))
+    with pytest.raises(UsageError, match=r"as many names as means; got 2 \(a, b\) and 3"):
+        Regression((0.0,) * 3, (1.0,) * 3, ("a", "b"))
+
+
 def test_the_deviance_of_large_counts_is_not_lost_in_rounding():
     """Forecasts half a percent off, of counts around a million, in float32."""
     task, counts = Counts(1e6), [900_000.0, 1_000_000.0, 1_200_000.0]
