@@ -279,6 +279,25 @@ def test_counts_that_are_none_are_refused(values, said):
         Counts().check(torch.tensor(values))
 
 
+def test_targets_with_names_alone_are_in_standard_deviations_already():
+    task, y = Regression(names=("a", "b")), torch.tensor([[1.0, 0.0], [3.0, 4.0]])
+    found = floats(task.score(torch.zeros(2, 2), y, torch.ones(2)))
+    assert (found["mae@a"], found["mae@b"], found["nmae"]) == (2.0, 2.0, 2.0)
+    with pytest.raises(UsageError, match=r"regression of 2 targets needs y \[n, 2\]; got \[2, 3\]"):
+        task.check(torch.zeros(2, 3))
+    with pytest.raises(UsageError, match=r"as many names as means; got 2 \(a, b\) and 3"):
+        Regression((0.0,) * 3, (1.0,) * 3, ("a", "b"))
+
+
+def test_the_deviance_of_large_counts_is_not_lost_in_rounding():
+    """Forecasts half a percent off, of counts around a million, in float32."""
+    task, counts = Counts(1e6), [900_000.0, 1_000_000.0, 1_200_000.0]
+    outputs = torch.tensor([math.log(1.005 * one / 1e6) for one in counts])
+    found = floats(task.score(outputs, torch.tensor(counts), torch.ones(3)))
+    assert found["deviance"] == pytest.approx(mean_poisson_deviance(counts, [1.005 * one for one in counts]), rel=1e-3)
+    assert task.score(torch.log(torch.tensor([0.9])), torch.tensor([9e5]), torch.ones(1))["deviance"] >= 0
+
+
 def test_quantiles_by_hand():
     """Quantiles 0.1, 0.5, 0.9 are 8, 10, 12 for 11, and 5, 6, 7 for 9; a third reading is missing."""
     task = Quantiles(10.0, 2.0, horizons=(2,), quantiles=(0.1, 0.5, 0.9))

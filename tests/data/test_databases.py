@@ -201,7 +201,13 @@ def test_nothing_is_written(postgres, sqlite):
 
 
 def test_a_password_in_the_address_is_refused_and_not_repeated(sqlite, capsys):
-    for address in (f"postgresql://ada:{PASSWORD}@h/shops", f"postgresql://h/shops?user=a&password={PASSWORD}"):
+    for address in (
+        f"postgresql://ada:{PASSWORD}@h/shops",
+        f"postgresql://h/shops?user=a&password={PASSWORD}",
+        f"POSTGRESQL://ada:{PASSWORD}@h/shops",
+        f"postgresql+psycopg2://ada:{PASSWORD}@h/shops",
+        f"mysql://ada:{PASSWORD}@h/shops",
+    ):
         direct = ["run", address, "--query", "site.sql", *COLUMNS]
         by_setting = ["run", "fedavg", "federation.dataset.name=sql", f"federation.dataset.path={address}"]
         by_setting += ["federation.dataset.client=shop", "federation.dataset.target=buys"]

@@ -163,6 +163,13 @@ def test_a_hugging_face_table_is_a_table(here):
     assert found.y.tolist() == [0, 1, 1, 0] * 5
 
 
+def test_lists_beside_the_columns_that_are_used_and_blanks_around_names(here):
+    features = {"image": {"_type": "Image"}, "label": LABEL | {"names": ["cat ", " dog"]}, "tags": [{"dtype": "int64"}]}
+    save_to_disk(here / "pets", pictures(here).with_columns(tags=polars.lit([1, 2])), features)
+    found = DATASETS["huggingface"](path="pets", target="label")()
+    assert (found.classes, found.y.tolist()) == (("cat", "dog"), [0, 1] * 6)
+
+
 def break_label(folder):
     table = polars.read_ipc_stream(folder / "data-00000-of-00001.arrow").with_columns(label=polars.lit(7))
     table.write_ipc_stream(folder / "data-00000-of-00001.arrow")
@@ -227,6 +234,17 @@ def test_femnist(here, capsys):
     assert main(["run", "fedrep", *own, "--quiet", "--out", "a"]) == 0
 
 
+def test_copies_that_leafs_scripts_leave_are_not_taken(here):
+    users = {name: {"x": [[i / 2, 1.0] for i in range(12)], "y": [0, 1] * 6} for name in "ab"}
+    for place in ("all_data", "sampled_data", "train", "test"):
+        leaf(here / "data" / place / "a.json", users)
+    assert len(DATASETS["leaf"](path="data")().x) == 48  # of train and test
+    (here / "data" / "train" / "a.json").unlink()
+    (here / "data" / "test" / "a.json").unlink()
+    with pytest.raises(UsageError, match="several folders, as data/all_data and data/sampled_data"):
+        DATASETS["leaf"](path="data")()
+
+
 def plays(count=60, length=5):
     lines = {
         "HAMLET": "to be or not to be that is the question " * 3,
@@ -275,6 +293,8 @@ def test_a_text_is_split_in_its_order(here):
         ),
         ("leaf", {"a": {"x": [[1.0], [2.0, 3.0]], "y": [0, 1]}, "b": {"x": [[1.0]], "y": [0]}}, "all of one length"),
         ("leaf", {"a": {"x": [[1.0]], "y": [0.5]}}, "user 'a': labels (y) must be whole numbers or text"),
+        ("leaf", {"a": {"x": [[10**400]], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}, "lists of finite numbers"),
+        ("leaf", '{"users": [["a"]], "user_data": {}}', "p.json, user '['a']': user_data must have x and y"),
         ("leaf", {"a": {"x": [[1.0]], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}, "all labels are '0'"),
         ("leaf", {"a": {"x": [[1.0]], "y": [0]}}, "1 of 1 user has 1 examples or more, but two clients are the least"),
         ("leaf_text", {"a": {"x": ["ab", "abc"], "y": ["c", "d"]}, "b": {"x": ["ab"], "y": ["b"]}}, "got 3, and 2"),

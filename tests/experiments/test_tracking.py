@@ -31,14 +31,14 @@ class Mine:
     def begin(self, run):
         self.here = run.folder
         if (self.here / "away").exists():
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("http://ada:pa55word@127.0.0.1:1: nobody answers")
         with (self.here / "mine.jsonl").open("a") as file:
             print(json.dumps({"begin": run.id, "name": run.name, "settings": run.settings}), file=file)
         return max((one["round"] for one in rounds(self.here)), default=0)
 
     def record(self, round, seconds, values, picture):
         if (self.here / "away").exists():
-            raise ConnectionError("nobody answers")
+            raise ConnectionError("http://ada:pa55word@127.0.0.1:1: nobody answers")
         with (self.here / "mine.jsonl").open("a") as file:
             drawn = bool(picture) and picture.read_bytes()[1:4] == b"PNG"
             print(json.dumps({"round": round, "seconds": seconds, "values": values, "picture": drawn}), file=file)
@@ -159,7 +159,7 @@ def test_a_tracker_that_is_away_for_a_while_catches_up(tmp_path, mine, recwarn):
     launch(experiment(), out, Execution(track=(mine,), progress=leave))
     assert [one["round"] for one in lines(out, "round")] == [1, 2, 3, 4, 5, 6]
     (said,) = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
-    assert said.endswith("fails, and the run goes on without: ConnectionError: nobody answers")
+    assert said.endswith("fails, and the run goes on without: ConnectionError: http://127.0.0.1:1: nobody answers")
 
 
 @pytest.mark.parametrize("method", ["fedaghn", "cfl", "local"])

@@ -128,7 +128,7 @@ def test_who_does_not_send_what_it_promised_is_given_up(address, monkeypatch):
 
 def test_a_token_is_asked_for_and_other_machines_only_get_one(shops, tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("KINFED_TOKEN", raising=False)
-    with serving(shops / "run", token="s3cret") as (address, _):
+    with serving(shops / "run", token="s3cret-ü") as (address, _):
         for headers in ({}, {"Authorization": "Bearer other"}, {"Authorization": "Bearer "}):
             for got in (
                 requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}, headers=headers),
@@ -136,7 +136,7 @@ def test_a_token_is_asked_for_and_other_machines_only_get_one(shops, tmp_path, c
                 requests.get(f"{address}/metrics", headers=headers),
             ):
                 assert (got.status_code, got.headers["WWW-Authenticate"]) == (401, "Bearer")
-        right = {"Authorization": "Bearer s3cret"}
+        right = {"Authorization": "Bearer s3cret-ü".encode()}
         assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}, headers=right).status_code == 200
         assert requests.get(f"{address}/health").status_code == 200
     with pytest.raises(UsageError, match=r"serving on 0\.0\.0\.0, another machine could ask it: set a token"):
@@ -148,7 +148,8 @@ def test_a_token_is_asked_for_and_other_machines_only_get_one(shops, tmp_path, c
         (["--token-file", str(tmp_path / "no")], "cannot be read"),
         (["--host", "no.such.host.invalid"], "there is no host 'no.such.host.invalid'"),
         (["--port", "99999"], "a port is a number from 0 to 65535; got 99999"),
-        (["--workers", "0"], "workers must be above 0; got 0"),
+        (["--workers", "0"], "workers must be a number above 0; got 0"),
+        (["--megabytes", "inf"], "megabytes must be a number above 0; got inf"),
     ):
         assert main(["serve", str(shops / "run"), *words]) == 2
         err = capsys.readouterr().err

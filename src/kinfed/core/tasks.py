@@ -180,6 +180,11 @@ class Regression(Settings):
             raise UsageError(
                 f"regression needs as many means as deviations; got {len(self.mean)} and {len(self.deviation)}"
             )
+        if self.names and self.mean and len(self.names) != len(self.mean):
+            raise UsageError(
+                f"regression needs as many names as means; got {len(self.names)} ({', '.join(self.names):.80}) and "
+                f"{len(self.mean)}"
+            )
         for i, (mean, deviation) in enumerate(zip(self.mean, self.deviation, strict=True)):
             _check_scale("regression", f"values of '{self.names[i]}'" if self.names else "targets", mean, deviation)
 
@@ -195,10 +200,12 @@ class Regression(Settings):
 
     def _scale(self, like: Tensor) -> tuple[Any, Any]:
         """Mean and deviation: numbers of a single target, [k] of several."""
-        if len(self.mean) < 2:
-            return (self.mean or (0.0,))[0], (self.deviation or (1.0,))[0]
+        count = max(len(self.mean), len(self.names), 1)
+        mean, deviation = self.mean or (0.0,) * count, self.deviation or (1.0,) * count
+        if count == 1:
+            return mean[0], deviation[0]
         kind: Any = {"dtype": like.dtype, "device": like.device}
-        return torch.tensor(self.mean, **kind), torch.tensor(self.deviation, **kind)
+        return torch.tensor(mean, **kind), torch.tensor(deviation, **kind)
 
     def scaled(self, y: Tensor) -> Tensor:
         """y: [B, ...] in standard deviations from the mean."""
@@ -234,10 +241,9 @@ class Regression(Settings):
     def check(self, y: Tensor) -> None:
         if not y.is_floating_point():
             raise UsageError(f"regression needs float targets; got {y.dtype}")
-        if len(self.mean) > 1 and (y.ndim != 2 or y.shape[1] != len(self.mean)):
-            raise UsageError(
-                f"regression of {len(self.mean)} targets needs y [n, {len(self.mean)}]; got {list(y.shape)}"
-            )
+        count = max(len(self.mean), len(self.names))
+        if count > 1 and (y.ndim != 2 or y.shape[1] != count):
+            raise UsageError(f"regression of {count} targets needs y [n, {count}]; got {list(y.shape)}")
 
 
 @dataclass(frozen=True)
@@ -257,7 +263,9 @@ class Counts(Settings):
     def _deviance(self, outputs: Tensor, y: Tensor) -> Tensor:
         """[B] Poisson deviance of each example."""
         truth, log = y.flatten(), outputs.flatten() + math.log(self.mean)
-        return 2 * (torch.xlogy(truth, truth) - truth * log - truth + log.exp())
+        some = truth > 0
+        gap = log - torch.where(some, truth, 1).log()  # the difference of large terms would be lost in rounding
+        return 2 * torch.where(some, truth * (gap.expm1() - gap), log.exp())
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return self._deviance(outputs, y) / (2 * max(1.0, self.mean))

@@ -16,6 +16,7 @@ from .cells import series_of
 if TYPE_CHECKING:
     import polars
 
+SCHEMES = ("postgresql://", "postgres://", "sqlite://")
 ATTEMPTS = 3  # of a query whose connection is lost
 WAIT = 1.0  # seconds before another
 BATCH = 50_000  # rows that are fetched at a time
@@ -28,8 +29,8 @@ WHERE = "put it into ~/.pgpass (a line host:port:database:user:password, chmod 6
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether this is the address of a database, not a file."""
-    return isinstance(source, str) and bool(re.match(r"(postgres(ql)?|sqlite)://", source))
+    """Whether this is an address, not a file; `check_address` says whether it is that of a database."""
+    return isinstance(source, str) and bool(re.match(r"\s*[a-z][a-z0-9+.-]+://", source, re.IGNORECASE))
 
 
 def check_address(address: str) -> None:
@@ -45,8 +46,11 @@ def check_address(address: str) -> None:
     if secret:
         raise UsageError(
             "the address of the database has a password in it, which configs, logs and lists of processes would show; "
-            f"{WHERE}, and write {parts.scheme}://USER@HOST/DATABASE"
+            f"{WHERE}, and write postgresql://USER@HOST/DATABASE"
         )
+    if not address.startswith(SCHEMES):
+        known = ", ".join(SCHEMES)  # the address itself is not repeated: what is wrong may hide a password
+        raise UsageError(f"tables are read from files and databases, whose addresses begin with {known}; got another")
     if parts.scheme == "sqlite" and (parts.netloc or len(parts.path) < 2):
         raise UsageError(f"{address}: write sqlite:///FILE, or sqlite:////FOLDER/FILE for one that is elsewhere")
 

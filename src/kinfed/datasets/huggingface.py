@@ -41,7 +41,9 @@ class HuggingFace(TableReader):
         for name in (self.client, *self.targets) if self.client else self.targets:
             if name not in table.columns:
                 raise UsageError(f"{self.path} has no column '{name}'; {nearest(name, table.columns)}")
-        names = {name: one["names"] for name, one in features.items() if one.get("_type") == "ClassLabel"}
+        features = {name: one for name, one in features.items() if isinstance(one, dict)}  # others are of lists
+        labels = {name: one.get("names") for name, one in features.items() if one.get("_type") == "ClassLabel"}
+        names = {name: [str(one).strip() for one in known] for name, known in labels.items() if known}
         table = _named(self.path, table, names)
         pictures = [name for name, one in features.items() if one.get("_type") == "Image"]
         if not pictures:

@@ -42,7 +42,7 @@ class Leaf(Settings):
         try:
             arrays = [np.asarray(x, np.float32) for x, _, _ in users.values()]
             shapes = {array.shape[1:] for array in arrays}
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             shapes = set()
         if len(shapes) != 1 or not all(np.isfinite(array).all() for array in arrays):
             raise UsageError(f"{self.path}: the examples (x) must be lists of finite numbers, all of one length")
@@ -78,7 +78,7 @@ class LeafText(Settings):
                     raise UsageError(f"{file}, user '{name}': texts must have one length of 2 or more; got {lengths}")
         classes = sorted(set().union(*("".join((*x, *y)) for x, y, _ in users.values())))
         written = "".join(text for x, _, _ in users.values() for text in x)
-        known, codes = (np.frombuffer("".join(part).encode("utf-32-le"), np.uint32) for part in (classes, written))
+        known, codes = (np.frombuffer("".join(part).encode("utf-32-le", "surrogatepass"), np.uint32) for part in (classes, written))
         places = torch.from_numpy(np.searchsorted(known, codes)).view(-1, length).to(torch.get_default_dtype())
         parts = [torch.arange(len(x)) * PARTS // len(x) for x, _, _ in users.values()]
         return _dataset(users, places, classes, self.path, torch.cat(parts))
@@ -123,14 +123,23 @@ def _users(path: Path, least: int) -> dict[str, User]:
 
 
 def _files(path: Path) -> list[Path]:
-    """A file, or the files of a folder and of folders in it, those for the test last."""
+    """A file, or the files of a folder or of those for training and testing in it, those for the test last.
+
+    LEAF's scripts leave copies of the same examples beside these; raises UsageError where it is not clear which to take.
+    """
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise UsageError(f"there is no file or folder {path} (in {Path.cwd()})")
-    files = sorted(path.rglob("*.json"), key=lambda file: ("test" in file.parent.parts, str(file)))
+    parts = [path / part for part in ("train", "test") if any((path / part).glob("*.json"))]
+    files = [file for part in parts or [path] for file in sorted(part.rglob("*.json"))]
     if not files:
         raise UsageError(f"{path} holds no .json; LEAF's scripts write them to data/train and data/test")
+    if len(places := sorted({str(file.parent) for file in files})) > max(len(parts), 1):
+        raise UsageError(
+            f"{path} holds .json in several folders, as {places[0]} and {places[1]}, which may have the same examples; "
+            "name the one that holds train and test"
+        )
     return files
 
 
@@ -145,11 +154,11 @@ def _of_file(file: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
     data = found.get("user_data") if isinstance(found, dict) else None
     if not isinstance(data, dict) or not isinstance(found.get("users"), list):
         raise UsageError(f"{file} is not LEAF's: it needs 'users', a list, and 'user_data', an object with theirs")
-    for name in found["users"]:
+    for name in map(str, found["users"]):
         user = data.get(name)
         x, y = (user.get(key) for key in "xy") if isinstance(user, dict) else (None, None)
         if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
             raise UsageError(f"{file}, user '{name}': user_data must have x and y, lists of one length")
         if not all(isinstance(answer, str | int) for answer in y):
             raise UsageError(f"{file}, user '{name}': labels (y) must be whole numbers or text")
-        yield str(name), x, y
+        yield name, x, y

@@ -7,6 +7,7 @@ itself keeps: a run that was resumed, wherever its last checkpoint was, is neith
 import csv
 import json
 import math
+import re
 import threading
 import time
 import tomllib
@@ -317,7 +318,8 @@ class _Follower:
             self._note(problem)
 
     def _note(self, problem: Exception) -> None:
-        self._problem = " ".join(f"{type(problem).__name__}: {problem}".split())[:160]
+        said = re.sub(r"://[^/\s]*@", "://", f"{type(problem).__name__}: {problem}")  # addresses may hold a password
+        self._problem = " ".join(said.split())[:160]
 
     def _until_it_works(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function until it works; when the run is over, once more."""

@@ -4,6 +4,7 @@ import asyncio
 import hmac
 import ipaddress
 import json
+import math
 import resource
 import socket
 import time
@@ -35,8 +36,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("megabytes", "waiting", "workers"):
-            if not getattr(self, name) > 0:
-                raise UsageError(f"{name} must be above 0; got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise UsageError(f"{name} must be a number above 0; got {getattr(self, name)}")
 
 
 def listen(host: str, port: int, token: str) -> socket.socket:
@@ -154,7 +155,7 @@ class Service:
             self.waiting -= 1
 
     def _admit(self, request: Any) -> None:
-        given = request.headers.get("authorization", "").encode()
+        given = request.headers.get("authorization", "").encode("latin-1")
         if self.token and not hmac.compare_digest(given, f"Bearer {self.token}".encode()):
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
