@@ -1,6 +1,7 @@
 """Tables as they are at sites: what is told of them, and the same description, examples and models as all rows give."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +13,12 @@ from kinfed import UsageError
 from kinfed.core.method import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
+from kinfed.data import disclosed
 from kinfed.data.description import Description
+from kinfed.data.statistics import NumberStatistics
 from kinfed.flower import messages, site_data
 from kinfed.flower.claims import read_scores
+from kinfed.flower.describing import Describing
 from kinfed.flower.grid import unpack
 from kinfed.flower.rehearsal import rehearse
 from kinfed.flower.site import Site
@@ -370,6 +374,20 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
         "d.csv: 'b' has 1,500 categories, of which the 1,000 most frequent are named to the server (--categories)",
         "d.csv: all 2,800 training rows are of one class, 'no', so a model learns nothing else here",
     ]
+
+
+def test_a_column_that_is_constant_at_a_site_that_joins_has_the_scale_of_all():
+    """The deviation of twelve times 0.1 is not 0 but 1e-17, by which nothing may be divided."""
+    known = NumberStatistics.of(np.full(12, 0.1))
+    assert known.deviation > 0
+    words = {"statistics": {"price": disclosed.to_json(known)}, "answers": disclosed.to_json(known), "rows": 12}
+    broker = SimpleNamespace(request=lambda kind, asked, needed, problem: {"new": messages.Message(words, {})})
+    planned = SimpleNamespace(table={"federation": {"split": {}}}, learning=SimpleNamespace(seed=0))
+    scale = {"mean": 3.0, "deviation": 2.0, "median": 3.0}
+    description = {"clients": {"a": {"price": scale}}, "inputs": [{"name": "price", **scale}]}
+    facts = {"agreed": {"inputs": [("price", "number")], "classes": None}, "description": description}
+    assert Describing(planned, broker, facts).add(["new"]) == ["new"]
+    assert description["clients"]["new"]["price"]["deviation"] == 2.0
 
 
 def test_two_clocks_are_told_apart(meters):

@@ -78,7 +78,8 @@ class LeafText(Settings):
                     raise UsageError(f"{file}, user '{name}': texts must have one length of 2 or more; got {lengths}")
         classes = sorted(set().union(*("".join((*x, *y)) for x, y, _ in users.values())))
         written = "".join(text for x, _, _ in users.values() for text in x)
-        known, codes = (np.frombuffer("".join(part).encode("utf-32-le", "surrogatepass"), np.uint32) for part in (classes, written))
+        both = ("".join(part).encode("utf-32-le", "surrogatepass") for part in (classes, written))
+        known, codes = (np.frombuffer(part, np.uint32) for part in both)
         places = torch.from_numpy(np.searchsorted(known, codes)).view(-1, length).to(torch.get_default_dtype())
         parts = [torch.arange(len(x)) * PARTS // len(x) for x, _, _ in users.values()]
         return _dataset(users, places, classes, self.path, torch.cat(parts))
@@ -125,7 +126,7 @@ def _users(path: Path, least: int) -> dict[str, User]:
 def _files(path: Path) -> list[Path]:
     """A file, or the files of a folder or of those for training and testing in it, those for the test last.
 
-    LEAF's scripts leave copies of the same examples beside these; raises UsageError where it is not clear which to take.
+    LEAF's scripts leave copies of the same examples beside these. Raises UsageError unless it is clear which to take.
     """
     if path.is_file():
         return [path]

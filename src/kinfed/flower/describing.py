@@ -15,6 +15,7 @@ import torch
 from ..core.tasks import Classification, Forecasting, Regression, Task
 from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
+from ..data.columns import ROUNDING
 from ..data.description import Description, Target, of_clients
 from ..data.statistics import NumberStatistics, Statistics, merged
 from ..errors import RunError, UsageError
@@ -76,7 +77,8 @@ class Describing:
             for name in columns:
                 known: Any = told[name]
                 if known.known:
-                    deviation = known.deviation or shared[name]["deviation"]
+                    constant = known.deviation <= ROUNDING * abs(known.mean)
+                    deviation = shared[name]["deviation"] if constant else known.deviation
                     own[name] = {"mean": known.mean, "deviation": deviation, "median": known.median}
                 else:
                     own[name] = {key: shared[name][key] for key in ("mean", "deviation", "median")}
