@@ -293,6 +293,8 @@ class Frame:
         if column.dtype == polars.Datetime:
             values = column.to_numpy().astype("datetime64[us]")
             return np.where(np.isnat(values), math.nan, values.astype(np.int64) / 1e6)
+        if column.dtype != polars.String:
+            return np.where(self.words(name).empty, math.nan, math.inf)
         if (seconds := _iso(column)) is not None:
             return seconds
         if (form := self._form(name, dated=True)) is not None:

@@ -39,6 +39,8 @@ def answer(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -
         return predictor.frame(_checked(frame_of(_table(rows)), predictor, known, "the request"))
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
+    except UnicodeEncodeError:  # of what JSON can write and Unicode has not
+        raise Refused(400, "the request has text with half of a surrogate pair, such as \\ud800; mend it") from None
 
 
 def _of_csv(predictor: Predictor, known: Sequence[str], body: bytes) -> Any:
