@@ -40,7 +40,7 @@ def answer(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
-        raise Refused(400, "the request has text with half of a surrogate pair, such as \\ud800; mend it") from None
+        raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; mend it") from None
 
 
 def _of_csv(predictor: Predictor, known: Sequence[str], body: bytes) -> Any:
