@@ -178,6 +178,8 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
             config.resolve({"method": "local"} | own_file.read(given, asked, getattr(asked, "method", "")))
         elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):
             parts.make(DATASETS, config.override({"name": asked.subject}, asked.overrides), "dataset", given=1)
+        elif getattr(asked, "former", None):  # the run's own config, with settings changed
+            assert all("=" in one for one in (asked.source, *asked.overrides) if one), command
         elif hasattr(asked, "source") or hasattr(asked, "subject"):
             asked.source = getattr(asked, "source", None) or asked.subject
             table = config.read(asked.source, asked.overrides)

@@ -14,6 +14,7 @@ from ..errors import UsageError
 from ..experiments import beside, config, tracking
 from ..experiments.choice_folder import Request
 from ..experiments.config import Experiment, Table
+from ..experiments.further import further
 from ..experiments.launch import launch, resume
 from ..simulation import distributed
 from ..simulation.execution import Execution
@@ -36,6 +37,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     run.add_argument(
         "source",
+        nargs="?",
+        default="",
         metavar="METHOD|FILE.toml|FILE.csv",
         help="such as fedaghn, mine.py:MyMethod, my-run/config.toml or shops.csv",
     )
@@ -48,6 +51,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument("--budget", metavar="ROUNDS|TIME", help="what finding it may take, see kinfed choose")
     changes = "settings to change, such as training.epochs=5 or seeds=3"
     run.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=changes)
+    run.add_argument(
+        "--from",
+        dest="former",
+        type=Path,
+        metavar="RUN",
+        help="go on from a finished run, whose files stay as they are: rounds=N are added, and with other data clients "
+        "may have joined",
+    )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.add_argument(
         "--beside",
@@ -62,6 +73,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="end with a report page in the run's folder, opened where there is a display",
     )
     run.set_defaults(command=_run)
+    _add_resume(commands, running, common)
+
+
+def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
     again = commands.add_parser(
         "resume",
         parents=[running, common],
@@ -92,6 +107,10 @@ def _followed() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace, console: Console) -> None:
     wanted = beside.parse(args.beside)
     tracking.check(args.track)
+    if args.former is not None:
+        return _further(args, console, wanted)
+    if not args.source:
+        raise UsageError("kinfed run needs a method, a config or a table of yours, or --from RUN")
     raw, yours = own_file.read(args.source, args, args.method), own_file.is_table(args.source)
     if yours and "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
@@ -113,6 +132,20 @@ def _run(args: argparse.Namespace, console: Console) -> None:
 
 def _tracked(args: argparse.Namespace, bar: Bar) -> Execution:
     return replace(execution(args, bar), track=tuple(args.track))
+
+
+def _further(args: argparse.Namespace, console: Console, wanted: str | tuple[str, ...]) -> None:
+    """Go on from a finished run."""
+    if args.method or args.budget or (args.source and "=" not in args.source):
+        what = args.source if "=" not in args.source else "--method" if args.method else "--budget"
+        raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
+    experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+        summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, former=former)
+    if summary:
+        show(summary, args, console, hint=wanted == "auto")
+        if args.open:
+            _open(Path(summary.out), args, console)
 
 
 def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:

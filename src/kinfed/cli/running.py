@@ -223,6 +223,8 @@ def _notes(summary: Summary) -> Iterator[str]:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         yield f"{summary.chosen}: {', '.join(values)}"
     yield from (f"! {warning}" for warning in summary.warnings)
+    if summary.origin is not None:
+        yield _went_on(summary.origin)
     if summary.always and summary.selects == summary.metric:
         yield "  training.class_weights=balanced and select_by=balanced_accuracy may help"
     if summary.leaking:
@@ -243,6 +245,18 @@ def _notes(summary: Summary) -> Iterator[str]:
     )
     if summary.sharing is not None:  # none without clients
         yield _shared(summary.sharing)
+
+
+def _went_on(origin: dict[str, Any]) -> str:
+    """From which run this one has gone on, and what it has taken over."""
+    scores = (
+        "and scores are taken over" if origin["scores"] else "are taken over, scores begin anew with the other data"
+    )
+    joined = ", ".join(origin["joined"][:8]) + ", ..." * (len(origin["joined"]) > 8)
+    who = f"; {several(len(origin['joined']), 'client')} joined: {joined}" if joined else ""
+    return (
+        f"goes on after {several(origin['rounds'], 'round')} of {origin['run']}: server, private states {scores}{who}"
+    )
 
 
 def _attacked(summary: Summary, attack: dict[str, Any]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from .probe import Probe
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tables import put
-from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of
+from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of, rows_replaced
 
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated
 
@@ -110,6 +110,7 @@ class Method(Settings, ABC):
     #                    "train" reuses them, "validation" takes the validation examples, which should fit a few
     #                    numbers at most, "test" the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
+    refuses: ClassVar[str] = ""  # why a newcomer to a finished federation would be given nothing, if that is so
     keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
 
     def __init_subclass__(cls) -> None:
@@ -185,6 +186,15 @@ class Method(Settings, ABC):
             return now
 
         return tree_map(widen, axes(server), server, self.start(replace(roster, round=0)))
+
+    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+        """The state of a finished federation's server once newcomers: [M] have sent uploads: [M, ...].
+
+        `add_clients` has made room for them. Nothing else changes: the others' rows and all that is shared are frozen.
+        By default newcomers get the rows that `aggregate` would give them; a method that compares them with others
+        only where these take part as well overrides this.
+        """
+        return rows_replaced(server, newcomers, self.aggregate(roster, server, newcomers, uploads))
 
     def origin_of(self, roster: Roster) -> Origin:
         """Where the relation comes from; a method that uses roster.graph takes that graph's origin into account."""

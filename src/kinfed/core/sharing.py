@@ -209,6 +209,9 @@ class Divided(Method):
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         return self.method.add_clients(self._inner(roster), server, newcomers)
 
+    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+        return self.method.join(self._inner(roster), server, newcomers, uploads)
+
     def diagnostics(self, roster: Roster, server: Tree, cohort: Tensor, sent: Tree, uploads: Tree) -> dict[str, Tensor]:
         return self.method.diagnostics(self._inner(roster), server, cohort, sent, uploads)
 

@@ -72,6 +72,7 @@ class Summary:
     bounded: dict[str, dict[str, int]] | None = None  # sites that claim more examples than were counted
     experiment: str | None = None  # by which sites know the run
     reference: dict[str, Any] | None = None  # settings of a centralised reference
+    origin: dict[str, Any] | None = None  # the run that this one goes on from: `run`, its `rounds`, who has `joined`
     out: str = ""  # the folder
 
     @classmethod

@@ -149,6 +149,31 @@ def pick(message: Tree, at: Any) -> Tree:
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[at], message, axes(message))
 
 
+def reordered(state: Tree, order: Tensor) -> Tree:
+    """A server's state for the clients order: [M] of those that it lists, in that order."""
+
+    def pick_from(axis: Axis, t: Tensor) -> Tensor:
+        if axis is Axis.SHARED:
+            return t
+        at = order.to(t.device)
+        return t[at] if axis is Axis.PER_CLIENT else t[..., at, :][..., at]
+
+    return tree_map(pick_from, axes(state), state)
+
+
+def rows_replaced(state: Tree, ids: Tensor, other: Tree) -> Tree:
+    """A server's state in which the rows of clients ids: [M] are those of another of its kind; the rest stays."""
+
+    def replaced(axis: Axis, now: Tensor, new: Tensor) -> Tensor:
+        at = ids.to(now.device)
+        if axis is Axis.SHARED or not now.numel():
+            return now
+        dim = 0 if axis is Axis.PER_CLIENT else -2
+        return now.index_copy(dim, at, new.index_select(dim, at).to(now.dtype))
+
+    return tree_map(replaced, axes(state), state, other)
+
+
 def for_one(message: Tree) -> Tree:
     """A message to one client as a message to a cohort of one."""
     return tree_map(lambda t, axis: t if axis is Axis.SHARED else t[None], message, axes(message))

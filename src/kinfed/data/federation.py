@@ -112,6 +112,19 @@ class Federation:
         """How many outputs a model has: one per class, one per target, or what the task says."""
         return outputs_of(self.task, self.y)
 
+    def part(self, ids: Tensor) -> "Federation":
+        """The federation of clients ids: [M] only, over the same pool."""
+        chosen = ids.tolist()
+        graph = self.graph
+        return replace(
+            self,
+            rows={split: [rows[i] for i in chosen] for split, rows in self.rows.items()},
+            names=tuple(self.names[i] for i in chosen),
+            graph=None if graph is None else replace(graph, weights=graph.weights[..., ids, :][..., ids]),
+            groups=None if self.groups is None else self.groups[ids],
+            places=None if self.places is None else self.places[ids],
+        )
+
     def folded(self, fold: int) -> "Federation":
         """The same test examples, and the fold-th part of each client's others for validation; see `Split.fold`.
 
@@ -200,10 +213,12 @@ def divide(
     seed: int,
     groups: Tensor | None = None,
     lots: Tensor | None = None,
+    newcomers: Sequence[int] = (),
 ) -> Federation:
     """A federation from each client's rows `owned[i]`, split into train, validation and test.
 
-    With `lots: [n]` in [0, 1), for rows that clients share, an example's lot decides its split for all clients.
+    `newcomers` are clients whose training rows say nothing of how inputs and targets are scaled. With `lots: [n]`
+    in [0, 1), for rows that clients share, an example's lot decides its split for all clients.
     Raises UsageError naming the clients that are left without a training, validation or test example.
     """
     if not isinstance(split, Split):
@@ -238,7 +253,7 @@ def divide(
         )
     rows = {name: [part[name] for part in parts] for name in SPLITS}
     if dataset.prepare:
-        dataset = dataset.prepare(dataset, torch.cat(rows["train"]))
+        dataset = dataset.prepare(dataset, torch.cat([r for i, r in enumerate(rows["train"]) if i not in newcomers]))
     caution = "windows were split at random, so those tested on share readings with those trained on"
     caution *= split.shuffle and dataset.span > 1
     return Federation(

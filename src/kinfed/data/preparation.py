@@ -7,12 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.tasks import Counts, Regression
+from ..core.tasks import Classification, Counts, Regression
 from ..errors import UsageError
 from .cells import DAY, Numbers
+from .columns import Unused
 from .dataset import Dataset
 from .description import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
+
+PARTS = ("mean", "deviation")  # of a target that is a number
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,22 @@ class Preparation:
     categories: int  # of a column, the most that are told apart
 
     def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
-        """The data set with inputs [n, d] and, if they are numbers, scaled targets; rows: [n] are all training rows."""
+        """The data set with inputs [n, d] and, if they are numbers, scaled targets; rows: [n] are all training rows.
+
+        A data set that has a description already, as where a run goes on, keeps it.
+        """
         y, task, plain = dataset.y, dataset.task, torch.get_default_dtype()
         try:
-            found = self.describe(dataset, rows)
+            if (known := dataset.columns) is not None:
+                dataset = self._as_known(dataset, known)
+                y, task, found = dataset.y, dataset.task, self._with_newcomers(dataset, known, rows)
+            else:
+                found = self.describe(dataset, rows)
         except UsageError as problem:
             raise UsageError(f"{self.table}: {problem}") from None
         columns = zip(self.kinds, dataset.x.T.numpy(), strict=True)
         raw = {name: Raw(values, self.words[name]) for name, values in columns}
+        raw |= {one.name: Raw(np.empty(len(y))) for one in found.inputs if isinstance(one, Unused)}
         owner = dataset.client
         who = np.zeros(len(y), np.int64) if owner is None else owner.numpy()
         x = found.features(raw, dataset.owners if owner is not None else [""], who, plain)
@@ -46,6 +57,8 @@ class Preparation:
             target = Target(self.targets[0], tuple(dataset.classes))
             return replace(fair, columns=replace(found, targets=(target,)))
         middle, spread = moments(y[rows])
+        if found.targets:  # as they were
+            middle, spread = (torch.tensor([getattr(one, part) for one in found.targets]).double() for part in PARTS)
         if not (spread > 0).all():
             same = self.targets[int((spread > 0).int().argmin())]
             raise UsageError(f"{self.table}: '{same}' is the same in all training rows, so there is nothing to learn")
@@ -57,6 +70,44 @@ class Preparation:
         elif isinstance(task, Counts):
             task = replace(task, mean=float(middle))
         return replace(fair, y=y.to(plain), task=task)
+
+    def _as_known(self, dataset: Dataset, known: Description) -> Dataset:
+        """The data set with the classes of a description; raises UsageError where its columns are not those."""
+        kinds = {column.name: column.kind for column in known.inputs if not isinstance(column, Unused)}
+        for name, kind in kinds.items():
+            if name not in self.kinds:
+                raise UsageError(f"column '{name}', an input of the models that are there, is missing or empty")
+            if self.kinds[name] != kind:
+                raise UsageError(
+                    f"column '{name}' is a {kind} in the models that are there, and here a {self.kinds[name]}"
+                )
+        if [one.name for one in known.targets] != list(self.targets):
+            raise UsageError(
+                f"models predict {', '.join(one.name for one in known.targets)}, not {', '.join(self.targets)}"
+            )
+        classes, task = known.targets[0].classes, dataset.task
+        if bool(classes) == dataset.y.is_floating_point():
+            was, now = ("classes", "numbers") if classes else ("numbers", "classes")
+            raise UsageError(f"'{self.targets[0]}' has {was} in the models that are there, and here {now}")
+        if not classes:
+            return dataset
+        if new := [name for name in dataset.classes if name not in classes]:
+            raise UsageError(
+                f"'{new[0]}' in column '{self.targets[0]}' is none of the {len(classes)} classes trained on"
+            )
+        places = torch.tensor([classes.index(name) for name in dataset.classes])
+        if isinstance(task, Classification):  # another one is the user's own
+            task = replace(task, classes=len(classes))
+        return replace(dataset, y=places[dataset.y], classes=classes, task=task)
+
+    def _with_newcomers(self, dataset: Dataset, known: Description, rows: Tensor) -> Description:
+        """The description with scales of their own for clients that it does not know, in columns that have such."""
+        if not known.clients or dataset.client is None:
+            return known
+        own = next(iter(known.clients.values())).keys()
+        found = replace(self, scale="client").describe(dataset, rows).clients
+        new = {who: {name: scales[name] for name in own} for who, scales in found.items() if who not in known.clients}
+        return replace(known, clients={**known.clients, **new})
 
     def describe(self, dataset: Dataset, rows: Tensor) -> Description:
         """What the training rows say."""

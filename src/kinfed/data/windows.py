@@ -136,7 +136,14 @@ class Scaling:
     inputs: Callable[[Tensor], Tensor]  # of scaled readings: [N, T]
 
     def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
-        """The data set scaled by what training rows: [n] say; raises UsageError if their readings are all the same."""
+        """The data set scaled by what training rows: [n] say; raises UsageError if their readings are all the same.
+
+        A data set that has a scale already, as where a run goes on, keeps it.
+        """
+        if dataset.scale:
+            return self.by(
+                dataset, *(float(dataset.scale["targets"]["reading"][part]) for part in ("mean", "deviation"))
+            )
         seen = self.seen(rows)
         return self.by(dataset, float(seen.mean()), float(seen.std(correction=0)))
 

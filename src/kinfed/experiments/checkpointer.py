@@ -7,15 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch.utils._pytree import tree_map
 
 from ..core import checkpoint
 from ..core.checkpoint import Progress
-from ..core.engine import Rounds
+from ..core.engine import Participation, Rounds, latecomers
 from ..core.history import History
 from ..core.method import Method, Roster
 from ..core.model import Model
-from ..core.trees import Tree
+from ..core.trees import Tree, reordered
 from ..data.federation import Federation
 from ..errors import RunError, UsageError
 from ..interrupts import held
@@ -25,6 +26,7 @@ from ..simulation.devices import pick_device
 from ..simulation.distributed import Distributed
 from ..simulation.execution import ROUNDING, Execution
 from ..simulation.simulation import Simulation
+from .left import Former, Left
 from .run_folder import RunFolder
 
 PAUSE = 20  # the pause between two checkpoints is at least this many times the duration of one
@@ -33,7 +35,8 @@ PAUSE = 20  # the pause between two checkpoints is at least this many times the 
 class Checkpointer:
     """Resumes a run from its folder's checkpoint, and writes one between rounds and when the run is interrupted.
 
-    `at` is the run's progress. Without a folder nothing is read or written.
+    A run that goes on from a finished one begins with what that has left. `at` is the run's progress. Without a folder
+    nothing is read or written.
     """
 
     def __init__(self, folder: RunFolder | None, seconds: float) -> None:
@@ -41,6 +44,9 @@ class Checkpointer:
         self.folder, self._seconds = folder, seconds
         self._path = None if folder is None else folder.checkpoint
         self.resumed = self._path is not None and self._path.exists()
+        origin = None if folder is None or self.resumed else folder.read_origin()
+        self._former = None if origin is None else Former(RunFolder(origin["run"]))
+        self._changed = False  # whether the data are not those of the run from which this one goes on
         self.at = Progress(0, None, (), 0.0)
         self.reason = ""  # why this executor was chosen, if the run resumes with it
         self._began = time.perf_counter()
@@ -62,33 +68,40 @@ class Checkpointer:
             "select_by": rounds.select_by,
             "seed": seed,
         }
-        if not self.resumed:
+        if not self.resumed and self._former is None:
             return requested
-        how = checkpoint.how(self._path)  # another choice would round differently
-        for name, differ, former in (
-            ("data", "differ from those", "data"),
-            ("model", "differs from the one", "model, with the same initial values"),
-        ):
-            if how.pop(name, self._fixed[name]) != self._fixed[name]:
+        # Another choice would round differently.
+        how = checkpoint.how(self._path) if self._former is None else dict(self._former.how)
+        begun = f"the run in {self.folder} began" if self._former is None else f"the run in {self._former} was trained"
+        former = how.pop("data", self._fixed["data"])
+        if former != self._fixed["data"]:
+            self._changed = True
+            if self._former is None:
                 raise RunError(
-                    f"the {name} {differ} that the run in {self.folder} began with; "
-                    f"restore the former {former}, or begin a new run in another folder"
+                    f"the data differ from those that {begun} with; restore the former data, or begin a new run in "
+                    "another folder"
                 )
+            self._former.check_clients(federation.names)
+        if how.pop("model", self._fixed["model"]) != self._fixed["model"]:
+            raise RunError(
+                f"the model differs from the one that {begun} with; restore the former model, with the same initial "
+                "values, or begin a new run in another folder"
+            )
         for name in ("select_by", "seed"):
-            if (begun := how.pop(name, self._fixed[name])) != self._fixed[name]:
+            if (before := how.pop(name, self._fixed[name])) != self._fixed[name]:
                 raise UsageError(
-                    f"the run in {self.folder} began with {name}={begun!r}; got {name}={self._fixed[name]!r}: "
+                    f"{begun} with {name}={before!r}; got {name}={self._fixed[name]!r}: "
                     "continue with the first, or begin a new run in another folder"
                 )
-        going_on = _go_on(how, requested, f"the run in {self.folder} began with") if how else requested
+        going_on = _go_on(how, requested, f"{begun} with") if how else requested
         if how.get("executor") == going_on.executor:
             self.reason = "as the run began"
-        pick_device(going_on.device, f"where the run in {self.folder} began")
+        pick_device(going_on.device, f"where {begun}")
         return going_on
 
     def begin(self, method: Method, roster: Roster, fleet: Simulation | Distributed, history: History) -> Progress:
         """Where the run begins or resumes; fills the history and the fleet's private states."""
-        self._fleet, self._history = fleet, history
+        self._fleet, self._history, self._layout = fleet, history, roster.layout
         if self.folder and distributed.leads():
             self.folder.make()
             self.folder.write_how(fleet.how)
@@ -96,8 +109,42 @@ class Checkpointer:
             at = checkpoint.load(self._path, method.start(roster), fleet.states.keep(), history)
             fleet.states.restore(at.state)
             self.at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
+        elif self._former is not None:
+            server = self._carried_over(self._former, method, roster)
+            self.at = Progress(self._former.done, server, (), self._former.seconds)
         self._saved, self._took, self._before, self._kept = time.perf_counter(), 0.0, self.at.seconds, self.at.done
         return self.at
+
+    def _carried_over(self, former: Former, method: Method, roster: Roster) -> Tree:
+        """The server's state at the end of another run; fills the fleet's private states, and the history.
+
+        With other data clients may have joined, and scores and selection begin anew: those before are of other
+        examples.
+        """
+        fleet, history = self._fleet, self._history
+        server = tree_map(lambda t: t.to(fleet.device), former.server(method.start(roster)))
+        ids, states = former.states(fleet.states.keep())
+        if not self._changed:
+            former.restore(history, self._layout)
+            fleet.states.restore((ids, states))
+            return server
+        place = {name: i for i, name in enumerate(fleet.names)}
+        fleet.states.restore((torch.tensor([place[former.every_name[i]] for i in ids.tolist()]), states))
+        history.done = former.done
+        known = torch.tensor(sorted(place[name] for name in former.names), device=fleet.device)
+        order = [former.names.index(fleet.names[i]) for i in known.tolist()]
+        server, new = reordered(server, torch.tensor(order)), roster.others(known)
+        return method.add_clients(replace(roster, round=former.done), server, new) if len(new) else server
+
+    def left(self, roster: Roster, participation: Participation, rounds: Rounds) -> Left | None:
+        """What the run leaves behind; None if it only pauses. `roster` lists all clients, also absent ones."""
+        if rounds.last < rounds.count:
+            return None
+        late = latecomers(roster.seed, roster.tags, participation.late if rounds.count <= participation.joins else 0.0)
+        known = roster.others(late)
+        names = tuple(self._fleet.names[i] for i in known.tolist())
+        whole = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})
+        return Left(whole, roster.part(known), names)
 
     def after(self, round: int, server: Tree, rounds: int) -> None:
         """Record a finished round; write a checkpoint if one is due and more rounds follow."""

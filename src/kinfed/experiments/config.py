@@ -13,13 +13,16 @@ from torch import nn
 
 from ..attacks import ATTACKS
 from ..attacks.attack import Attack
+from ..core import seeding
 from ..core.client import Training
 from ..core.engine import Participation, Rounds, check_seed
 from ..core.graph import Graph
 from ..core.method import Method
-from ..core.seeding import generator
+from ..core.seeding import generator, tags
+from ..core.summary import Summary
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Regression, Task, check_selection
 from ..data.dataset import Dataset, Partition
+from ..data.description import Description
 from ..data.federation import Federation, divide
 from ..data.split import Split
 from ..datasets import DATASETS, OWNED, YOURS, called
@@ -78,15 +81,31 @@ class Experiment:
     model: Callable[..., nn.Module]
     attack: Attack | None = None
     task: "AskedTask | None" = None  # in place of the data set's own
+    newcomers: int | Sequence[str] = 0  # clients that are left out, to be onboarded later: how many, or their names
 
     @property
     def every_seed(self) -> range:
         """The seed of each run."""
         return range(self.seed, self.seed + self.seeds)
 
-    def federation(self, data_dir: Path | None, seed: int, dataset: Dataset | None = None) -> Federation:
-        """Load the data set, unless it is given, divide it among the clients and build their graph."""
+    def federation(
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+    ) -> Federation:
+        """Load the data set, unless it is given, divide it among the clients and build their graph.
+
+        Newcomers are left out. `known` is the summary of an earlier run, as whose inputs and targets these are scaled.
+        """
+        whole, new = self.everyone(data_dir, seed, dataset, known)
+        return whole if not new else whole.part(torch.tensor([i for i in range(len(whole)) if i not in new]))
+
+    def everyone(
+        self, data_dir: Path | None, seed: int, dataset: Dataset | None = None, known: Summary | None = None
+    ) -> tuple[Federation, list[int]]:
+        """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
         dataset = self.dataset(data_dir) if dataset is None else dataset
+        if known is not None:
+            columns = None if known.columns is None else Description.from_dict(known.columns)
+            dataset = replace(dataset, columns=columns, scale=known.scale or {})
         if self.task is not None:
             dataset = replace(dataset, task=self.task.of(dataset.task))
         owned, dataset, groups, lots = self.partition(dataset, self.clients, generator(seed, "partition"))
@@ -94,8 +113,23 @@ class Experiment:
             dataset = replace(dataset, task=replace(dataset.task, **self.by_class))
         elif without := [score for score, value in self.by_class.items() if value]:
             raise UsageError(f"federation.{without[0]}=true is a score of classes, but this data has none")
-        federation = divide(dataset, owned, self.split, seed, groups, lots)
-        return replace(federation, graph=self.graph(federation, seed))
+        new = self._new(list(dataset.owners) or [str(i) for i in range(len(owned))], seed)
+        federation = divide(dataset, owned, self.split, seed, groups, lots, new)
+        return replace(federation, graph=self.graph(federation, seed)), new
+
+    def _new(self, names: list[str], seed: int) -> list[int]:
+        """Which clients are newcomers: those that are named, or as many as are asked for, drawn by their names."""
+        if isinstance(self.newcomers, int):
+            if not 0 <= self.newcomers < len(names):
+                raise UsageError(f"federation.newcomers must leave some of {len(names)} clients; got {self.newcomers}")
+            lots = seeding.fold(seeding.key(seed, "newcomers"), tags(names))
+            return lots.argsort()[: self.newcomers].sort().values.tolist()
+        for name in self.newcomers:
+            if name not in names:
+                raise UsageError(f"federation.newcomers: there is no client '{name}'; {nearest(name, names)}")
+        if len(set(self.newcomers)) == len(names):
+            raise UsageError("federation.newcomers names every client, so nobody is left to train")
+        return [i for i, name in enumerate(names) if name in self.newcomers]
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
         """The model with its initial parameters, the same for every client; the global random state is unchanged."""
@@ -333,7 +367,9 @@ def resolve(raw: Table) -> Experiment:
         usual = YOURS.get(dataset_table["name"], "mlp")
         raw = raw | {"model": {"name": usual, **model} if isinstance(model, dict) else model}
     parts = learning(raw, frozenset({"federation", "attack"}))
-    check_keys(federation, {"dataset", "clients", "partition", "split", "graph", "task", *BY_CLASS}, "federation.")
+    check_keys(
+        federation, {"dataset", "clients", "partition", "split", "graph", "task", "newcomers", *BY_CLASS}, "federation."
+    )
     dealt = "natural" if dataset_table["name"] in OWNED or _is_yours(dataset_table["name"]) else None
     partition, partition_table = make(PARTITIONS, federation.get("partition", dealt), "federation.partition")
     split, split_table = call(Split, table_of(federation, "split", "federation."), "federation.split")
@@ -351,6 +387,8 @@ def resolve(raw: Table) -> Experiment:
     }
     by_class = {name: value_of(federation, name, bool, False, "federation.") for name in BY_CLASS if name in federation}
     table["federation"] |= by_class
+    newcomers = _newcomers(federation.get("newcomers", 0))
+    table["federation"] |= {"newcomers": newcomers} if newcomers else {}
     task = attack = None
     if "task" in federation:
         task, table["federation"]["task"] = _asked(federation["task"])
@@ -369,6 +407,7 @@ def resolve(raw: Table) -> Experiment:
         by_class=by_class,
         attack=attack,
         task=task,
+        newcomers=newcomers,
     )
 
 
@@ -411,6 +450,17 @@ def _asked(requested: Any) -> tuple[AskedTask, Table]:
     unknown = {"classes": 2} if "classes" in learnt else {}  # until the data set is read
     task, table = make(TASKS, requested | unknown, where)
     return AskedTask(task, learnt), {name: value for name, value in table.items() if name not in learnt}
+
+
+def _newcomers(given: Any) -> int | list[str]:
+    """How many newcomers there are, or who they are."""
+    if isinstance(given, list):
+        return [str(name) for name in given]
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise UsageError(
+            f'federation.newcomers is how many clients, or their names: 4 or ["3", "7"]; got {given!r:.80}'
+        )
+    return given
 
 
 def write(table: Table, path: Path) -> None:

@@ -115,8 +115,9 @@ def fit(
         )
     if rounds.until:
         checkpointer.keep()
+    left = checkpointer.left(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    return Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack)
+    return Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
 
 
 def _check_kinds(

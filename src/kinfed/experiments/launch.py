@@ -13,7 +13,7 @@ from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import beside as others
-from . import config, own_parts
+from . import config, further, own_parts
 from .config import Experiment
 from .fit import fit
 from .following import catch_up
@@ -40,6 +40,7 @@ def launch(
     beside: str | Sequence[str] = (),
     on_begin: Begin = silent,
     federation: Federation | None = None,
+    former: RunFolder | None = None,
 ) -> Summary | None:
     """Run an experiment in a folder of its own and return its summary; None in a process that is not the leader.
 
@@ -47,7 +48,8 @@ def launch(
     A request that cannot be carried out, or data that cannot be read, leave no folder behind.
     The runs named in `beside`, "local" and "fedavg", are trained in folders within and compared with it; "auto" trains
     both where that is cheap (`kinfed.experiments.beside`). `on_begin` is called with the name of each of them.
-    `federation` is the experiment's, for its first seed, if it has been built.
+    `federation` is the experiment's, for its first seed, if it has been built. An experiment that `further` made goes
+    on from the finished run in `former`.
     """
     if distributed.is_on() and experiment.seeds > 1:
         raise UsageError("several processes run one seed at a time; leave seeds out, or run without torchrun")
@@ -62,11 +64,13 @@ def launch(
     if distributed.leads():
         folder.make()
         folder.write_how({**_open(execution), "beside": beside})
+        if former is not None:
+            further.link(former, folder)
         config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
     try:
         return _go_on(experiment, folder, execution, data_dir, beside, on_begin, federation)
     except (UsageError, DataError):  # such as missing data: there is nothing to resume
-        begun = (folder.config.name, folder.how.name)
+        begun = (folder.config.name, folder.how.name, folder.origin.name)
         whole = folder.path.rglob("*")
         if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in whole):
             shutil.rmtree(folder.path)
@@ -124,6 +128,7 @@ def once(
     """
     check_same(experiment, path)
     folder = RunFolder(path)
+    execution = replace(execution, keep_state=False)  # of many runs it would fill a disk
     if distributed.agree(folder.is_begun):
         resume(path, execution, data_dir)
     else:
@@ -161,7 +166,7 @@ def _go_on(
     request, execution = execution, _as_begun(execution, out)
     try:
         if first is None and (beside == "auto" or experiment.seeds == 1):
-            first = experiment.federation(data_dir, experiment.seed)
+            first = _federation(experiment, experiment.seed, out, data_dir)
         if beside == "auto" and first is not None:
             beside = BASES if others.is_cheap(experiment, first) else ()
         _prepare(experiment, out, request, beside)
@@ -190,6 +195,7 @@ def _of_seed(experiment: Experiment, seed: int, out: RunFolder, execution: Execu
     if folder.is_finished:
         return folder.read_summary()
     folder.make()
+    further.link_seed(out, folder, seed)
     config.write({**experiment.table, "seed": seed, "seeds": 1}, folder.config)
     run = _one(experiment, seed, folder, _as_begun(execution, folder), data_dir)
     with held():
@@ -204,7 +210,7 @@ def _one(
     data_dir: Path | None,
     federation: Federation | None = None,
 ) -> Run:
-    federation = federation or experiment.federation(data_dir, seed)
+    federation = federation or _federation(experiment, seed, out, data_dir)
     run = fit(
         experiment.method,
         federation,
@@ -222,6 +228,11 @@ def _one(
     return run
 
 
+def _federation(experiment: Experiment, seed: int, out: RunFolder, data_dir: Path | None) -> Federation:
+    """The experiment's federation, in the scale of the run that it goes on from, if there is one."""
+    return experiment.federation(data_dir, seed, known=further.known(out, seed))
+
+
 def _prepare(experiment: Experiment, out: RunFolder, execution: Execution, beside: Sequence[str]) -> None:
     """Begin the folders of the runs beside this one, so that resuming it finds which these are, and how to run them."""
     if not distributed.leads():
@@ -231,6 +242,7 @@ def _prepare(experiment: Experiment, out: RunFolder, execution: Execution, besid
         if not folder.is_begun:
             folder.make()
             folder.write_how(_open(execution))
+            further.link_beside(out, folder, name, other)
             config.write(other.table, folder.config)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..datasets import called
 from ..errors import UsageError
 from ..metrics.verdict import Verdict
 from ..plots import charts, heatmaps
-from . import config, own_parts
+from . import config, left, own_parts
 from .run import Run
 from .run_folder import RunFolder
 
@@ -64,6 +65,8 @@ def write_run(
     own = kind.export is not Method.export or kind.extend is not Method.extend
     folder.write_models(run.history, run.model.layout, kind.__name__ if own else "")
     folder.write_clients(federation)
+    if run.left is not None:
+        left.write(run.left, run.history, folder.state)
     if tested := run.tested():
         folder.write_tested(tested)
     dealt = table.get("federation", {})
@@ -78,11 +81,25 @@ def write_run(
         attack=attack,
         verdict=None if verdict is None else verdict.to_dict(),
         warnings=[*summary.warnings, *problems],
+        origin=origin_of(folder, run.history),
         out=str(folder),
     )
     folder.write_summary(summary)
     folder.tidy()
     return summary
+
+
+def origin_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
+    """From which run this one has gone on, for its summary; None if it began by itself.
+
+    Its folder as `run`, its `rounds`, who has `joined`, and whether its `scores` are among this run's.
+    """
+    origin = folder.read_origin()
+    if origin is None:
+        return None
+    joined = [name for name in history.names if name not in origin["clients"]]
+    kept = history.rounds[0] < origin["rounds"]
+    return {"run": origin["run"], "rounds": origin["rounds"], "joined": joined, "scores": kept}
 
 
 def write_history(

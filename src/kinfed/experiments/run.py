@@ -24,6 +24,7 @@ from ..errors import UsageError, nearest
 from ..metrics.classification import count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
+from .left import Left
 from .predictor import Predictor, Source
 from .tested import Tested, intervals, verdict
 
@@ -44,6 +45,7 @@ class Run:
     reason: str  # why this executor was chosen
     seconds: float
     attack: Attack | None = None
+    left: Left | None = None  # what it can go on with; None if that was not asked for
 
     def __repr__(self) -> str:
         return f"Run({self.method}, {len(self.federation)} clients, {self.history.done} rounds, seed {self.seed})"

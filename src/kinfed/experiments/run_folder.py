@@ -42,8 +42,9 @@ class RunFolder:
 
     A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
     in `how`. A finished one has a `summary`, a `history`, what it took in `cost`, `models`, pictures, the scores of
-    single test examples in `tested`, what each client has in `clients`, and `diagnostics` and `relations` if its method
-    has them. A run repeated with several seeds has a folder for each, and a summary of all.
+    single test examples in `tested`, what each client has in `clients`, `diagnostics` and `relations` if its method
+    has them, and the `state` with which it can go on. A run that goes on from another says from which in `origin`. A
+    run repeated with several seeds has a folder for each, and a summary of all.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -56,6 +57,8 @@ class RunFolder:
         self.diagnostics = self.path / "diagnostics.csv"
         self.relations = self.path / "relations.npz"
         self.models = self.path / "models.safetensors"
+        self.state = self.path / "state.safetensors"
+        self.origin = self.path / "from.json"
         self.tested = self.path / "tested.safetensors"
         self.clients = self.path / "clients.json"
         self.summary = self.path / "summary.json"
@@ -129,6 +132,22 @@ class RunFolder:
             return {}
         except (OSError, ValueError, TypeError) as problem:
             raise RunError(f"{self.how} cannot be read ({problem}); delete it to resume with the defaults") from None
+
+    def write_origin(self, former: Mapping[str, Any]) -> None:
+        """Write from which run this one goes on: its folder as `run`, its `rounds`, and the names of its `clients`."""
+        with replacing(self.origin) as part:
+            part.write_text(json.dumps(former) + "\n", encoding="utf-8")
+
+    def read_origin(self) -> dict[str, Any] | None:
+        """What `write_origin` has written; None for a run that began by itself."""
+        try:
+            return dict(json.loads(self.origin.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError) as problem:
+            raise RunError(
+                f"{self.origin} cannot be read ({problem}); delete the folder {self} to begin anew"
+            ) from None
 
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""

@@ -10,7 +10,7 @@ from ..core.settings import Count, CountOrZero
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
 from ..ops.mixing import mix
-from .parts.cluster_splits import Cosines, Lengths
+from .parts.cluster_splits import Cosines, Lengths, likest
 
 
 class Server(NamedTuple):
@@ -77,6 +77,15 @@ class CFL(Method):
         by_name = roster.tags[known].argsort()  # so that of equal clusters the same is taken in any order of clients
         largest = server.label[by_name][crowd[by_name].argmax()]
         return wide._replace(label=put(wide.label, newcomers, largest.expand(len(newcomers))))
+
+    def join(self, roster, server, newcomers, uploads):
+        """A newcomer's first update says whose it is most like, on average over a cluster's members: there it stays."""
+        moved = uploads.theta - self.send(roster, server, newcomers).theta
+        label = likest(moved, server.change, roster.layout, server.label.masked_fill(~server.seen, -1))
+        label = torch.where(server.seen[newcomers], server.label[newcomers], label)
+        return server._replace(
+            label=put(server.label, newcomers, label), seen=server.seen.index_fill(0, newcomers, True)
+        )
 
     def relation(self, roster, server, cohort):
         same = (server.label[:, None] == server.label[None, :]).to(server.theta.dtype)

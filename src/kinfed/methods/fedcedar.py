@@ -15,7 +15,8 @@ from ..ops.clustering import cluster
 from ..ops.mixing import mix
 from ..ops.similarity import cosine, gram
 from .parts.answers import Answers
-from .parts.cosine_weights import Relu, Softmax
+from .parts.cluster_splits import likest
+from .parts.cosine_weights import Relu, Softmax, spread_of
 
 COLLAPSED = 0.01  # of the centres' spread
 
@@ -71,15 +72,14 @@ class FedCedar(Method):
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
             warnings.warn(
-                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so each is a "
-                "cluster of its own; set fewer clusters or a larger participation",
+                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}; set fewer clusters",
                 stacklevel=2,
             )
         clusters, graph = self._cluster(roster, cohort, uploads)
         graph = torch.linalg.matrix_power(graph, self.steps)
         centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
         theta = mix(graph, centres, roster.layout)
-        before, left = _spread(centres, roster.layout), _spread(theta, roster.layout)
+        before, left = spread_of(centres, roster.layout), spread_of(theta, roster.layout)
         spread = torch.where(before > 0, left / before, 1.0)
         collapsed = bool(spread < COLLAPSED) and self.feature != "moved" and self.distribution == "precise"
         if collapsed and not server.warned:
@@ -92,6 +92,12 @@ class FedCedar(Method):
         share = put(torch.zeros_like(server.share), cohort, clusters.weights.sum(0).to(server.share.dtype))
         graph, objective = graph.to(theta.dtype), clusters.distance.sum().to(theta.dtype)
         return Server(theta, graph, label, share, objective, spread, server.warned | collapsed)
+
+    def join(self, roster, server, newcomers, uploads):
+        """A newcomer is sent the mixed centre towards which its first update led, from the mean of all."""
+        mean, before = server.theta.mean(0), server.label[newcomers]
+        label = likest(uploads.theta - mean, server.theta - mean, roster.layout)
+        return server._replace(label=put(server.label, newcomers, torch.where(before < 0, label, before)))
 
     def _cluster(self, roster, cohort, uploads):
         """Clusters of the cohort, and the [C, C] graph of their centres before it is raised to the power P."""
@@ -122,8 +128,3 @@ class FedCedar(Method):
     def personalise(self, client, state, received):
         untuned = client.whole(received.theta)  # before tuning changes its personal part, if it has one
         return {"tuned": Params(client.whole(client.descend(received.theta))), "received": Params(untuned)}
-
-
-def _spread(nodes, layout):
-    """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
-    return gram(nodes[:, layer.trainable] for layer in layout.layers).centred.trace().sqrt().to(nodes.dtype)

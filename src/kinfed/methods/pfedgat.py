@@ -10,10 +10,10 @@ from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
 from ..core.settings import Positive
 from ..core.tables import put, take
-from ..core.trees import Like, PerClient, Shared, Tree
-from ..ops.mixing import mix_freely, weighted_mean
+from ..core.trees import Like, PerClient, Shared, Tree, rows_replaced
+from ..ops.mixing import mix_freely
 from .parts.attention import Attention, DynamicAttention
-from .parts.feedback import Channel, Delta, Exact, Mixtures, Replies, Sent, Upload
+from .parts.feedback import Channel, Delta, Exact, Mixtures, Replies, Sent, Upload, begin
 from .parts.hedge import Hedge
 from .parts.learned_graph import LearnedGraph, Lesson, Logits, Projected
 from .parts.short_feedback import Sketch, Spsa
@@ -61,7 +61,7 @@ class PFedGAT(Method):
         return Server(network, SGD(self.lr).init(network), theta, change, theta, nobody, nobody, draw, still)
 
     def send(self, roster, server, cohort):
-        return Sent(_begin(server, cohort), self.channel.ask(Mixtures.of(roster, server, cohort)))
+        return Sent(begin(server, cohort), self.channel.ask(Mixtures.of(roster, server, cohort)))
 
     def train(self, client, state, received):
         answer = self.channel.answer(client, received.theta, received.request)
@@ -69,18 +69,27 @@ class PFedGAT(Method):
         return Params(theta), Upload(theta, answer)
 
     def aggregate(self, roster, server, cohort, uploads):
+        return self._taken_in(roster, server, cohort, uploads, cohort)
+
+    def join(self, roster, server, newcomers, uploads):
+        """A newcomer's model is mixed with the last ones of all who have taken part."""
+        heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
+        after = self._taken_in(roster, server._replace(present=server.seen), newcomers, uploads, heard)
+        return rows_replaced(server, newcomers, after)
+
+    def _taken_in(self, roster, server, cohort, uploads, heard):
+        """The server's state with the uploads of the cohort: [K], and the models of heard: [M] mixed anew."""
         read = self.graph.sees_updates or self.graph.learns_from_updates or self.channel == Delta()
-        change = uploads.theta - _begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
-        took_part = torch.ones_like(cohort, dtype=torch.bool)
+        change = uploads.theta - begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
         server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
             uploads=put(server.uploads, cohort, uploads.theta),
             change=put(server.change, cohort, change) if self.graph.sees_updates else server.change,
-            present=put(torch.zeros_like(server.present), cohort, took_part),
-            seen=put(server.seen, cohort, took_part),
+            present=torch.zeros_like(server.present).index_fill(0, heard, True),
+            seen=server.seen.index_fill(0, cohort, True),
             key=key(roster.seed, "pfedgat", roster.round, device=roster.tags.device),
         )
-        weights = self.graph.weights(server.network, roster, server, cohort)
-        return server._replace(theta=put(server.theta, cohort, mix_freely(weights, uploads.theta, roster.layout)))
+        weights, theta = self.graph.weights(server.network, roster, server, heard), take(server.uploads, heard)
+        return server._replace(theta=put(server.theta, heard, mix_freely(weights, theta, roster.layout)))
 
     def _learn(self, roster, server, cohort, answers, change):
         """What the network learns from the last mixtures, of the clients that received one."""
@@ -118,10 +127,3 @@ class PFedGAT(Method):
 
     def personalise(self, client, state, received):
         return {"mixed": Params(received.theta), "own": state}
-
-
-def _begin(server, cohort):
-    """[K, d] the models that the cohort starts from."""
-    theta, new = take(server.theta, cohort), ~server.seen[cohort]
-    both = new.any() and server.seen.any()
-    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta

@@ -28,6 +28,7 @@ class Execution(Settings):
     onednn: bool | None = None  # whether that library computes products on a CPU; None: by the rule in kinfed.ops.gemm
     checkpoint_seconds: NonNegative = 10.0  # the least time between checkpoints
     track: tuple[str, ...] = ()  # tensorboard, mlflow, or FILE.py:NAME of yours; see docs/tracking.md
+    keep_state: bool = True  # whether a finished run keeps the state with which it can go on and newcomers can join
     progress: Progress = lambda history, rounds: None  # called with the history so far and the number of rounds
 
     def __post_init__(self) -> None:
@@ -44,4 +45,5 @@ class Execution(Settings):
         return {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
-ROUNDING = tuple(f.name for f in fields(Execution) if f.name not in ("checkpoint_seconds", "track", "progress"))
+NOT_ROUNDING = ("checkpoint_seconds", "track", "keep_state", "progress")
+ROUNDING = tuple(f.name for f in fields(Execution) if f.name not in NOT_ROUNDING)

@@ -19,7 +19,7 @@ from ...core.trees import PerClient, Shared, Tree
 from ...ops.clustering import cluster
 from ...ops.mixing import mix
 from ...ops.similarity import gram
-from .cluster_splits import Cosines
+from .cluster_splits import Cosines, likest
 
 
 class Server(NamedTuple):
@@ -57,6 +57,13 @@ class Centres(Method):
         theta = roster.copies()
         label = torch.full((len(roster),), -1, dtype=torch.int64, device=theta.device)
         return Server(theta[:1], label, torch.zeros_like(theta))
+
+    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+        """A newcomer's first update says whose it is most like, on average over a cluster's members: there it stays."""
+        before = server.label[newcomers]
+        moved = uploads.theta - take(server.theta, self.labels(server)[newcomers])
+        label = likest(moved, server.change, roster.layout, server.label)
+        return server._replace(label=put(server.label, newcomers, torch.where(before < 0, label, before)))
 
     def divides(self, server: Tree) -> bool:
         """Whether updates may still divide clients into more clusters."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.layout import Layout
 from ...core.settings import In, NonNegative, Settings
 from ...ops.mixing import weighted_mean
-from ...ops.similarity import cosine, gram
+from ...ops.similarity import cosine, gram, inner_by_layer
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -73,6 +73,19 @@ class Lengths(Settings):
         first = _halves(alike, self.linkage)
         across = alike[np.ix_(first, ~first)].max()
         return torch.from_numpy(first) if np.sqrt(max(0.0, 1 - across) / 2) > self.gamma else None
+
+
+def likest(own: Tensor, kept: Tensor, layout: Layout, label: Tensor | None = None) -> Tensor:
+    """[M] int64 the cluster whose members' updates, kept: [N, d], have the largest mean cosine with own: [M, d].
+
+    label: [N] int64 is each member's cluster, -1 for one that does not count; None: each is a cluster of its own.
+    """
+    label = torch.arange(len(kept), device=kept.device) if label is None else label
+    member = torch.nn.functional.one_hot(label.clamp(min=0)).to(kept.dtype) * (label >= 0)[:, None]  # [N, C]
+    alike = inner_by_layer(own, kept, layout).sum(0)
+    rows, columns = (t[:, layout.trainable_on(t.device)].norm(dim=1) for t in (own, kept))
+    mean = cosine(alike, rows, columns, eps=0.0).to(kept.dtype) @ member / member.sum(0).clamp(min=1)
+    return mean.masked_fill(member.sum(0) == 0, -torch.inf).argmax(1)
 
 
 def _halves(alike: Floats, linkage: str) -> Bools:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ...core.layout import Layout
 from ...core.settings import Positive, Settings
+from ...ops.similarity import gram
 
 
 @dataclass(frozen=True)
@@ -29,3 +31,8 @@ class Softmax(Settings):
 
 def _rows(weights: Tensor) -> Tensor:
     return weights / weights.sum(1, keepdim=True)
+
+
+def spread_of(nodes: Tensor, layout: Layout) -> Tensor:
+    """[] root of the summed squared distances of nodes: [N, d] to their mean, over trainable entries."""
+    return gram(nodes[:, layer.trainable] for layer in layout.layers).centred.trace().sqrt().to(nodes.dtype)

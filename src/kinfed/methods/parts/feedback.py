@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...core.client import Client
@@ -17,6 +18,7 @@ from ...core.settings import Settings
 from ...core.tables import take
 from ...core.trees import Axis, ModelOf, PerClient, Tree
 from ...errors import UsageError
+from ...ops.mixing import weighted_mean
 from ...ops.similarity import inner
 
 
@@ -116,3 +118,10 @@ class Delta(Channel):
     def gradient(self, mix: Mixtures, replies: Replies) -> Tensor:
         change = replies.change if mix.learned.all() else replies.change * mix.learned
         return -inner(change, mix.theta) / mix.rate[:, None]
+
+
+def begin(server: Tree, cohort: Tensor) -> Tensor:
+    """[K, d] the models that the cohort starts from: the mean of all for those who have never taken part."""
+    theta, new = take(server.theta, cohort), ~server.seen[cohort]
+    both = new.any() and server.seen.any()
+    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta

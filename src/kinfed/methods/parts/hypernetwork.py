@@ -17,6 +17,8 @@ from ...core.tables import put
 from ...core.trees import Like, Shared, Tree
 from ...errors import UsageError
 
+FITS = 10  # rounds of the server's steps on a newcomer's embedding, in one of its own
+
 
 class Server(NamedTuple):
     """The server's state."""
@@ -94,6 +96,12 @@ class Hypernetwork(Method):
             if part != "step" and moments
         }
         return Server(server.network._replace(embedding=embedding), server.opt_state._replace(**kept))
+
+    def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
+        """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
+        for _ in range(FITS):
+            server = super().join(roster, server, newcomers, uploads)
+        return server
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return None

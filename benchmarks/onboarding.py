@@ -1,0 +1,252 @@
+"""What a newcomer to a finished federation has with few examples: python benchmarks/onboarding.py [CASE ...] --keep DIR
+
+Every method at its settings on rotated digits, DG-60, the METR-LA subset and a federation that nobody tuned for, over
+seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10, 50 and all of its
+examples. What is measured is kept in --keep, and the same command goes on; --write only writes
+docs/results/onboarding.md. DG-60 and METR-LA need KINFED_DATA; `persons` needs --answers FILE, one row a question that
+a person was asked: the person first, then numbers, and the answer, 0 or 1, last.
+"""
+
+import argparse
+import csv
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from hidden_groups import InsideGroups
+from page import keep, put, version
+
+import kinfed
+from kinfed.experiments import config
+from kinfed.experiments.launch import launch
+from kinfed.experiments.saved import Saved
+from kinfed.methods import METHODS
+from kinfed.serving import newcomers
+from kinfed.serving.onboarding import ALONE, BEST, SHARED, TUNED, Frozen, onboard
+
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "onboarding.md"
+DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
+SEEDS = (0, 1, 2)
+SHOTS = (0, 10, 50, None)
+ORACLE = "oracle"
+DEALT = ["federation.partition=natural", "federation.clients=0", "federation.graph=given"]
+OWN = {"model.name": "mlp", "model.hidden": "[64]", "rounds": 20}  # the library's own training
+CASES = {  # name: (title, source, overrides)
+    "rotated-digits": ("Rotated digits", None, ["federation.newcomers=4"]),
+    "dg60": (
+        "DG-60",
+        None,
+        ["federation.dataset=dg60", *DEALT, "participation=0.1", "rounds=60", "federation.newcomers=12"],
+    ),
+    "metr-la": (
+        "METR-LA, a subset",
+        "papers/sfl/table1/metr_la_subset",
+        ["rounds=20", "evaluate_every=20", "federation.newcomers=5"],
+    ),
+    "persons": ("316 persons, 24 answers each", None, [f"{key}={value}" for key, value in OWN.items()]),
+}
+SPREAD = "± is the standard deviation over seeds; Local, FedAvg and the best existing model are in the first rows."
+
+
+def overrides(case, name, seed, answers):
+    """The settings of one run."""
+    _, _, settings = CASES[case]
+    if case == "rotated-digits" and name == "panacea":
+        settings = [*settings, "federation.graph=oracle"]  # it needs a graph, and this data has none
+    if case == "persons":
+        with answers.open(newline="") as file:
+            head = next(csv.reader(file))
+        table = {"name": "csv", "path": str(answers), "client": head[0], "target": head[-1]}
+        settings = [*settings, *(f"federation.dataset.{key}={value}" for key, value in table.items())]
+        settings = [*settings, "federation.newcomers=60"]
+    return [*settings, f"seed={seed}"]
+
+
+def experiment_of(case, name, seed, answers):
+    """The experiment of one run of a case."""
+    source, settings = CASES[case][1], overrides(case, name, seed, answers)
+    if source is not None:
+        return config.resolve(config.read(source, [f"method.name={name}", *settings]))
+    return config.resolve(config.read(name, settings))
+
+
+def measure(case, name, seed, answers, folder, beside):
+    """Scores of every newcomer by number of examples and source of its model; or why there are none."""
+    begun = time.process_time()
+    try:
+        experiment = experiment_of(case, name, seed, answers)
+        shutil.rmtree(folder, ignore_errors=True)
+        launch(experiment, folder, data_dir=DATA)
+        if beside is not None and beside.exists():
+            (folder / "beside").mkdir()
+            (folder / "beside" / "fedavg").symlink_to(beside.resolve())
+        saved = Saved.open(folder)
+        found = newcomers.of_run(saved, DATA)
+        frozen = Frozen(saved, found[0].task)
+        rows = []
+        for one in found:
+            for count in SHOTS:
+                if count is None or count <= len(one.rows):
+                    outcome = onboard(frozen, one, len(one.rows) if count is None else count)
+                    rows.append({"client": one.name, "examples": "all" if count is None else count, **outcome.scores})
+    except (kinfed.RunError, kinfed.UsageError) as problem:
+        return {"problem": str(problem).replace(str(folder), "the run")}
+    return {"rows": rows, "metric": saved.summary.metric, "seconds": time.process_time() - begun}
+
+
+def oracle(case, seed, answers):
+    """The score of FedAvg inside the true groups, which a newcomer is told; None if there are no groups."""
+    experiment = experiment_of(case, "fedavg", seed, answers)
+    whole, new = experiment.everyone(DATA, seed)
+    if whole.groups is None:
+        return {"problem": "no groups are known"}
+    members = [i for i in range(len(whole)) if i not in new]
+    federation = whole.part(torch.tensor(members))
+    run = kinfed.fit(
+        InsideGroups(tuple(federation.groups.tolist())),
+        federation,
+        experiment.module(federation, seed),
+        rounds=experiment.rounds,
+        training=experiment.training,
+        participation=experiment.participation,
+        seed=seed,
+    )
+    rows = []
+    for i in new:
+        kin = next((k for k, m in enumerate(members) if whole.groups[m] == whole.groups[i]), None)
+        if kin is None:
+            continue
+        at = whole.rows["test"][i]
+        with torch.no_grad():
+            outputs = run.load_model(kin)(whole.x[at])
+        score = whole.task.score(outputs, whole.y[at], torch.ones(len(at)))[whole.task.metric]
+        rows.append({"client": whole.names[i], "examples": 0, ORACLE: float(score)})
+    return {"rows": rows, "metric": whole.task.metric}
+
+
+def means(found, case, name, source, examples):
+    """[S] means over newcomers of one source of models, by seed."""
+    result = []
+    for seed in SEEDS:
+        rows = found.get(f"{case}/{name}/{seed}", {}).get("rows", ())
+        values = [row[source] for row in rows if row["examples"] == examples and source in row]
+        if values:
+            result.append(statistics.mean(values))
+    return result
+
+
+def cell(values, share):
+    """A mean and its deviation over seeds."""
+    if not values:
+        return ""
+    times = 100 if share else 1
+    spread = f" ± {times * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{times * statistics.mean(values):.{1 if share else 2}f}{spread}"
+
+
+def table(found, case):
+    """The table of one case."""
+    kept = {key: one for key, one in found.items() if key.startswith(f"{case}/")}
+    metric = next(one["metric"] for one in kept.values() if "metric" in one)
+    share, shots = metric == "accuracy", ["all" if count is None else count for count in SHOTS]
+    yield f"| test {metric}{', %' * share}, by examples | {' | '.join(map(str, shots))} |"
+    yield f"| --- |{' ---: |' * len(shots)}"
+
+    def row(label, name, source):
+        cells = [cell(means(found, case, name, source, count), share) for count in shots]
+        return f"| {label} | {' | '.join(cells)} |" if any(cells) else None
+
+    first = next((name for name in ("fedaghn", *METHODS) if f"{case}/{name}/0" in kept), "fedavg")
+    best = cell(means(found, case, ORACLE, ORACLE, 0), share)
+    fixed = [
+        row("**Local**", first, ALONE),
+        row("**FedAvg**", "fedavg", "fedavg"),
+        row("**FedAvg, tuned**", "fedavg", "fedavg" + TUNED),
+        row("**best existing model of FedAGHN's**", "fedaghn", BEST),
+        f"| **oracle** | {' | '.join([best] * len(shots))} |" if best else None,
+    ]
+    yield from filter(None, fixed)
+    for name in METHODS:
+        if name in ("local", SHARED):
+            continue
+        yield from filter(None, [row(f"`{name}`", name, name), row(f"`{name}`, tuned", name, name + TUNED)])
+    problems = {key.split("/")[1]: one["problem"] for key, one in kept.items() if "problem" in one}
+    if problems:
+        yield ""
+        yield from (f"- `{name}`: {why}" for name, why in sorted(problems.items()))
+
+
+def ahead(found, case, examples=10):
+    """Which methods are ahead of learning alone with so many examples, in a sentence."""
+    lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
+    won, lost = [], []
+    for name in METHODS:
+        alone = means(found, case, name, ALONE, examples)
+        mine = [means(found, case, name, name + end, examples) for end in ("", TUNED)]
+        mine = [statistics.mean(one) for one in mine if one]
+        if alone and mine and name != "local":
+            best = min(mine) if lower else max(mine)
+            is_won = best < statistics.mean(alone) if lower else best > statistics.mean(alone)
+            (won if is_won else lost).append(name)
+    count = f"{len(won)} of {len(won) + len(lost)} methods"
+    text = f"With {examples} examples a newcomer is ahead of learning alone by {count}"
+    return f"{text}; not by {', '.join(lost)}." if lost else f"{text}."
+
+
+def write(found):
+    """Write the page's parts."""
+    for case, (title, _, settings) in CASES.items():
+        if any(key.startswith(f"{case}/") and "rows" in one for key, one in found.items()):
+            shown = [one for one in settings if "path" not in one]
+            lines = [
+                f"## {title}",
+                "",
+                f"`{' '.join(shown)}`, {version()}.",
+                "",
+                ahead(found, case),
+                "",
+                *table(found, case),
+            ]
+            put(PAGE, case, "\n".join(lines), "Newcomers to a finished federation")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("cases", nargs="*", default=list(CASES), metavar="CASE")
+    parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("--answers", type=Path)
+    parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    args.keep.mkdir(parents=True, exist_ok=True)
+    path = args.keep / "found.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    warnings.simplefilter("ignore")
+    names = ["fedavg", *(name for name in args.methods.split(",") if name != "fedavg"), ORACLE]
+    cases = [case for case in args.cases if case != "persons" or args.answers]
+    for case, seed, name in ((c, s, n) for c in cases for s in SEEDS for n in names) if not args.write else ():
+        key = f"{case}/{name}/{seed}"
+        if key in found:
+            continue
+        folder, shared = (args.keep / "runs" / f"{case}-{one}-{seed}" for one in (name, "fedavg"))
+        beside = None if name == "fedavg" else shared
+        found[key] = (
+            oracle(case, seed, args.answers)
+            if name == ORACLE
+            else measure(case, name, seed, args.answers, folder, beside)
+        )
+        keep(path, found)
+        if name != "fedavg":
+            shutil.rmtree(folder, ignore_errors=True)
+        print(key, found[key].get("problem") or f"{found[key].get('seconds', 0):.0f} s", file=sys.stderr, flush=True)
+    write(found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""kinfed onboard."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UsageError, several
+from ..experiments.run_folder import RunFolder
+from ..experiments.saved import Saved
+from ..serving import newcomers
+from ..serving.onboarding import ALONE, TUNED, Frozen, Outcome, onboard, write
+from .running import Bar, data_dir, execution, options, score_text
+
+ALL = "all"
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "onboard",
+        parents=[options(), common],
+        description="Newcomers to a finished run get models from the frozen federation, by the method's own rule, and "
+        "are told how these do beside learning alone, FedAvg and the best existing model. Nothing in the run changes.",
+        epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
+        "federation.newcomers=4 left out of a run: kinfed onboard my-run",
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="FILE",
+        help="the newcomers' rows, with the columns of the run's table; one newcomer if there is no column of clients "
+        "(default: the clients that were left out of the run's own data)",
+    )
+    parser.add_argument("--edges", type=Path, metavar="FILE", help="links between newcomers and clients of the run")
+    parser.add_argument(
+        "--shots",
+        default=f"0,10,50,{ALL}",
+        metavar="N,...",
+        help="numbers of a newcomer's examples to learn from (default: 0,10,50,all); a fixed share is for the test",
+    )
+    parser.add_argument("--newcomers", default="", metavar="NAME,...", help="only these (default: all)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of the newcomer's training (default: as in the run)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where the newcomers' models are kept, as a run's folder"
+    )
+    parser.set_defaults(command=_onboard)
+
+
+def _onboard(args: argparse.Namespace, console: Console) -> None:
+    shots = shots_of(args.shots)
+    if args.rounds is not None and args.rounds < 1:
+        raise UsageError(f"--rounds must be at least 1; got {args.rounds}")
+    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
+        raise UsageError(f"{args.out} is not empty; choose another folder")
+    saved = Saved.open(args.run)
+    wanted = [name.strip() for name in args.newcomers.split(",") if name.strip()]
+    if args.data is None:
+        if args.edges is not None:
+            raise UsageError("--edges goes with --data; the run's own data have its graph")
+        found = newcomers.of_run(saved, data_dir(args), wanted)
+    else:
+        found = newcomers.of_table(saved, args.data, args.edges)
+        found = [one for one in found if not wanted or one.name in wanted]
+    if not found:
+        raise UsageError(f"none of these is in {args.data}: {args.newcomers}")
+    with Bar(console, args.quiet) as bar:
+        frozen = Frozen(saved, found[0].task, execution(args, bar))
+        outcomes = []
+        for one in found:
+            bar.begin(one.name)
+            outcomes += [onboard(frozen, one, count, args.rounds) for count in counts(shots, len(one.rows))]
+    if args.out is not None:
+        write(frozen, outcomes, RunFolder(args.out))
+    if args.json:
+        print(json.dumps([{"client": o.client, "examples": o.shots, "scores": o.scores} for o in outcomes]))
+    if not args.quiet:
+        show(frozen, outcomes, shots, console)
+        if args.out is not None:
+            console.print(
+                f"the newcomers' models are in {args.out}: kinfed predict {args.out} --client {found[0].name}"
+            )
+
+
+def shots_of(text: str) -> list[int | None]:
+    """Numbers of examples, in order; None stands for all."""
+    parts = [part.strip() for part in text.split(",")]
+    if bad := [part for part in parts if part != ALL and not part.isdecimal()]:
+        raise UsageError(f"--shots are numbers of examples, such as 0,10,{ALL}; got '{bad[0]}'")
+    numbers = sorted({int(part) for part in parts if part != ALL})
+    return [*numbers, *([None] * (ALL in parts))]
+
+
+def counts(shots: Sequence[int | None], have: int) -> list[int]:
+    """How many examples a newcomer with so many learns from, each number once."""
+    return sorted({have if count is None else count for count in shots if count is None or count <= have})
+
+
+def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None], console: Console) -> None:
+    """Print means over newcomers, by number of examples; only those that have so many count."""
+    summary = frozen.saved.summary
+    names = list(dict.fromkeys(name for one in outcomes for name in one.scores))
+    clients = list(dict.fromkeys(one.client for one in outcomes))
+    most = {name: max(one.shots for one in outcomes if one.client == name) for name in clients}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("examples", "newcomers", *names):
+        table.add_column(heading, justify="left" if heading == "examples" else "right")
+    means: dict[str, dict[str, float]] = {}
+    for count in shots:
+        mine = [one for one in outcomes if one.shots == (most[one.client] if count is None else count)]
+        label = ALL if count is None else str(count)
+        each = {name: [one.scores[name] for one in mine if name in one.scores] for name in names}
+        means[label] = {name: sum(values) / len(values) for name, values in each.items() if values}
+        cells = (score_text(means[label][n], summary.is_share) if n in means[label] else "" for n in names)
+        if mine:
+            table.add_row(label, str(len(mine)), *cells)
+    unit = ", %" * summary.is_share
+    console.print(
+        f"{several(len(clients), 'newcomer')} to {summary.out or frozen.saved.folder}: test {summary.metric}{unit}"
+    )
+    console.print(table)
+    console.print(sentence(means, frozen.name, summary.higher_is_better, summary.is_share))
+
+
+def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, share: bool) -> str:
+    """With how many examples newcomers do better by the method than alone."""
+    both = {label: one for label, one in means.items() if {method, ALONE} <= one.keys()}
+    if not both:
+        return "no newcomer has as many examples as were asked for"
+    parts = []
+    for label, one in both.items():
+        mine = [one[name] for name in (method, method + TUNED) if name in one]
+        best = max(mine) if higher else min(mine)
+        ahead = best > one[ALONE] if higher else best < one[ALONE]
+        word = "ahead of" if ahead else "not ahead of"
+        parts.append(f"{label}: {score_text(best, share)}, {word} {score_text(one[ALONE], share)} alone")
+    return f"by {method}, with so many examples: {'; '.join(parts)}"

@@ -1,0 +1,180 @@
+"""What a finished run leaves behind, in state.safetensors, so that it can go on and newcomers can join."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from ..core import checkpoint, trees
+from ..core.checkpoint import FOREIGN, Progress
+from ..core.client import Training
+from ..core.graph import Graph
+from ..core.history import History
+from ..core.layout import Layout
+from ..core.method import Roster
+from ..core.seeding import tags
+from ..core.trees import Tree
+from ..errors import UsageError, some
+from .run_folder import RunFolder
+
+MODEL = "model."  # arrays of a history that models.safetensors holds
+
+
+class Left(NamedTuple):
+    """The end of a run: what its server and its clients remember."""
+
+    progress: Progress
+    roster: Roster  # of the clients that the server knows
+    names: tuple[str, ...]  # theirs
+
+
+def write(left: Left, history: History, path: Path) -> None:
+    """Write state.safetensors: all that a checkpoint has but the models, which are beside it, and the roster."""
+    progress, roster = left.progress, left.roster
+    arrays, text = history.pack()
+    arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
+    arrays |= trees.pack(progress.server, "server.") | trees.pack(progress.state, "state.")
+    arrays |= {"roster.theta": roster.theta, "roster.sizes": roster.sizes}
+    arrays |= trees.pack(roster.client_statistics, "statistics.")
+    if roster.graph is not None:
+        arrays["roster.graph"] = roster.graph.weights
+    arrays, twins = _once(arrays)
+    words = {
+        "twins": json.dumps(twins),
+        "history": text,
+        "parts": json.dumps(list(history.kept_models)),
+        "names": json.dumps(left.names),
+        "all": json.dumps(history.names),
+        "origin": "" if roster.graph is None else roster.graph.origin,
+        "done": str(progress.done),
+        "seconds": str(progress.seconds),
+        "how": json.dumps(progress.how),
+    }
+    checkpoint.write(arrays, path, words)
+
+
+def _once(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The arrays without those that equal an earlier one, and whom these equal: servers know private states."""
+    kept: dict[str, Any] = {}
+    twins: dict[str, str] = {}
+    for name, values in arrays.items():
+        plain = {other: t for other, t in kept.items() if isinstance(t, Tensor) and t.shape == values.shape and t.ndim}
+        equal = (other for other, t in plain.items() if t.dtype == values.dtype and torch.equal(t, values.to(t.device)))
+        if isinstance(values, Tensor) and (twin := next(equal, None)):
+            twins[name] = twin
+        else:
+            kept[name] = values
+    return kept, twins
+
+
+class Former:
+    """A finished run, read from its folder, from which another goes on or that a newcomer joins."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        """Raises UsageError if the folder has no finished run, or one that kept no state."""
+        self.folder, self.summary = folder, folder.read_summary()
+        if not folder.state.exists():
+            several = f"; it has a run for each seed: name one, such as {folder.of_seed(self.summary.seed)}"
+            why = several if self.summary.several else "; run it again: kinfed run keeps it, sweeps and analyses do not"
+            raise UsageError(f"{folder} has no {folder.state.name}, with which a finished run goes on{why}")
+        try:
+            with safe_open(folder.state, "pt") as file:
+                words = dict(file.metadata())
+                self._twins: dict[str, str] = json.loads(words["twins"])
+                self._keys = [*file.keys(), *self._twins]
+            self.how: dict[str, Any] = dict(json.loads(words["how"]))
+            self.names: list[str] = list(json.loads(words["names"]))  # of the clients that its server knows
+            self.every_name: list[str] = list(json.loads(words["all"]))
+            self.done, self.seconds, self._origin = int(words["done"]), float(words["seconds"]), words["origin"]
+            self._text, self._parts = words["history"], list(json.loads(words["parts"]))
+        except FOREIGN as problem:
+            raise self._foreign(problem) from None
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    def check_clients(self, names: Sequence[str]) -> None:
+        """Raise UsageError unless all of its clients are among these."""
+        known = set(names)
+        missing = [name for name in self.every_name if name not in known]
+        if missing:
+            raise UsageError(
+                f"{some(len(missing), len(self.every_name), 'client')} left the data that {self} was trained on: "
+                f"{', '.join(missing[:8])}{', ...' if len(missing) > 8 else ''}; a run goes on with all of its clients"
+            )
+        if len(self.names) < len(self.every_name):
+            raise UsageError(
+                f"{self} ended before its late clients joined, so it goes on with the same data only; "
+                "got other examples or clients"
+            )
+
+    def _foreign(self, problem: Exception) -> UsageError:
+        return UsageError(
+            f"{self.folder.state} is not the state of this run and this version of kinfed ({problem!s:.300}); "
+            f"delete the folder {self.folder} and run again"
+        )
+
+    def _read(self, *prefixes: str) -> dict[str, Tensor]:
+        """The arrays whose names begin so. Copies: in the file a tensor may lie where products round differently."""
+        with safe_open(self.folder.state, "pt") as file:
+            wanted = {name: self._twins.get(name, name) for name in self._keys if name.startswith(prefixes)}
+            return {name: file.get_tensor(held).clone() for name, held in wanted.items()}
+
+    def roster(self, layout: Layout, training: Training, seed: int) -> Roster:
+        """What the server knew of its clients at the end; without a probe."""
+        arrays = self._read("roster.", "statistics.")
+        try:
+            graph = Graph(arrays["roster.graph"], self._origin) if self._origin else None
+            told = {name.removeprefix("statistics."): t for name, t in arrays.items() if name.startswith("statistics.")}
+            known = arrays["roster.theta"], layout, arrays["roster.sizes"], training, seed, tags(self.names)
+        except FOREIGN as problem:
+            raise self._foreign(problem) from None
+        return Roster(*known, graph, trees.named(told) if told else (), round=self.done)
+
+    def server(self, like: Tree) -> Tree:
+        """The server's last state; `like` has its structure."""
+        return self._unpacked("server.", like)
+
+    def states(self, like: Tree) -> Tree:
+        """Ids and private states of the clients that have one, as `States.keep` gives them."""
+        return self._unpacked("state.", like)
+
+    def _unpacked(self, prefix: str, like: Tree) -> Tree:
+        arrays = self._read(prefix)
+        found, wanted = arrays.keys(), trees.pack(like, prefix).keys()
+        if found != wanted:
+            first = sorted(found ^ wanted)[0]
+            lacks = "has no" if first in found else "needs"
+            raise UsageError(
+                f"{self} was trained by another method, or with other settings: the one that is to go on {lacks} "
+                f"'{first.removeprefix(prefix)}'; go on with the same"
+            )
+        return trees.unpack(arrays, like, prefix)
+
+    def restore(self, history: History, layout: Layout) -> None:
+        """Fill a history with the run's, models included."""
+        try:
+            history.restore(self._read("score.", "note.", "relation."), self._text)
+            history.kept_models = self._models(layout, history.shared)
+        except FOREIGN as problem:
+            raise self._foreign(problem) from None
+
+    def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
+        """What `RunFolder.write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
+        with safe_open(self.folder.models, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+        def one(owner: str, part: str) -> Tensor:
+            if part == "theta" and f"{owner}/theta" not in tensors:
+                return layout.flatten({e.name: tensors[f"{owner}/{e.name}"] for e in layout.entries})
+            found: Tensor = tensors[f"{owner}/{part}"]
+            return found
+
+        return {
+            part: one("*", part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
+            for part in self._parts
+        }

@@ -1,0 +1,255 @@
+"""Onboarding: a newcomer to a finished run gets its model from the frozen federation, by the method's own rule."""
+
+import csv
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from ..core import checkpoint, trees
+from ..core.graph import Graph
+from ..core.history import spread
+from ..core.method import Method, Roster
+from ..core.model import Model
+from ..core.probe import Probe
+from ..core.seeding import generator, tags
+from ..core.sharing import Divided, divide
+from ..core.tasks import Task
+from ..core.trees import Tree
+from ..data.federation import Federation
+from ..errors import UsageError
+from ..experiments.left import Former
+from ..experiments.own_parts import called
+from ..experiments.run_folder import RunFolder
+from ..experiments.saved import Saved
+from ..files import replacing
+from ..methods.fedavg_ft import FedAvgFT
+from ..methods.local import Local
+from ..simulation.execution import Execution
+from ..simulation.simulation import Simulation
+from .newcomers import Newcomer, share_for_validation
+
+ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
+TUNED = ", tuned"
+NOT_THEIRS: Any = dict.fromkeys(
+    ("intervals", "clients_selected", "relation", "by_class", "clients_recall", "always", "attack", "verdict")
+)
+
+
+class Outcome(NamedTuple):
+    """What a newcomer has with its first `shots` examples."""
+
+    client: str
+    shots: int
+    scores: dict[str, float]  # in the task's metric, on its test examples, by where the model is from
+    personal: Tree  # what its model by the method's rule consists of; None if it has none
+    existing: str = ""  # whose model is the best existing one, by the newcomer's examples
+
+
+class Frozen:
+    """A finished federation that newcomers join one by one, each as if it were the only one; nothing else changes."""
+
+    def __init__(self, saved: Saved, task: Task, execution: Execution = Execution()) -> None:
+        """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
+        experiment, method = saved.experiment, saved.method
+        if experiment is None or method is None:
+            raise UsageError(f"{saved.folder} has no config.toml, as kinfed.save writes none, so newcomers cannot join")
+        if method.refuses:
+            name = experiment.method_name
+            raise UsageError(f"{saved.folder} was trained by {name}, which no newcomer can join: {method.refuses}")
+        self.saved, self.task, self.experiment, self.execution = saved, task, experiment, execution
+        self.former = Former(saved.folder)
+        kind = type(method)
+        self.name = called(experiment.method_name)
+        # Whether its models are tuned as any module is.
+        self.plain = kind.predict is Method.predict and kind.extend is Method.extend
+        model = saved.model
+        roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
+        model.theta = roster.theta.to(model.theta.dtype)
+        self.method, self.model = divide(method, model)
+        probe = Probe(self.model, tuple(saved.summary.shape or ()), task, saved.summary.seed)
+        self.roster = replace(roster, layout=self.model.layout, probe=probe)
+        self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
+
+    @cached_property
+    def bare(self) -> Model:
+        """The module without layers that the method adds, as Local and FedAvg train it."""
+        experiment, summary = self.experiment, self.saved.summary
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(self.roster.seed, "model").initial_seed())
+            module = experiment.model(tuple(summary.shape or ()), summary.outputs or 0)
+        return Model(module, dtype=self.model.theta.dtype)
+
+    def fleet(self, federation: Federation, method: Method, model: Model) -> Simulation:
+        """A newcomer, alone, as clients of a method."""
+        seed, training = self.roster.seed, self.experiment.training
+        return Simulation(federation, model, method, training, seed=seed, execution=self.execution)
+
+    def with_room(self, newcomer: Newcomer, size: int) -> Roster:
+        """The roster with the newcomer as its last client, who has so many training examples."""
+        roster, graph = self.roster, self.roster.graph
+        if graph is not None:
+            count = len(roster)
+            weights = torch.nn.functional.pad(graph.weights, (0, 1, 0, 1))
+            if newcomer.links is not None:
+                weights[..., count, :count], weights[..., :count, count] = newcomer.links
+            graph = Graph(weights, graph.origin)
+        sizes = torch.cat([roster.sizes, roster.sizes.new_tensor([size])])
+        return replace(roster, sizes=sizes, tags=torch.cat([roster.tags, tags([newcomer.name])]), graph=graph)
+
+    def as_sent(self, sent: Tree) -> Tensor | None:
+        """[d] the model that a message holds; None if a client makes it of what it is sent by its own examples."""
+        field = trees.model_field(sent)
+        if not field:
+            return None
+        theta: Tensor = getattr(sent, field)
+        theta = theta.reshape(-1, theta.shape[-1])[0]
+        if isinstance(self.method, Divided):
+            sharing, initial = self.method.sharing, self.model.theta
+            theta = sharing.compose(theta, sharing.cut(initial, "personal"), initial)
+        return theta
+
+    def join(self, newcomer: Newcomer, count: int, rounds: int) -> tuple[dict[str, float], dict[str, Tree]]:
+        """Scores and models that a newcomer is sent after so many rounds of its own with `count` examples, by name.
+
+        Without examples it is the model that it is sent at once.
+        """
+        here, begin = torch.zeros(1, dtype=torch.int64), self.former.done
+        fleet = self.fleet(self.alone(newcomer, count), self.method, self.model) if count else None
+        roster = self.with_room(newcomer, 1 if fleet is None else int(fleet.sizes[0]))
+        new = roster.everyone[-1:]
+        server = self.method.add_clients(roster, self.server, new)
+
+        def send(at: int) -> tuple[Roster, Tree]:
+            now = replace(roster, round=at)
+            return now, trees.pick(self.method.send(now, server, now.everyone), new)
+
+        if fleet is None:
+            theta = self.as_sent(send(begin)[1])
+            scores = {} if theta is None else {"sent": self.score(newcomer, lambda x: self.model(theta, x))}
+            return scores, {}
+        for at in range(begin, begin + rounds):
+            now, sent = send(at)
+            _, uploads = fleet.train(at, here, sent)
+            server = self.method.join(now, server, new, uploads)
+        found = fleet.evaluate(begin + rounds, here, send(begin + rounds)[1])
+        named = {name: found.scores[name, "test", self.task.metric] for name in found.models}
+        return {name: float(values[0]) for name, values in named.items()}, dict(found.models)
+
+    def alone(self, newcomer: Newcomer, count: int) -> Federation:
+        """The federation of the newcomer and its first `count` examples."""
+        return newcomer.federation(count, share_for_validation(self.experiment), self.saved.classes)
+
+    def score(self, newcomer: Newcomer, answer: Callable[[Tensor], Tensor]) -> float:
+        """The task's metric on the newcomer's test examples."""
+        return self._score(newcomer, newcomer.test, answer, self.task.metric)
+
+    def _score(self, newcomer: Newcomer, rows: Tensor, answer: Callable[[Tensor], Tensor], metric: str) -> float:
+        x, y = newcomer.x[rows], newcomer.y[rows]
+        with torch.no_grad():
+            outputs = torch.cat([answer(part) for part in x.split(512)])
+            return float(self.task.score(outputs, y, torch.ones(len(y), dtype=outputs.dtype))[metric])
+
+    def trained_alone(self, newcomer: Newcomer, count: int, rounds: int) -> float:
+        """The score of a newcomer that learns by itself, for so many rounds."""
+        fleet, here = self.fleet(self.alone(newcomer, count), Local(), self.bare), torch.zeros(1, dtype=torch.int64)
+        for at in range(rounds):
+            fleet.train(at, here, ())
+        return float(fleet.evaluate(rounds, here, ()).scores["own", "test", self.task.metric][0])
+
+    def tuned(self, newcomer: Newcomer, count: int, theta: Tensor, model: Model) -> float:
+        """The score of a model: [d] after a few epochs on the newcomer's examples, as FedAvg-FT tunes it."""
+        fleet, here = self.fleet(self.alone(newcomer, count), FedAvgFT(), model), torch.zeros(1, dtype=torch.int64)
+        sent = FedAvgFT().send(self.roster, FedAvgFT().start(replace(self.roster, theta=theta)), here)
+        return float(fleet.evaluate(self.former.done, here, sent).scores["tuned", "test", self.task.metric][0])
+
+    @cached_property
+    def existing(self) -> dict[str, nn.Module]:
+        """The members' models, by their names."""
+        return {name: self.saved.module(name) for name in self.saved.names}
+
+    @cached_property
+    def shared(self) -> Tensor | None:
+        """[d] FedAvg's model, of the run beside this one; None if it has none."""
+        beside = self.saved.folder.beside("fedavg")
+        if self.name == "fedavg" or not beside.is_finished:
+            return None
+        return Saved.open(beside.path).theta(0)
+
+    def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
+        """The member whose model has the least loss on the newcomer's first examples, and its score on the others."""
+        rows = newcomer.rows[:count]
+        losses = {name: self._score(newcomer, rows, model, "loss") for name, model in self.existing.items()}
+        best = min(losses, key=lambda name: losses[name])
+        return best, self.score(newcomer, self.existing[best])
+
+
+def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None = None) -> Outcome:
+    """What a newcomer has with `count` examples: by the method's rule and tuned, alone, from FedAvg, from a member."""
+    rounds = rounds or frozen.saved.summary.rounds
+    scores, models = frozen.join(newcomer, count, rounds)
+    chosen, personal, best = chosen_of(frozen, list(scores)), None, ""
+    result = {} if chosen is None else {frozen.name: scores[chosen]}
+    if chosen is not None and chosen in models:
+        personal = trees.pick(models[chosen], 0)
+        if frozen.plain:
+            result[frozen.name + TUNED] = frozen.tuned(newcomer, count, personal.theta, frozen.model)
+    if count:
+        result[ALONE] = frozen.trained_alone(newcomer, count, rounds)
+        best, result[BEST] = frozen.best_existing(newcomer, count)
+    if (theta := frozen.shared) is not None:
+        result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
+        if count:
+            result[SHARED + TUNED] = frozen.tuned(newcomer, count, theta, frozen.bare)
+    return Outcome(newcomer.name, count, result, personal, best)
+
+
+def chosen_of(frozen: Frozen, names: Sequence[str]) -> str | None:
+    """Which of the named models a newcomer uses: the one that members use, or else the first that is not its own."""
+    if frozen.saved.summary.chosen in names:
+        return frozen.saved.summary.chosen
+    return next((name for name in names if name != "own"), next(iter(names), None))
+
+
+def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> None:
+    """Write the newcomers' models as a run's folder, which kinfed predict and export read, and the table of scores.
+
+    Each has the model that it got with the most examples.
+    """
+    folder.make()
+    best = {one.client: one for one in outcomes if one.personal is not None}  # the last has the most examples
+    with replacing(folder.path / "onboarding.csv") as part, part.open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["client", "examples", "model", "score", "whose"])
+        for one in outcomes:
+            for name, score in one.scores.items():
+                table.writerow([one.client, one.shots, name, f"{score:.7g}", one.existing if name == BEST else ""])
+    if not best:
+        return
+    arrays: dict[str, Tensor] = {}
+    for name, one in best.items():
+        parts = dict(one.personal._asdict())
+        parts |= frozen.model.layout.tensors(parts.pop("theta"))
+        arrays |= {f"{name}/{key}": value for key, value in parts.items()}
+    with safe_open(frozen.saved.folder.models, "pt") as file:
+        checkpoint.write(arrays, folder.models, file.metadata())
+    folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
+    scores = [one.scores[frozen.name] for one in best.values()]
+    whole = frozen.saved.summary
+    folder.write_summary(
+        replace(
+            whole,
+            clients=len(best),
+            names=list(best),
+            scores={whole.chosen: spread(torch.tensor(scores), whole.higher_is_better) | {"round": whole.rounds}},
+            clients_scores={whole.chosen: scores},
+            **NOT_THEIRS,
+            warnings=[],
+            origin={"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False},
+            out=str(folder),
+        )
+    )
