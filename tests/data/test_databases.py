@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import polars
 import pytest
 
 import kinfed
@@ -18,7 +19,7 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.data import databases
 from kinfed.data.databases import text_of
-from kinfed.data.reading import open_table
+from kinfed.data.reading import frame_of, open_table
 from kinfed.errors import DataError
 
 PASSWORD = "geheim-Xq7"
@@ -172,6 +173,18 @@ def test_types_of_postgres(postgres, monkeypatch):
 
 
 @needs_postgres
+def test_neighbouring_large_whole_numbers_stay_different_names(tmp_path, monkeypatch):
+    """9007199254740993 is no float64: such ids would be one client with the one before."""
+    monkeypatch.chdir(tmp_path)
+    ids = [9007199254740992, 9007199254740993, 9007199254740994]
+    with closing(sqlite3.connect("large.db")) as made, made:
+        made.execute("CREATE TABLE t (who)")
+        made.executemany("INSERT INTO t VALUES (?)", [(one,) for one in ids])
+    named = [str(one) for one in ids]
+    assert sorted(open_table("sqlite:///large.db", "SELECT who FROM t").words("who").names) == named
+    assert frame_of(polars.DataFrame({"who": [*ids, None]})).words("who").names == [*named, ""]
+
+
 def test_nothing_is_written(postgres, sqlite):
     psycopg = pytest.importorskip("psycopg")
     for address in (postgres, sqlite):

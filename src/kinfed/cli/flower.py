@@ -199,7 +199,7 @@ def _reading(args: argparse.Namespace) -> Any:
     return Reading(
         args.target,
         names_of(args.column),
-        tuple(name for name in args.ignore.split(",") if name),
+        tuple(name.strip() for name in args.ignore.split(",") if name.strip()),
         0 if args.categories == "none" else int(args.categories),
         args.time,
         args.past,

@@ -459,6 +459,8 @@ def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
     import polars
 
     kinds = {type(one) for one in cells if one is not None}
+    if kinds == {int} and all(one is None or abs(one) < 1 << 63 for one in cells):
+        return polars.Series(name, cells, polars.Int64)  # a float would give neighbouring large ones one name
     if all(issubclass(kind, Real) for kind in kinds):
         return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
     if all(issubclass(kind, date) for kind in kinds):

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import polars
 
 SUFFIXES = (".csv", ".parquet")
+EXACT = 1 << 53  # up to which every whole number is one of float64
 FILE = "file"  # the column, in a folder, of the names of files without their suffix, if there is none of this name
 Part = tuple[Path, int]  # a file, and how many rows it has
 
@@ -298,6 +299,8 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
         kind = column.dtype
         if kind in (polars.Date, polars.Datetime):
             column = column.cast(polars.Datetime("us"))
+        elif kind.is_integer() and column.null_count() and int(column.abs().max() or 0) > EXACT:
+            column = column.cast(polars.String)  # names, as no float tells all of these apart
         elif kind.is_numeric() or kind == polars.Boolean:
             column = column.cast(polars.Float64) if column.null_count() or kind == polars.Decimal else column
         elif kind in (polars.Categorical, polars.Enum, polars.Null):

@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import UsageError
 from ..files import replacing
-from .nodes import NAME
+from .nodes import check_name
 
 AUTHORITY, SERVER = 20, 2  # years that certificates are valid: a new authority's must be given to each site by hand
 SOON = datetime.timedelta(days=30)  # how long before its end there are warnings about a certificate
@@ -38,8 +38,7 @@ def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Pat
     Raises UsageError for names that cannot be used, and for an authority that is about to expire.
     """
     for client in clients:
-        if not re.fullmatch(NAME, client):
-            raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
+        check_name(client)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     named = [_name(host) for host in dict.fromkeys([*LOOPBACK, *hosts])]
     certify = bool(hosts) or not (folder / "server.crt").exists()

@@ -3,7 +3,6 @@
 import fcntl
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -19,7 +18,7 @@ from ..interrupts import CODES
 from . import gate, keys, site_data
 from .flower_logs import NodeLog
 from .link import Link
-from .nodes import NAME
+from .nodes import check_name
 from .site_reading import Reading
 from .subprocesses import die_with_parent, end, environment, free_port, interrupt, is_loopback, make_private
 
@@ -43,8 +42,7 @@ def run(
     `reading` says how its file is read. `code` are files of the site's own whose methods, models and other parts a run
     may name.
     """
-    if not re.fullmatch(NAME, client):
-        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
+    check_name(client)
     if not data.exists():
         raise UsageError(f"there is no file {data}")
     site_data.find(data, client, reading)  # raises UsageError for a file of another kind

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .. import __version__
+from ..errors import UsageError
 from . import claims, messages
 from .messages import Message, Words
 
@@ -13,6 +14,12 @@ RETRY = 10.0  # seconds before a node is greeted again
 LATER = 60.0  # seconds before a node that cannot take part is greeted again
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a client
 LARGEST = 1 << 40  # number of examples that is believed
+
+
+def check_name(client: str) -> None:
+    """Raise UsageError for a name that no site can have."""
+    if not re.fullmatch(NAME, client):
+        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
 
 
 class Node(NamedTuple):

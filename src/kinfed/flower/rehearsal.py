@@ -15,7 +15,7 @@ from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
 from . import messages, plan
 from .messages import Message, Words
-from .nodes import Failure, Node
+from .nodes import Failure, Node, check_name
 from .server import serve
 from .site import Site
 from .site_reading import Reading
@@ -62,6 +62,7 @@ def rehearse(
 
     Without a config only the file is checked, with a linear model. Raises UsageError or RunError for what does not fit.
     """
+    check_name(client)
     with own_parts.local(code):
         raw = (
             own_parts.for_sites(config.read(str(run), [])) if run else {"method": "fedavg", "model": {"name": "linear"}}
