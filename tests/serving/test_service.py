@@ -20,7 +20,9 @@ import requests
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
+from kinfed.data.reading import frame_of
 from kinfed.serving import service as services
+from kinfed.serving.requests import _table
 from kinfed.serving.service import Limits, Service, listen
 
 ROW = {"age": 31, "kind": "new", "seen": "2024-03-02"}
@@ -65,6 +67,13 @@ def test_json_and_csv_get_the_answers_of_the_run(address, shops):
     assert {one["client"] for one in told} == {"shop 3"}
     assert requests.get(f"{address}/clients").json()["clients"] == [f"shop {i}" for i in range(6)]
     assert requests.get(f"{address}/health").json() == {"status": "ok", "method": "knn-per", "clients": 6}
+
+
+def test_whole_numbers_in_json_are_not_rounded():
+    """As names of clients, say: 9007199254740993 is no float64."""
+    rows = [{"who": 9007199254740992, "x": 1}, {"who": 9007199254740993, "x": 0.5}]
+    assert frame_of(_table(rows)).words("who").names == ["9007199254740992", "9007199254740993"]
+    assert frame_of(_table(rows)).numbers("x").tolist() == [1.0, 0.5]
 
 
 BAD = {  # path, body, type, status, what is told

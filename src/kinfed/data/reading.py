@@ -299,7 +299,7 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
         kind = column.dtype
         if kind in (polars.Date, polars.Datetime):
             column = column.cast(polars.Datetime("us"))
-        elif kind.is_integer() and column.null_count() and int(column.abs().max() or 0) > EXACT:
+        elif kind.is_integer() and column.null_count() and (column.cast(polars.Float64).abs() >= EXACT).any():
             column = column.cast(polars.String)  # names, as no float tells all of these apart
         elif kind.is_numeric() or kind == polars.Boolean:
             column = column.cast(polars.Float64) if column.null_count() or kind == polars.Decimal else column

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.cells import Frame
+from ..data.cells import Frame, series_of
 from ..data.reading import frame_of, open_table
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
@@ -101,13 +101,11 @@ def _table(rows: list[Any]) -> Any:
             cells = [None if cell is None else str(cell) for cell in cells]
         elif kinds - {bool}:
             try:
-                cells = [None if cell is None else float(cell) for cell in cells]
+                columns.append(series_of(name, cells))
             except OverflowError:
                 raise Refused(422, f"column '{name}' holds too large a number") from None
-        kind: Any = (
-            polars.String if str in kinds or not kinds else polars.Boolean if kinds == {bool} else polars.Float64
-        )
-        columns.append(polars.Series(name, cells, kind))
+            continue
+        columns.append(polars.Series(name, cells, polars.Boolean if kinds == {bool} else polars.String))
     return polars.DataFrame(columns)
 
 
