@@ -69,7 +69,21 @@ def test_cells_notes_and_legend(tmp_path):
     assert shown.legend[2].startswith("scaled 0.2: rounds x 0.2, rounded up, at least 5; ")
     assert shown.legend[3:] == ["[1] alone.", "[2] misprinted.", "[3] no luck."]
     assert shown.protocol[-1] == "A note."
-    assert shown.protocol[0].startswith("digits/iid: 4 clients, all in a round; 5 rounds of 2 epochs, batch 8, sgd (")
+    assert shown.protocol[0].startswith("4 clients, all in a round; 5 rounds of 2 epochs, batch 8, sgd (")
+
+
+def test_one_method_has_one_table_with_a_row_for_each_figure(tmp_path):
+    shown = sheet(made(tmp_path), LINES[:2])
+    assert shown.headings[0] == "figure"
+    assert [(group.heading, [cells[:3] for cells in group.rows]) for group in shown.groups] == [
+        (
+            "Local_1",
+            [
+                ("Digits, IID & more: MAE (digits/iid)", "50.00 ± 2.50", "42.00 ± 2.83"),
+                ("Digits, IID & more: RMSE (digits/iid)", "", "1.00"),
+            ],
+        )
+    ]
 
 
 def test_a_spread_over_clients_is_told(tmp_path):

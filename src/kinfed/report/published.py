@@ -74,15 +74,24 @@ def sheet(
             rows.append((method, paper, ours, _beside(line, group, made.scale < 1), remarks(line)))
         heading = f"{column.dataset}, {column.setting}: {measure.label} ({column.name})"
         shown.append(Group(heading, rows, told(made, group)))
+    headings = RANKED if made.scale < 1 else HEADINGS
+    if len(shown) > 1 and {tuple(cells[0] for cells in group.rows) for group in shown} == {(shown[0].rows[0][0],)}:
+        headings, shown = ("figure", *headings[1:]), [_of_one_method(shown)]
     return Sheet(
         f"{made.protocol.name}: {made.protocol.title}",
         made.protocol.source,
         [*_protocols(made, lines), *made.protocol.notes],
-        RANKED if made.scale < 1 else HEADINGS,
+        headings,
         shown,
         list(claims),
         [*_legend(made, lines), *made_with, *(f"[{number}] {note}." for note, number in notes.items())],
     )
+
+
+def _of_one_method(groups: Sequence[Group]) -> Group:
+    """Groups that all have one row, that of the same method, as one with a row for each."""
+    rows = [(group.heading, *group.rows[0][1:]) for group in groups]
+    return Group(groups[0].rows[0][0], rows, " ".join(dict.fromkeys(group.told for group in groups)))
 
 
 def _legend(made: Reproduction, lines: Sequence[Line]) -> list[str]:
@@ -239,6 +248,8 @@ def _protocols(made: Reproduction, lines: Sequence[Line]) -> list[str]:
         for cell in [cell for cell in cells if cell.experiment][:1]:
             assert cell.experiment is not None
             by_description.setdefault(_described(cell.experiment), []).append(column)
+    if len(by_description) == 1:
+        return [f"{description[:1].upper()}{description[1:]}." for description in by_description]
     return [f"{', '.join(columns)}: {description}." for description, columns in by_description.items()]
 
 
