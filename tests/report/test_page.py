@@ -170,6 +170,12 @@ def test_every_setting_has_its_sentence(pair):
     assert all(one.use for one in found.values())
 
 
+def test_the_commands_that_repeat_runs_write_to_different_folders(pair):
+    shown = re.findall(r"<code>kinfed run (\S+) --out (\S+)</code>", page([pair]))
+    local = pair / "beside" / "local"
+    assert shown == [(f"{pair}/config.toml", "mine-again"), (f"{local}/config.toml", "local-again")]
+
+
 def test_the_command_writes_the_page_into_the_runs_folder(pair, capsys):
     assert main(["report", str(pair)]) == 0
     assert "Cannot tell" in (pair / "report.html").read_text()

@@ -116,9 +116,10 @@ def _text(value: Any) -> str:
 def command(folder: RunFolder) -> str:
     """What to type to repeat a run; empty without a config."""
     config = folder.path / "best.toml" if folder.choice.exists() else folder.config
+    out = shlex.quote(f"{folder.path.resolve().name}-again")
     if not config.exists() and (seeds := sorted(folder.path.glob("seed-*/config.toml"))):
-        return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out again"
-    return f"kinfed run {shlex.quote(str(config))} --out again" if config.exists() else ""
+        return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out {out}"
+    return f"kinfed run {shlex.quote(str(config))} --out {out}" if config.exists() else ""
 
 
 def first_config(path: Path) -> RunFolder:
