@@ -262,7 +262,7 @@ class Counts(Settings):
 
     def _deviance(self, outputs: Tensor, y: Tensor) -> Tensor:
         """[B] Poisson deviance of each example."""
-        truth, log = y.flatten(), outputs.flatten() + math.log(self.mean)
+        truth, log = y.flatten().to(outputs.dtype), outputs.flatten() + math.log(self.mean)
         some = truth > 0
         gap = log - torch.where(some, truth, 1).log()  # the difference of large terms would be lost in rounding
         return 2 * torch.where(some, truth * (gap.expm1() - gap), log.exp())

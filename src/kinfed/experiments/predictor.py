@@ -136,11 +136,17 @@ class Predictor:
         names, scale = summary.client_names, summary.scale or {}
         if summary.shape is None:
             raise UsageError(f"{summary.out or 'the run'} does not say what an example is; run again")
-        description = None if summary.columns is None else Description.from_dict(summary.columns)
         inputs, series = scale.get("inputs", {}), None
+        try:
+            description = None if summary.columns is None else Description.from_dict(summary.columns)
+            if "series" in scale:
+                series = Series(**scale["series"], **inputs["reading"])
+        except (LookupError, TypeError, AttributeError):
+            raise UsageError(
+                f"{summary.out or 'the run'}: its summary.json does not say in full what its columns are; copy the "
+                "whole folder again, or run again"
+            ) from None
         readings = inputs.get("reading") if description is None else None
-        if "series" in scale:
-            series = Series(**scale["series"], **inputs["reading"])
         if description is None and inputs and readings is None:
             raise UsageError(
                 f"{summary.out or 'the run'} was made before runs kept what became of each column; run it again, or "
