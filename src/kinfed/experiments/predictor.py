@@ -140,7 +140,7 @@ class Predictor:
         try:
             description = None if summary.columns is None else Description.from_dict(summary.columns)
             if "series" in scale:
-                series = Series(**scale["series"], **inputs["reading"])
+                series = Series.from_dict(scale["series"], inputs["reading"])
         except (LookupError, TypeError, AttributeError):
             raise UsageError(
                 f"{summary.out or 'the run'}: its summary.json does not say in full what its columns are; copy the "
