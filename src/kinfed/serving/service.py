@@ -8,10 +8,10 @@ import math
 import resource
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -23,6 +23,7 @@ from .requests import CSV, JSON, Refused, answer
 REQUEST_MB = 16  # megabytes of a request
 PATIENCE = 30.0  # seconds for a request to arrive
 CONNECTIONS = 512  # open at a time; one more gets 503
+IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
 
 
@@ -69,8 +70,6 @@ class Service:
     def __init__(self, saved: Saved, token: str = "", limits: Limits = Limits()) -> None:
         self.saved, self.token, self.limits = saved, token, limits
         self.predictor: Predictor = saved.predictor()
-        reader: Any = saved.experiment.dataset if saved.experiment is not None else None
-        self.known: Sequence[str] = tuple(getattr(reader, "ignore", ()))
         self.waiting = 0
         self.server: Any = None  # while it runs
         self._free = asyncio.Semaphore(limits.workers)
@@ -147,10 +146,10 @@ class Service:
             predictor = self.predictor.of_client(None if client is None else self._named(client))
             body = await self._body(request)
             async with self._free:
-                work = partial(_work, predictor, self.known, body, kind)
-                text, rows = await asyncio.get_running_loop().run_in_executor(None, work)
+                work = partial(_work, predictor, body, kind)
+                text, rows, headers = await asyncio.get_running_loop().run_in_executor(None, work)
             self._rows.inc(rows)
-            return Response(text, media_type=kind)
+            return Response(text, headers=headers, media_type=kind)
         finally:
             self.waiting -= 1
 
@@ -211,10 +210,13 @@ class Service:
         return JSONResponse({"status": "ok", "method": summary.method, "clients": summary.clients})
 
 
-def _work(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -> tuple[str, int]:
-    """The text of the answers, and how many there are."""
-    found = answer(predictor, known, body, kind)
-    return (found.write_csv() if kind == CSV else f'{{"answers": {found.write_json()}}}'), len(found)
+def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[str, str]]:
+    """The text of the answers, how many there are, and headers."""
+    found, ignored = answer(predictor, body, kind)
+    if kind == CSV:
+        return found.write_csv(), len(found), {IGNORED: ", ".join(map(quote, ignored))} if ignored else {}
+    more = f', "ignored": {json.dumps(ignored)}' if ignored else ""
+    return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
 
 
 def _error(status: int, why: str) -> Any:
