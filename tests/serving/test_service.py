@@ -20,6 +20,7 @@ import requests
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
+from kinfed.cli.predict import opened
 from kinfed.data.reading import frame_of
 from kinfed.serving import service as services
 from kinfed.serving.requests import _table
@@ -32,7 +33,7 @@ JSON = {"Content-Type": "application/json"}
 @contextmanager
 def serving(folder, token="", limits=None):
     """The address of a service of a run, and the service."""
-    service = Service(kinfed.load_run(folder), token, limits or Limits())
+    service = Service(*opened(folder), token, limits or Limits())
     with listen("127.0.0.1", 0, token) as at:
         thread = threading.Thread(target=service.run, args=(at,), daemon=True)
         thread.start()

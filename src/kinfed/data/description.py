@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -70,6 +70,18 @@ class Description:
     def names(self) -> list[str]:
         """[d] the names of a model's inputs."""
         return [part for column in self.inputs for part in column.parts]
+
+    def renamed(self, names: Mapping[str, str], client: str) -> "Description":
+        """The same of a table of one client, whose columns have other names."""
+        own = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
+        return Description(
+            self.client,
+            tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
+            tuple(replace(one, name=names.get(one.name, one.name)) for one in self.targets),
+            {client: own} if own else {},
+            {names.get(name, name): one for name, one in self.written.items()},
+            tuple(names.get(name, name) for name in self.dropped),
+        )
 
     def scale(self) -> dict[str, Any]:
         """Mean and deviation of each of a model's inputs; `clients` has those of clients' own."""

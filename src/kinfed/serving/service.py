@@ -17,7 +17,6 @@ import torch
 
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
-from ..experiments.saved import Saved
 from .requests import CSV, JSON, Refused, answer
 
 REQUEST_MB = 16  # megabytes of a request
@@ -67,9 +66,8 @@ class Service:
     token all but /health need `Authorization: Bearer TOKEN`. What cannot be answered gets {"error": why}.
     """
 
-    def __init__(self, saved: Saved, token: str = "", limits: Limits = Limits()) -> None:
-        self.saved, self.token, self.limits = saved, token, limits
-        self.predictor: Predictor = saved.predictor()
+    def __init__(self, predictor: Predictor, method: str, token: str = "", limits: Limits = Limits()) -> None:
+        self.predictor, self.method, self.token, self.limits = predictor, method, token, limits
         self.waiting = 0
         self.server: Any = None  # while it runs
         self._free = asyncio.Semaphore(limits.workers)
@@ -143,7 +141,7 @@ class Service:
             if kind not in (CSV, JSON):
                 raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
             client = request.path_params.get("client")
-            predictor = self.predictor.of_client(None if client is None else self._named(client))
+            predictor = self.predictor if client is None else self.predictor.of_client(self._named(client))
             body = await self._body(request)
             async with self._free:
                 work = partial(_work, predictor, body, kind)
@@ -159,8 +157,8 @@ class Service:
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
     def _named(self, client: str) -> str:
-        if client not in self.saved.names:
-            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.saved.names)}")
+        if client not in self.predictor.names:
+            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
         return client
 
     async def _body(self, request: Any) -> bytes:
@@ -187,7 +185,7 @@ class Service:
         return bytes(body)
 
     async def _clients(self, request: Any) -> Any:
-        return self._told(request, lambda: json.dumps({"clients": self.saved.names}), JSON)
+        return self._told(request, lambda: json.dumps({"clients": list(self.predictor.names)}), JSON)
 
     async def _metrics(self, request: Any) -> Any:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -206,8 +204,7 @@ class Service:
     async def _health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        summary = self.saved.summary
-        return JSONResponse({"status": "ok", "method": summary.method, "clients": summary.clients})
+        return JSONResponse({"status": "ok", "method": self.method, "clients": len(self.predictor.names)})
 
 
 def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[str, str]]:
