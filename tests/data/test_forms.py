@@ -1,5 +1,6 @@
 """Numbers and dates as people write them, decided over a whole column."""
 
+import json
 import re
 import warnings
 from datetime import UTC, datetime
@@ -10,7 +11,10 @@ import pytest
 
 import kinfed
 from kinfed import UsageError
+from kinfed.data.description import Description
+from kinfed.data.owners import Owners
 from kinfed.data.reading import frame_of
+from kinfed.data.series import Series
 
 NONE = float("nan")
 
@@ -160,3 +164,78 @@ def test_several_zones_are_one_clock_and_said():
 def test_two_digits_of_a_year_are_not_guessed():
     with pytest.warns(UserWarning, match="'x' is taken for text; if '31.01.25' is a date, write its year with four"):
         assert frame(["31.01.25", "01.02.25"]).kind("x") == "text"
+
+
+def described(**columns):
+    """What rows of two shops, whose columns are written so, say of these; each row is there ten times."""
+    rows = {name: cells * 10 for name, cells in columns.items()}
+    count = len(next(iter(rows.values())))
+    rows |= {"shop": ["A", "B"] * (count // 2), "sold": [i % 7 + 0.5 for i in range(count)]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = kinfed.from_frame(polars.DataFrame(rows), client="shop", target="sold").columns
+    return Description.from_dict(json.loads(json.dumps(found.to_dict())))
+
+
+WAYS = {  # training cells, a new cell that alone would be read otherwise or not at all, the same as training writes it
+    "day first": (["31/01/2025", "05/02/2025"], "03/04/2025", "2025-04-03"),
+    "month first": (["01/31/2025", "02/05/2025"], "03/04/2025", "2025-03-04"),
+    "comma": (["1.200,50 €", "12 €"], "1.500 €", 1500.0),
+    "point": (["1,200.50 €", "12 €"], "1,500 €", 1500.0),
+    "comma without a unit": (["1.200,5", "7"], "1.500", 1500.0),
+    "thousands": (["1,200", "12"], "1,500", 1500.0),
+    "percent": (["12 %", "7,5 %"], "1,250 %", 1.25),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_cell_is_read_as_training_cells_were_written(way):
+    cells, new, wanted = WAYS[way]
+    found = described(x=cells)
+    typed = datetime.fromisoformat(wanted) if isinstance(wanted, str) else wanted
+    x, same = (found.encode(frame([cell]), "A") for cell in (new, typed))
+    np.testing.assert_array_equal(x, same)
+    assert found.encode(frame([*cells, new]), "A")[2].equal(x[0])
+
+
+OTHER = {  # training cells, a new cell that would be a number or a date by itself, what is said of it
+    "month first": (["31/01/2025", "05/02/2025"], "03/14/2025", "'03/14/2025' is not written as in training"),
+    "ISO among others": (["31/01/2025", "05/02/2025"], "2025-04-03", "such as 31/01/2025; write it so"),
+    "others among ISO": (["2025-01-31", "2025-02-05"], "14/03/2025", "'14/03/2025' is not a date such as 2012"),
+    "another unit": (["1,200.50 €", "12 €"], "$ 12", "such as 1,200.5 €; write it so"),
+    "no unit": (["12 %", "7 %"], "12", "'12' is not written as in training, such as 1,200.5 %"),
+    "a new unit": (["12", "7"], "12 %", "'12 %' is not a finite number; in training they were written such as 1200.5"),
+    "thousands": (["1200", "7"], "1,200", "'1,200' is not a finite number; in training"),
+    "a fraction": (["1.200,5", "7"], "1.5", "'1.5' is not written as in training, such as 1.200,5"),
+    "no zone": (["2025-01-31 10:00Z", "2025-02-05 11:30Z"], "2025-02-05 11:30", "has no time zone, but in training"),
+    "a zone": (["2025-01-31 10:00", "2025-02-05 11:30"], "2025-02-05 11:30+02:00", "has a time zone, but in training"),
+}
+
+
+@pytest.mark.parametrize("way", OTHER)
+def test_a_new_cell_that_is_written_otherwise_is_refused_with_its_place(way):
+    cells, new, told = OTHER[way]
+    with pytest.raises(UsageError, match=re.escape(f"row 3, column 'x': '{new}'")) as problem:
+        described(x=cells).encode(frame([cells[0], None, new]), "A")
+    assert told in str(problem.value)
+
+
+def test_a_description_without_forms_reads_new_rows_by_themselves():
+    old = described(x=["31/01/2025", "05/02/2025"]).to_dict()
+    del old["written"], old["dropped"]
+    with pytest.warns(UserWarning, match="is read as 2025-03-14"):
+        Description.from_dict(old).encode(frame(["03/14/2025"]), "A")
+
+
+def test_times_and_readings_of_series_are_read_as_in_training():
+    days = [f"{day:02d}/{month:02d}/2025" for month in (1, 2, 3) for day in range(1, 29)]
+    rows = {"shop": ["A"] * 84, "day": days, "level": [f"1.{200 + i},5" for i in range(84)]}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = kinfed.from_frame(polars.DataFrame(rows), client="shop", target="level", time="day", past=2)
+    scale = json.loads(json.dumps(found.scale))
+    series = Series.from_dict(scale["series"], scale["inputs"]["reading"])
+    new = frame_of(polars.DataFrame({"day": ["01/02/2025", "02/02/2025"], "level": ["1.300", "1.400"]}))
+    ahead = series.windows(new, Owners(["A"], np.array([0, 0]), None))
+    known = ahead.x[ahead.at][0, :, 0].double() * series.deviation + series.mean
+    np.testing.assert_allclose(known, [1300, 1400], rtol=1e-4)

@@ -79,6 +79,36 @@ def test_a_frame_gets_what_its_file_gets_and_keeps_its_library_and_index(shops, 
     assert set(found["client"]) == {"shop 3"}
 
 
+def test_columns_that_training_dropped_are_ignored_and_others_are_named_once(tmp_path, capsys):
+    """An identifier, an ignored column and a list beside the inputs; single rows are read as the whole file is."""
+    draw = np.random.default_rng(0)
+    lines = ["shop,id,note,day,price,sold"]
+    for i in range(90):
+        price = f'"{draw.integers(1, 9)}.{draw.integers(100, 999)},{i % 10} €"'
+        lines.append(f"{'AB'[i % 2]},c{i}x,{i % 3},{1 + i % 28:02d}/{1 + i % 12:02d}/2025,{price},{draw.normal():.3f}")
+    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
+    asked = ["run", str(tmp_path / "all.csv"), "--client", "shop", "--target", "sold", "--ignore", "note", "rounds=1"]
+    assert main([*asked, "model.hidden=[3]", "--quiet", "--out", str(tmp_path / "run")]) == 0
+    capsys.readouterr()
+    code, whole, err = predicted(capsys, tmp_path / "run", tmp_path / "all.csv")
+    assert (code, err) == (0, "")
+    for row in (0, 5, 20):  # 01/01, 06/06, 21/09
+        path = tmp_path / f"{row}.csv"
+        path.write_text(f"{lines[0]},new,newer\n{lines[1 + row]},1,2\n")
+        code, one, err = predicted(capsys, tmp_path / "run", path)
+        assert code == 0
+        assert float(one[0]["sold"]) == pytest.approx(float(whole[row]["sold"]), rel=1e-5)
+        why = f"kinfed: warning: {path}: ignored what the run was not trained with: column 'new', 'newer'\n"
+        assert err.endswith(why)
+        assert err.count("ignored") == 1
+    (tmp_path / "one.csv").write_text(f"{lines[0]}\nA,c,1,12/31/2025,3 €,0\n")
+    code, _, err = predicted(capsys, tmp_path / "run", tmp_path / "one.csv")
+    assert code == 2
+    assert "line 2, column 'day': '12/31/2025' is not written as in training, such as 31/01/2025" in " ".join(
+        err.split()
+    )
+
+
 def test_a_choice_answers_with_the_model_that_each_client_keeps(shops, tmp_path, capsys):
     asked = ["choose", str(shops / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "--budget", "20"]
     assert main([*asked, "--methods", "fedrep", "model.hidden=[6]", "--quiet", "--out", str(tmp_path / "c")]) == 0

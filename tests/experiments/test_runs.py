@@ -120,7 +120,9 @@ def test_a_finished_run_with_a_summary_that_no_run_wrote_is_told(folder, capsys)
 )
 def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
     arrays = load_file(folder / "models.safetensors")
-    save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors")
+    with safe_open(folder / "models.safetensors", "pt") as file:
+        about = file.metadata()
+    save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors", about)
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
         load_model(folder, 0)
     assert "\n" not in str(found.value)

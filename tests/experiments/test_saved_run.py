@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import kinfed
@@ -45,12 +46,44 @@ def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
         run.module("shop3")
 
 
+def test_files_of_runs_with_the_same_clients_and_shapes_are_told_apart(tmp_path):
+    torch.manual_seed(0)
+    x = torch.randn(60, 4)
+    federation = kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(60) % 3)
+    files = {}
+    for name, seed, lr in (("a", 0, 0.1), ("again", 0, 0.1), ("seed", 1, 0.1), ("rate", 0, 0.2)):
+        training = kinfed.Training(optimiser=kinfed.SGD(lr))
+        net = torch.nn.Linear(4, 2)
+        torch.nn.init.zeros_(net.weight), torch.nn.init.zeros_(net.bias)
+        run = kinfed.fit(kinfed.Local(), federation, net, rounds=1, seed=seed, training=training)
+        kinfed.save(run, tmp_path / name)
+        files[name] = (tmp_path / name / "models.safetensors").read_bytes()
+    assert files["a"] == files["again"]
+    for name in ("again", "seed", "rate"):
+        (tmp_path / "a" / "models.safetensors").write_bytes(files[name])
+        if name == "again":
+            kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+            continue
+        with pytest.raises(
+            UsageError, match=r"models\.safetensors is of another run than summary\.json; copy the whole"
+        ):
+            kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    del summary["identity"]  # as in a folder before runs had one, of which neither file says it
+    (tmp_path / "a" / "summary.json").write_text(json.dumps(summary))
+    save_file(load_file(tmp_path / "a" / "models.safetensors"), tmp_path / "a" / "models.safetensors")
+    kinfed.load_run(tmp_path / "a", torch.nn.Linear(4, 2))
+
+
 def test_files_of_two_runs_are_told_apart(shops, tmp_path):
     copy = kinfed.load_run(shops / "run").folder.path
     for name in ("config.toml", "summary.json", "models.safetensors"):
         (tmp_path / name).write_bytes((copy / name).read_bytes())
     models = load_file(tmp_path / "models.safetensors")
-    save_file({k: v for k, v in models.items() if not k.startswith("shop 4/")}, tmp_path / "models.safetensors")
+    with safe_open(tmp_path / "models.safetensors", "pt") as file:
+        about = file.metadata()
+    fewer = {k: v for k, v in models.items() if not k.startswith("shop 4/")}
+    save_file(fewer, tmp_path / "models.safetensors", about)
     with pytest.raises(UsageError, match=r"not belong together: models\.safetensors has no model of client 'shop 4'"):
         kinfed.load_run(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())

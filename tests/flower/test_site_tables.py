@@ -1,28 +1,39 @@
 """Tables as they are at sites: what is told of them, and the same description, examples and models as all rows give."""
 
+import csv
+import io
 import json
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
+import polars
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import kinfed
 from kinfed import UsageError
+from kinfed.cli import main
+from kinfed.cli.predict import opened
 from kinfed.core.method import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
 from kinfed.data import disclosed
 from kinfed.data.description import Description
+from kinfed.data.reading import open_table
+from kinfed.data.split import Split
 from kinfed.data.statistics import NumberStatistics
-from kinfed.flower import messages, site_data
+from kinfed.flower import messages, plan, site_data
 from kinfed.flower.claims import read_scores
 from kinfed.flower.describing import Describing
 from kinfed.flower.grid import unpack
 from kinfed.flower.rehearsal import rehearse
 from kinfed.flower.site import Site
+from kinfed.flower.site_files import ExperimentFolder
+from kinfed.flower.site_predictor import predictor_at
 from kinfed.flower.site_reading import Reading, names_of
+from kinfed.serving.requests import answer
 
 KINDS = {"fruit": ("apple", "pear", "plum", "quince"), "level": ("low", "high")}
 HEADING = ["weight", "fruit", "bought", "age", "sold", "kept"]
@@ -136,6 +147,127 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
         execution=kinfed.Execution(executor="loop"),
     )
     compare(made, summary, run)
+
+
+def predicted(folder, rows, capsys):
+    assert main(["predict", str(folder), str(rows)]) == 0
+    return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+
+@pytest.mark.parametrize(("target", "method"), [("sold", "fedaghn"), ("fruit", "knn-per")])
+def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method):
+    """The site of which columns have other names; its own rows, through its own model, are the other way."""
+    made = tables(target, rounds=2, method=method)
+    made.serve()
+    [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
+    rows = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys)
+    assert rows == predicted(folder.parent, tmp_path / "sites" / "b" / "data.csv", capsys)
+    assert {(row["client"], row["method"]) for row in rows} == {("b", method)}
+    data = site_data.find(tmp_path / "sites" / "b" / "data.csv", "b", Reading(target, {"Gewicht": "weight"}))
+    invitation = ExperimentFolder(folder.parent, folder.name).invitation()
+    task = plan.read_task(invitation.words["task"])
+    federation = data.federate(invitation.words, task, made.planned.split, made.planned.learning.seed)
+    kept = [i for i, line in enumerate(table(1)) if line[HEADING.index(target)]]
+    with torch.inference_mode():
+        outputs = predictor_at(folder).module("b")(federation.x)
+    if target == "sold":
+        wanted = outputs[:, 0] * task.deviation[0] + task.mean[0]
+        assert [float(rows[i]["sold"]) for i in kept] == pytest.approx(wanted.tolist(), rel=1e-5, abs=1e-5)
+    else:
+        wanted = [federation.classes[i] for i in outputs.argmax(1)]
+        assert [rows[i]["fruit"] for i in kept] == wanted
+    text = (tmp_path / "sites" / "b" / "data.csv").read_bytes()
+    assert answer(opened(folder)[0], text, "text/csv").frame.rows(named=True)[5][target] == pytest.approx(
+        float(rows[5][target]) if target == "sold" else rows[5][target]
+    )
+
+
+def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys):
+    made = tables(rounds=1)
+    made.serve()
+    [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
+    rows = str(tmp_path / "sites" / "b" / "data.csv")
+
+    def told(place, *words, code=2):
+        assert main(["predict", str(place), *words, rows]) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("kinfed: ") == 1
+        return " ".join(err.split())
+
+    assert "its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME" in told(tmp_path / "out")
+    assert "there is no client 'bb'; did you mean 'b'?" in told(folder, "--client", "bb")
+    shutil.copytree(folder, folder.with_name("another"))
+    assert "holds 2 experiments of sites; name one of them, such as" in told(folder.parent)
+    (folder / "model.safetensors").rename(folder / "kept")
+    assert "has no model yet: no round has been evaluated at this site" in told(folder)
+    (folder / "model.safetensors").write_bytes((folder / "kept").read_bytes()[:-20])
+    assert "model.safetensors cannot be read" in told(folder, code=1)
+    (folder / "description.json").unlink()
+    assert "was made before sites kept how their tables are read" in told(folder)
+
+
+def test_a_site_forecasts_from_its_readings(meters, tmp_path, capsys):
+    meters(rounds=1).serve()
+    [folder] = [path.parent for path in (tmp_path / "sites" / "a").rglob("join.safetensors")]
+    rows = predicted(folder, tmp_path / "sites" / "a" / "data.csv", capsys)
+    [row] = [row for row in rows if row["when"] == "2024-03-03 07:00"]  # step 55
+    known = [line.split(",") for line in (tmp_path / "sites" / "a" / "data.csv").read_text().splitlines()[51:57]]
+    assert known[-1][0] == row["when"]
+    series = predictor_at(folder).series
+    hours = [int(when[11:13]) / 24 for when, _ in known]
+    scaled = [(float(value) - series.mean) / series.deviation for _, value in known]
+    x = torch.tensor([scaled, hours]).T[None]
+    wanted = predictor_at(folder).module("a")(x).flatten().detach() * series.deviation + series.mean
+    assert [float(row[f"load+{i}"]) for i in range(1, 5)] == pytest.approx(wanted.tolist(), rel=1e-4)
+
+
+def test_a_site_predicts_from_its_arrays(trial, tmp_path, capsys):
+    made = trial("fedavg", rounds=1)
+    made.serve()
+    [folder] = [path.parent for path in (tmp_path / "sites" / "a").rglob("join.safetensors")]
+    x = made.examples["a"]["x_train"]
+    np.savez(tmp_path / "new.npz", x=x)
+    rows = predicted(folder, tmp_path / "new.npz", capsys)
+    chances = predictor_at(folder).module("a")(torch.from_numpy(x)).softmax(1).detach()
+    found = [[float(row[f"P({c})"]) for c in range(3)] for row in rows]
+    torch.testing.assert_close(torch.tensor(found), chances, rtol=1e-5, atol=1e-6)
+
+
+def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
+    """The same rows at three sites, whose new rows are read as the site's own were; a clash in one file is refused."""
+    rows = [(f"2024-{1 + i % 12:02d}-{1 + i % 28:02d}", 1000 + 7.5 * i, i % 5 + 0.5) for i in range(60)]
+    ways = {
+        "iso": lambda year, month, day, price: (f"{year}-{month}-{day}", f"{price}"),
+        "day": lambda year, month, day, price: (
+            f"{day}/{month}/{year}",
+            f'"{price // 1000:.0f}.{price % 1000:05.1f} €"',
+        ),
+        "month": lambda year, month, day, price: (f"{month}/{day}/{year}", f'"{price:,} €"'),
+    }
+    agreed = {"target": "sold", "inputs": [["when", "date"], ["price", "number"]], "classes": None}
+    columns = dict(zip(("when", "price", "sold"), map(list, zip(*rows, strict=True)), strict=True))
+    whole = kinfed.from_frame(polars.DataFrame({"who": ["x", "y"] * 30, **columns}), client="who", target="sold")
+    words = {"agreed": agreed, "description": whole.columns.to_dict()}
+    found = {}
+    for name, way in ways.items():
+        path, new = tmp_path / f"{name}.csv", tmp_path / "new.csv"
+        cells = [way(*when.split("-"), price) for when, price, _ in rows]
+        if name == "day":
+            cells = [(when, ",".join(price.rsplit(".", 1))) for when, price in cells]
+        lines = [f"{when},{price},{sold}" for (when, price), (_, _, sold) in zip(cells, rows, strict=True)]
+        path.write_text("\n".join(["when,price,sold", *lines]) + "\n")
+        data = site_data.find(path, name, Reading("sold"))
+        found[name] = data.federate(words, Regression(), Split(), 0).x
+        new.write_text(f"when,price\n{','.join(cells[2])}\n")  # 3 March, and a thousand and 15
+        kept = Description.from_dict(data.kept(words)["columns"])
+        assert kept.encode(open_table(new))[0].equal(found[name][2])
+    assert found["day"].equal(found["iso"])
+    assert found["month"].equal(found["iso"])
+    path = tmp_path / "day.csv"
+    path.write_text(path.read_text() + '12/31/2024,"1.000,5 €",1\n')
+    with pytest.raises(UsageError, match=r"line 62, column 'when': .* have day and month in different orders"):
+        site_data.find(path, "day", Reading("sold")).hello()
 
 
 def compare(made, summary, run):

@@ -20,6 +20,7 @@ import requests
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
+from kinfed.cli.predict import opened
 from kinfed.data.reading import frame_of
 from kinfed.serving import service as services
 from kinfed.serving.requests import _table
@@ -32,7 +33,7 @@ JSON = {"Content-Type": "application/json"}
 @contextmanager
 def serving(folder, token="", limits=None):
     """The address of a service of a run, and the service."""
-    service = Service(kinfed.load_run(folder), token, limits or Limits())
+    service = Service(*opened(folder), token, limits or Limits())
     with listen("127.0.0.1", 0, token) as at:
         thread = threading.Thread(target=service.run, args=(at,), daemon=True)
         thread.start()
@@ -76,6 +77,21 @@ def test_whole_numbers_in_json_are_not_rounded():
     assert frame_of(_table(rows)).numbers("x").tolist() == [1.0, 0.5]
 
 
+def test_columns_that_the_run_does_not_know_are_named_and_ignored(address):
+    plain = requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).json()
+    assert list(plain) == ["answers"]
+    got = requests.post(f"{address}/predict/shop 1", json={"rows": [ROW | {"agee": 3, "Größe": "x"}]}).json()
+    assert got == plain | {"ignored": ["agee", "Größe"]}
+    lines = {"plain": "age,kind,seen\n31,new,2024-03-02\n", "more": "age,kind,seen,agee,Größe\n31,new,2024-03-02,3,x\n"}
+    kind = {"Content-Type": "text/csv"}
+    told = {
+        name: requests.post(f"{address}/predict/shop 1", text.encode(), headers=kind) for name, text in lines.items()
+    }
+    assert told["more"].content == told["plain"].content
+    assert told["more"].headers["Kinfed-Ignored"] == "agee, Gr%C3%B6%C3%9Fe"
+    assert "Kinfed-Ignored" not in told["plain"].headers
+
+
 BAD = {  # path, body, type, status, what is told
     "another client": ("/predict/shop3", {"rows": [ROW]}, None, 404, "no client 'shop3'; did you mean 'shop 3'?"),
     "a client in the rows": ("/predict", {"rows": [ROW | {"shop": "shp 1"}]}, None, 422, "did you mean 'shop 1'?"),
@@ -87,7 +103,20 @@ BAD = {  # path, body, type, status, what is told
     "a list": ("/predict/shop 1", [1], None, 422, "must be a JSON object"),
     "no row": ("/predict/shop 1", {"rows": []}, None, 422, "with one row or more"),
     "a column too few": ("/predict/shop 1", {"rows": [{"age": 3, "kind": "new"}]}, None, 422, "no column 'seen'"),
-    "a column too many": ("/predict/shop 1", {"rows": [ROW | {"agee": 3}]}, None, 422, "'agee', which the run was not"),
+    "a date written otherwise": (
+        "/predict/shop 1",
+        {"rows": [ROW | {"seen": "02/03/2024"}]},
+        None,
+        422,
+        "row 1, column",
+    ),
+    "text and numbers": (
+        "/predict/shop 1",
+        {"rows": [ROW, ROW | {"age": "1.5"}, ROW | {"age": 1.5}]},
+        None,
+        422,
+        "text",
+    ),
     "unlike rows": ("/predict/shop 1", {"rows": [ROW, {"age": 3}]}, None, 422, "row 2 has other columns than row 1"),
     "a list in a cell": ("/predict/shop 1", {"rows": [ROW | {"age": [3]}]}, None, 422, "column 'age' holds a list"),
     "text for a number": ("/predict/shop 1", {"rows": [ROW | {"age": "x"}]}, None, 422, "'x' is not a finite number"),

@@ -24,7 +24,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed predict my-run --client Ulm new.csv > out.csv; kinfed predict my-run new.csv -o "
         "out.parquet",
     )
-    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
+    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, or a site")
     predict.add_argument(
         "rows", type=Path, metavar="FILE", help="new rows: .csv, .parquet or a folder of these; or .npz with x"
     )
@@ -39,13 +39,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace, console: Console) -> None:
-    from ..experiments.saved import load_run  # it imports PyTorch
+    from ..experiments.run import client_index  # it imports PyTorch
 
     if args.out is not None and args.out.suffix.lower() not in (".csv", ".parquet"):
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
-    saved = load_run(args.run)
-    named = None if args.client == "all" and "all" not in saved.names else args.client
-    found = answers(saved.predictor(named), args.rows)
+    predictor, _ = opened(args.run)
+    if args.client != "all" or "all" in predictor.names:
+        predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])
+    found = answers(predictor, args.rows)
     if args.out is not None:
         make_folder(args.out.parent)
         with replacing(args.out) as part:
@@ -57,6 +58,19 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
     else:
         sys.stdout.flush()
         found.write_csv(sys.stdout.buffer)
+
+
+def opened(path: Path) -> tuple[Any, str]:
+    """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
+    from ..experiments.saved import load_run  # it imports PyTorch
+    from ..flower.site_predictor import experiment_at, predictor_at
+
+    experiment = None if (path / "summary.json").exists() else experiment_at(path)
+    if experiment is None:
+        saved = load_run(path)
+        return saved.predictor(), saved.summary.method
+    predictor = predictor_at(experiment)
+    return predictor, predictor.source(predictor.names[0]).method
 
 
 def answers(predictor: Any, path: Path) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UsageError
+from .predict import opened
 
 TOKEN = "KINFED_TOKEN"
 
@@ -23,7 +24,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "this machine reaches it, unless a token is set and --host says otherwise.",
         epilog="example: kinfed serve my-run --port 8080",
     )
-    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
+    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, or a site")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
     serve.add_argument(
@@ -41,19 +42,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def _serve(args: argparse.Namespace, console: Console) -> None:
     if missing := [one for one in ("starlette", "uvicorn", "prometheus_client") if not importlib.util.find_spec(one)]:
         raise UsageError(f"the service needs the package {missing[0]}: pip install 'kinfed[serve]'")
-    from ..experiments.saved import load_run  # it imports PyTorch
     from ..serving.service import Limits, Service, listen
 
     token, limits = _token(args.token_file), Limits(args.megabytes, args.waiting, args.workers)
-    saved = load_run(args.run)
-    service = Service(saved, token, limits)
+    predictor, method = opened(args.run)
+    service = Service(predictor, method, token, limits)
     with listen(args.host, args.port, token) as at:
         host, port = at.getsockname()[:2]
         address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
         if args.json:
             print(json.dumps({"address": address}), flush=True)
         else:
-            console.print(f"{saved.summary.method}'s models of {len(saved.names):,} clients answer at {address}")
+            console.print(f"{method}'s models of {len(predictor.names):,} clients answer at {address}")
         try:
             service.run(at)
         except KeyboardInterrupt:  # which the server has heard: what it was answering is finished

@@ -71,6 +71,7 @@ class Summary:
     columns: dict[str, Any] | None = None  # of a table: kinfed.data.description.Description.from_dict reads them
     bounded: dict[str, dict[str, int]] | None = None  # sites that claim more examples than were counted
     experiment: str | None = None  # by which sites know the run
+    identity: str | None = None  # by which the run's files are known to belong together; None in older folders
     reference: dict[str, Any] | None = None  # settings of a centralised reference
     origin: dict[str, Any] | None = None  # the run that this one goes on from: `run`, its `rounds`, who has `joined`
     out: str = ""  # the folder

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError, nearest
-from .forms import MISSING, Form, Unclear, amounts, dates, short_years
+from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
 from .owners import Owners
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Frame:
         self.name, self._table, self._place, self._strange, self._rows = name, table, place, strange or {}, rows
         self._parsed: dict[str, Numbers] = {}
         self._forms: dict[tuple[str, bool], Form | None] = {}
+        self._written: Mapping[str, Written] = {}
 
     def __len__(self) -> int:
         return self._table.height
@@ -98,7 +99,30 @@ class Frame:
         if not kept.any():
             raise UsageError(f"{self.name} has no rows")
         rows = np.flatnonzero(kept) if self._rows is None else self._rows[kept]
-        return Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added)
+        frame = Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added)
+        return frame.as_written(self._written)
+
+    def as_written(self, known: Mapping[str, Written]) -> "Frame":
+        """The frame with text in these columns read as they are known to be written, whatever these cells suggest."""
+        frame = Frame(self.name, self._table, self._place, self._strange, self._rows, self.added)
+        frame._written = known
+        return frame
+
+    def written(self, name: str, dated: bool) -> Written | None:
+        """How a column of text writes its dates, or its numbers; None of a column of another type."""
+        if not self.is_text(name):
+            return None
+        if name in self._written:
+            return self._written[name]
+        form = self._form(name, dated)
+        return form.written if form is not None else Written(zoned=self._zoned(name) if dated else None)
+
+    def _zoned(self, name: str) -> bool | None:
+        """Whether a column's times name a time zone; None if there is no time of day."""
+        if _iso(column := self.column(name)) is not None:
+            return None if len(column[0]) == 10 else False
+        zones = {_zone(text) for text in self.words(name).names} - {None}
+        return any(zones) if zones else None
 
     def renamed(self, names: Mapping[str, str]) -> "Frame":
         """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""
@@ -204,7 +228,7 @@ class Frame:
             import polars
 
             values = self.column(name).cast(polars.Float64, strict=False).fill_null(math.nan)
-            form = self._form(name, dated=False) if values.is_nan().any() else None
+            form = self._form(name, dated=False) if name in self._written or values.is_nan().any() else None
             self._parsed[name] = values.to_numpy() if form is None else form.values
         return self._parsed[name]
 
@@ -214,11 +238,12 @@ class Frame:
         A warning says what one cell was read as. Raises UsageError where the column does not decide what is meant.
         """
         if (name, dated) not in self._forms:
+            known = self._written.get(name)
             try:
-                form = dates(self.column(name)) if dated else amounts(self.column(name))
+                form = (dates if dated else amounts)(self.column(name), known)
             except Unclear as problem:
                 raise UsageError(f"{self.place(problem.row, name)}: {problem}") from None
-            if form is not None:
+            if form is not None and known is None:
                 warnings.warn(f"{self.name}: column '{name}': {form.note}", stacklevel=5)
             self._forms[name, dated] = form
         return self._forms[name, dated]
@@ -252,7 +277,9 @@ class Frame:
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
         cell = str(self.column(name)[int(bad[0])]).strip()
         text = f"{self.place(bad[0], name)}: '{cell}' is {'not a finite' if infinite else 'too large a'} number{more}"
-        if infinite:
+        if infinite and name in self._written:
+            text += f"; in training they were written such as {self._written[name].example}: write it so"
+        elif infinite:
             fix = "write a decimal point for the comma" if _has_decimal_comma(cell) else "correct it"
             text += f"; {fix}, leave it empty if it is missing, or leave the column out with ignore"
         return text
@@ -295,7 +322,8 @@ class Frame:
             return np.where(np.isnat(values), math.nan, values.astype(np.int64) / 1e6)
         if column.dtype != polars.String:
             return np.where(self.words(name).empty, math.nan, math.inf)
-        if (seconds := _iso(column)) is not None:
+        way = self._written.get(name, Written())
+        if way.kind == "plain" and not way.zoned and (seconds := _iso(column)) is not None:
             return seconds
         if (form := self._form(name, dated=True)) is not None:
             return form.values
@@ -311,6 +339,13 @@ class Frame:
         zones = [_zone(text) for text in words.names]
         places = np.array([0 if zone is None else 1 if zone else 2 for zone in zones], np.int64)[words.codes]
         without, within = np.flatnonzero(places == 2), np.flatnonzero(places == 1)
+        zoned = self._written.get(name, Written()).zoned
+        if zoned is not None and len(other := without if zoned else within):
+            cell, which = words.names[words.codes[other[0]]], ("no", "a") if zoned else ("a", "no")
+            raise UsageError(
+                f"{self.place(other[0], name)}: '{cell}' has {which[0]} time zone, but in training times had "
+                f"{which[1]} time zone; write it as they were"
+            )
         if len(without) and len(within):
             cells = [words.names[words.codes[rows[0]]] for rows in (without, within)]
             raise UsageError(

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import UsageError
 from .cells import Codes, Frame, Numbers
 from .columns import KINDS, ROUNDING, Calendar, Category, Column, Number, Unused
+from .forms import Written
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
@@ -62,11 +63,25 @@ class Description:
     inputs: tuple[Column, ...]
     targets: tuple[Target, ...] = ()
     clients: Mapping[str, Mapping[str, Own]] = field(default_factory=dict)  # scales of their own, by column
+    written: Mapping[str, Written] = field(default_factory=dict)  # how columns of text write numbers and dates
+    dropped: tuple[str, ...] = ()  # columns of the table that are none of these
 
     @property
     def names(self) -> list[str]:
         """[d] the names of a model's inputs."""
         return [part for column in self.inputs for part in column.parts]
+
+    def renamed(self, names: Mapping[str, str], client: str) -> "Description":
+        """The same of a table of one client, whose columns have other names."""
+        own = {names.get(name, name): scale for name, scale in self.clients.get(client, {}).items()}
+        return Description(
+            self.client,
+            tuple(replace(column, name=names.get(column.name, column.name)) for column in self.inputs),
+            tuple(replace(one, name=names.get(one.name, one.name)) for one in self.targets),
+            {client: own} if own else {},
+            {names.get(name, name): one for name, one in self.written.items()},
+            tuple(names.get(name, name) for name in self.dropped),
+        )
 
     def scale(self) -> dict[str, Any]:
         """Mean and deviation of each of a model's inputs; `clients` has those of clients' own."""
@@ -115,6 +130,7 @@ class Description:
         """x alone, see `apply`."""
         used = [column for column in self.inputs if not isinstance(column, Unused)]
         frame.need([column.name for column in used])
+        frame = frame.as_written(self.written)
         raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
         self._warn_of_new(frame, raw)
         raw |= {column.name: Raw(np.empty(len(frame))) for column in self.inputs if isinstance(column, Unused)}
@@ -151,6 +167,7 @@ class Description:
                     f"{len(index)} classes that were trained on"
                 )
             return torch.from_numpy(places)
+        frame = frame.as_written(self.written)
         columns = [frame.filled(target.name) for target in self.targets]
         return torch.from_numpy(np.stack(columns, 1)).float()
 
@@ -163,6 +180,8 @@ class Description:
             "inputs": inputs,
             "targets": [asdict(one) for one in self.targets],
             "clients": clients,
+            "written": {name: asdict(one) for name, one in self.written.items()},
+            "dropped": list(self.dropped),
         }
 
     @classmethod
@@ -173,6 +192,8 @@ class Description:
             tuple(_made(KINDS[one["kind"]], one) for one in values["inputs"]),
             tuple(_made(Target, one) for one in values["targets"]),
             {who: {name: Own(**one) for name, one in own.items()} for who, own in values["clients"].items()},
+            {name: Written(**one) for name, one in values.get("written", {}).items()},  # none in older folders
+            tuple(values.get("dropped", ())),
         )
 
 

@@ -1,7 +1,9 @@
 """How numbers and dates are written in a column of text, decided over the whole of it: 12 %, € 1,200.50, 31.01.2025."""
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,7 @@ CLOCKS = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S%.f", " %I:%M %p", " %I:%M:%S %p"
 LIKE_DATE = (
     r"^(\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})($|,? \d)"
 )
+EXAMPLE = date(2025, 1, 31)
 SHORT_YEAR = r"^\d{1,2}[./-]\d{1,2}[./-]\d{2}($|,? \d)"
 
 
@@ -37,11 +40,32 @@ class Unclear(Exception):
         self.row = row
 
 
+@dataclass(frozen=True)
+class Written:
+    """How a column of text writes its numbers or dates; new cells of the column are read in the same way."""
+
+    kind: Literal["plain", "amount", "date"] = "plain"  # plain: as 1200.5 or 2025-01-31
+    unit: str = ""  # of amounts
+    comma: bool = False  # whether amounts have a comma before fractions
+    day: str = ""  # the parts of a date, as in strptime
+    zoned: bool | None = None  # whether plain times of day name a time zone; None: there are none
+
+    @property
+    def example(self) -> str:
+        """A cell that is written so."""
+        if self.kind == "date":
+            return f"{EXAMPLE:{self.day}}"
+        if self.kind == "amount":
+            return f"{'1.200,5' if self.comma else '1,200.5'} {self.unit}".strip()
+        return "1200.5"
+
+
 class Form(NamedTuple):
     """A column as numbers, by the form in which it is written."""
 
     values: NDArray[np.float64]  # [n] NaN for what is no number
     note: str  # what one cell was read as
+    written: Written
 
 
 def _known(column: "polars.Series") -> "polars.DataFrame":
@@ -53,35 +77,68 @@ def _known(column: "polars.Series") -> "polars.DataFrame":
     return cells.filter(~missing.fill_null(True))
 
 
-def amounts(column: "polars.Series") -> Form | None:
+def amounts(column: "polars.Series", known: Written | None = None) -> Form | None:
     """Amounts with a unit or separators between thousands; None if most cells are none.
 
-    Raises Unclear where cells have different units, or where nothing decides whether a comma is a decimal one.
+    Raises Unclear where cells have different units, or where nothing decides whether a comma is a decimal one. Cells of
+    a column that is `known` are read as it is written; raises Unclear for the first that is written otherwise.
     """
     import polars
 
+    if known is not None and known.kind != "amount":
+        return None
     odd = column.filter(column.cast(polars.Float64, strict=False).is_null()).str.strip_chars()
     odd = odd.filter(odd != "").head(SAMPLE)
-    if 4 * odd.str.contains(AMOUNT).sum() <= len(odd):
+    if known is None and 4 * odd.str.contains(AMOUNT).sum() <= len(odd):
         return None
     cells = _known(column)
     cells = cells.with_columns(polars.col("text").str.extract_groups(AMOUNT).alias("parts")).unnest("parts")
     cells = cells.with_columns(polars.coalesce("before", "after").alias("unit"))
     read = cells.filter(polars.col("body").is_not_null())
+    if known is not None:
+        _check_amounts(read, known)
+        return Form(_numbers(read, known.comma, len(column)), "", known)
     if 2 * len(read) <= len(cells):
         return None
     unit = _unit(read)
     way = _separated(read, unit)
     if not way:
         return None
-    drop, mark = (rf"[,{SPACE}]", ".") if way == POINT else (rf"[.{SPACE}]", ",")
-    body = read["body"].str.replace_all(drop, "").str.replace(mark, ".", literal=True)
+    values = _numbers(read, way == COMMA, len(column))
+    shown = int((read["text"] != _plain(read, way == COMMA)).to_numpy().argmax())
+    note = f"'{read['text'][shown]}' is read as {values[read['row'][shown]]:g}"
+    return Form(values, note, Written("amount", unit or "", way == COMMA))
+
+
+def _plain(read: "polars.DataFrame", comma: bool) -> "polars.Series":
+    """Amounts without a sign and unit, as 1200.5."""
+    drop, mark = (rf"[.{SPACE}]", ",") if comma else (rf"[,{SPACE}]", ".")
+    return read["body"].str.replace_all(drop, "").str.replace(mark, ".", literal=True)
+
+
+def _numbers(read: "polars.DataFrame", comma: bool, count: int) -> NDArray[np.float64]:
+    """[count] the amounts that were read, NaN for other rows."""
+    import polars
+
     negative = (read["sign"] + read["sign2"]).str.contains(r"[\x{2212}-]").to_numpy()
-    numbers = body.cast(polars.Float64).to_numpy() * np.where(negative, -1.0, 1.0)
-    values = np.full(len(column), math.nan)
-    values[read["row"].to_numpy()] = numbers
-    shown = int((read["text"] != body).to_numpy().argmax())
-    return Form(values, f"'{read['text'][shown]}' is read as {numbers[shown]:g}")
+    values = np.full(count, math.nan)
+    values[read["row"].to_numpy()] = _plain(read, comma).cast(polars.Float64).to_numpy() * np.where(negative, -1.0, 1.0)
+    return values
+
+
+def _check_amounts(read: "polars.DataFrame", known: Written) -> None:
+    """Raise Unclear for the first amount that is not written as is known."""
+    import polars
+
+    unit, zero = polars.col("unit").fill_null(""), ~polars.col("body").str.contains("[1-9]")
+    fits = polars.col("body").str.contains(COMMA if known.comma else POINT)
+    fits &= (unit == known.unit) | ((unit == "") & zero)
+    if len(other := read.filter(~fits)):
+        raise _unlike(other["row"][0], other["text"][0], known)
+
+
+def _unlike(row: int, text: str, known: Written) -> Unclear:
+    return Unclear(row, f"'{text}' is not written as in training, such as {known.example}; write it so")
 
 
 def _unit(read: "polars.DataFrame") -> str | None:
@@ -138,18 +195,18 @@ def _separated(read: "polars.DataFrame", unit: str | None) -> str:
     return POINT if mark == "," else COMMA
 
 
-def dates(column: "polars.Series") -> Form | None:
+def dates(column: "polars.Series", known: Written | None = None) -> Form | None:
     """Dates that are not written as 2025-01-31, in seconds, infinity for other cells; None if most cells are none.
 
-    Raises Unclear where nothing decides whether the day or the month is first.
+    Raises Unclear where nothing decides whether the day or the month is first. Cells of a column that is `known` are
+    read as it is written; raises Unclear for the first that is written otherwise.
     """
-    import polars
-
+    if known is not None:
+        return _as_known(column, known) if known.kind == "date" else None
     if not column.head(SAMPLE).str.strip_chars().str.contains(LIKE_DATE).any():
         return None
     cells = _known(column)
-    text = cells["text"].str.replace_all(r"\s+", " ").str.replace(r"^(\S+|.* \d{4}), (\d{1,2}:)", "$1 $2")
-    text = text.set(~text.str.contains(r"\d{4}"), None)
+    text = _of_years(cells)
     sample = text.drop_nulls().head(SAMPLE)
     found = {day: _moments(text, day) for day in DAYS if _moments(sample, day).count()}
     best = max(found, key=lambda day: int(found[day].count()), default="")
@@ -161,11 +218,35 @@ def dates(column: "polars.Series") -> Form | None:
         return None
     if other is not None:
         shown = _decided(cells, taken, other)
-    values = np.full(len(column), math.nan)
+    shown = shown if taken[shown] is not None else int(taken.is_not_null().to_numpy().argmax())
+    note = f"'{cells['text'][shown]}' is read as {taken[shown]:%Y-%m-%d}"
+    return Form(_stamps(cells, taken, len(column)), note, Written("date", day=best))
+
+
+def _as_known(column: "polars.Series", known: Written) -> Form:
+    """Dates that are written as is known; raises Unclear for the first cell that is not."""
+    cells = _known(column)
+    taken = _moments(_of_years(cells), known.day)
+    if taken.null_count():
+        at = int(taken.is_null().to_numpy().argmax())
+        raise _unlike(cells["row"][at], cells["text"][at], known)
+    return Form(_stamps(cells, taken, len(column)), "", known)
+
+
+def _of_years(cells: "polars.DataFrame") -> "polars.Series":
+    """Text that may be a date, with single blanks in it; null for others."""
+    text = cells["text"].str.replace_all(r"\s+", " ").str.replace(r"^(\S+|.* \d{4}), (\d{1,2}:)", "$1 $2")
+    return text.set(~text.str.contains(r"\d{4}"), None)
+
+
+def _stamps(cells: "polars.DataFrame", taken: "polars.Series", count: int) -> NDArray[np.float64]:
+    """[count] seconds of the dates that were taken, infinity for other cells and NaN for other rows."""
+    import polars
+
+    values = np.full(count, math.nan)
     seconds = taken.dt.timestamp("us").cast(polars.Float64) / 1e6
     values[cells["row"].to_numpy()] = seconds.fill_null(math.inf).to_numpy()
-    shown = shown if taken[shown] is not None else int(taken.is_not_null().to_numpy().argmax())
-    return Form(values, f"'{cells['text'][shown]}' is read as {taken[shown]:%Y-%m-%d}")
+    return values
 
 
 def _moments(text: "polars.Series", day: str) -> "polars.Series":

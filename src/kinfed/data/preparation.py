@@ -13,6 +13,7 @@ from .cells import DAY, Numbers
 from .columns import Unused
 from .dataset import Dataset
 from .description import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
+from .forms import Written
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
 
 PARTS = ("mean", "deviation")  # of a target that is a number
@@ -29,6 +30,8 @@ class Preparation:
     words: Mapping[str, Sequence[str]]  # their text
     scale: Scale
     categories: int  # of a column, the most that are told apart
+    written: Mapping[str, Written]  # how columns of text write numbers and dates
+    dropped: tuple[str, ...]  # columns of the table that are not used
 
     def __call__(self, dataset: Dataset, rows: Tensor) -> Dataset:
         """The data set with inputs [n, d] and, if they are numbers, scaled targets; rows: [n] are all training rows.
@@ -42,6 +45,7 @@ class Preparation:
                 y, task, found = dataset.y, dataset.task, self._with_newcomers(dataset, known, rows)
             else:
                 found = self.describe(dataset, rows)
+            found = replace(found, written=self.written, dropped=self.dropped)
         except UsageError as problem:
             raise UsageError(f"{self.table}: {problem}") from None
         columns = zip(self.kinds, dataset.x.T.numpy(), strict=True)

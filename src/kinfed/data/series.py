@@ -1,7 +1,8 @@
 """New readings of series as windows, as a model was trained on them."""
 
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..errors import UsageError, several
 from .cells import DAY, Codes, Frame
+from .forms import Written
 from .owners import Owners
 from .windows import carried_forward
 
@@ -37,6 +39,15 @@ class Series:
     clock: bool  # whether the time of day is an input, too
     mean: float = 0.0  # of readings
     deviation: float = 1.0
+    written: Mapping[str, Written] = field(default_factory=dict)  # how columns of text write times and readings
+    dropped: tuple[str, ...] = ()  # columns of the table that are none of these
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], reading: Mapping[str, float]) -> "Series":
+        """The series that `to_dict` made, with the mean and deviation of its readings."""
+        written = {name: Written(**one) for name, one in values.get("written", {}).items()}  # none in older folders
+        dropped = tuple(values.get("dropped", ()))
+        return cls(**{**values, **reading, "written": written, "dropped": dropped})
 
     def to_dict(self) -> dict[str, Any]:
         """The columns and the pace as JSON has them; the scale of readings is elsewhere."""
@@ -48,6 +59,7 @@ class Series:
         The reading of the row itself is the last in its window. A warning counts rows without enough past; raises
         UsageError if that is all of them, or if times are not as in training.
         """
+        frame = frame.as_written(self.written)
         readings = frame.numbers(self.target)
         moments, ranks, dated = frame.moments(self.time, owners, series=True)
         if dated != self.dated:

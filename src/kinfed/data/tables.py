@@ -1,7 +1,7 @@
 """Tables: your own data from CSV or Parquet, one row per example or reading, with a column that names its owner."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from .cells import DAY, FEW, Frame, Words, natural
 from .dataset import Dataset, Prepare, rows_by_owner
 from .description import Raw, raw_of
 from .federation import Federation, divide
+from .forms import Written
 from .graph_files import read as read_graph
 from .owners import Owners
 from .preparation import Preparation
@@ -193,7 +194,17 @@ class TableReader(Settings):
             owners=tuple(held.names),
             time=None if steps is None else torch.from_numpy(steps[used]),
             stratify=True,
-            prepare=Preparation(frame.name, self.client, self.targets, kinds, words, self.scale, self.categories),
+            prepare=Preparation(
+                frame.name,
+                self.client,
+                self.targets,
+                kinds,
+                words,
+                self.scale,
+                self.categories,
+                written_in(frame, kinds | ({} if classes else dict.fromkeys(self.targets, "number"))),
+                _others(frame, [self.client, *self.targets, *kinds]),
+            ),
         )
 
 
@@ -260,6 +271,16 @@ def from_frame(
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
+def written_in(frame: Frame, kinds: Mapping[str, str]) -> dict[str, Written]:
+    """How columns of text write numbers and dates, by the columns' kinds."""
+    found = {name: frame.written(name, kind == "date") for name, kind in kinds.items() if kind != "category"}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _others(frame: Frame, used: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in frame.columns if name not in used)
+
+
 def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str, ...], dict[str, NDArray[np.bool_]]]:
     """y: [n] labels or [n, k] numbers, the task, the names of classes, and where a target is missing."""
     words: Words | None = None
@@ -310,7 +331,17 @@ def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Da
     pace = f"a step is {length:g}{' seconds' if dated else ''}, the smallest distance between two times in '{time}'"
     clock = (moments.min() + known_steps * length) % DAY / DAY if dated and length < DAY else None
     paced = bool(np.allclose(moments, moments.min() + steps * length, rtol=0, atol=0.01 * length))
-    series = Series(reader.client, time, target, cut.past, length if paced else None, dated, clock is not None)
+    series = Series(
+        reader.client,
+        time,
+        target,
+        cut.past,
+        length if paced else None,
+        dated,
+        clock is not None,
+        written=written_in(frame, {time: "date" if dated else "number", target: "number"}),
+        dropped=_others(frame, [reader.client, time, target]),
+    )
     try:
         dataset = cut(values, known_steps, held.names, clock=clock, graph=held.graph)
     except UsageError as problem:

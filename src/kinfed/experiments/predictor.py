@@ -1,6 +1,7 @@
 """Predictor: clients' models applied to new rows, to which everything is done that was done to training rows."""
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -140,7 +141,7 @@ class Predictor:
         try:
             description = None if summary.columns is None else Description.from_dict(summary.columns)
             if "series" in scale:
-                series = Series(**scale["series"], **inputs["reading"])
+                series = Series.from_dict(scale["series"], inputs["reading"])
         except (LookupError, TypeError, AttributeError):
             raise UsageError(
                 f"{summary.out or 'the run'}: its summary.json does not say in full what its columns are; copy the "
@@ -161,11 +162,15 @@ class Predictor:
         return replace(self, client=client)
 
     def __call__(self, data: Any) -> Any:
-        if isinstance(data, Frame):
-            return self.frame(data)
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
-        found = self.frame(frame_of(data))
+        frame = data if isinstance(data, Frame) else frame_of(data)
+        found = self.frame(frame)
+        if strange := self.strangers(frame):
+            listed = "', '".join(strange)
+            warnings.warn(f"{frame.name}: ignored what the run was not trained with: column '{listed}'", stacklevel=2)
+        if frame is data:
+            return found
         if not type(data).__module__.startswith("pandas"):
             return found
         columns = {name: found[name].to_list() for name in found.columns}
@@ -184,6 +189,16 @@ class Predictor:
         owners = self._owners(frame, self.description.client)
         x = self.description.encode(frame, self.client)
         return self._answer(Batch(x, torch.arange(len(x)), owners.who))
+
+    def strangers(self, frame: Frame) -> list[str]:
+        """The columns of a table that the training table had not, used or dropped; answers do not depend on them."""
+        known = {*frame.added}
+        if self.series is not None:
+            known |= {self.series.client, self.series.time, self.series.target, *self.series.dropped}
+        if self.description is not None:
+            known |= {self.description.client, *self.description.dropped}
+            known |= {one.name for one in (*self.description.inputs, *self.description.targets)}
+        return [name for name in frame.columns if name not in known]
 
     def arrays(self, values: NDArray[Any] | Tensor, clients: Sequence[str] | None = None) -> "polars.DataFrame":
         """The answers to values x: [n, ...] by the clients: [n], or by `client`.

@@ -1,5 +1,7 @@
 """The files of a finished run: tables, pictures, models and the summary."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +65,8 @@ def write_run(
     draw_recall(summary, folder)
     kind = type(run.method)
     own = kind.export is not Method.export or kind.extend is not Method.extend
-    folder.write_models(run.history, run.model.layout, kind.__name__ if own else "")
+    identity = _identity(table, summary.seed, folder)
+    folder.write_models(run.history, run.model.layout, kind.__name__ if own else "", identity)
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state)
@@ -82,6 +85,7 @@ def write_run(
         verdict=None if verdict is None else verdict.to_dict(),
         warnings=[*summary.warnings, *problems],
         origin=origin_of(folder, run.history),
+        identity=identity,
         out=str(folder),
     )
     folder.write_summary(summary)
@@ -100,6 +104,13 @@ def origin_of(folder: RunFolder, history: History) -> dict[str, Any] | None:
     joined = [name for name in history.names if name not in origin["clients"]]
     kept = history.rounds[0] < origin["rounds"]
     return {"run": origin["run"], "rounds": origin["rounds"], "joined": joined, "scores": kept}
+
+
+def _identity(table: config.Table, seed: int, folder: RunFolder) -> str:
+    """A short hash of a run's config, seed and history: equal for equal runs, also of the same rows in another file."""
+    learning = {key: value for key, value in table.items() if key not in ("federation", "attack", "code")}
+    known = json.dumps([learning, seed], sort_keys=True, default=str).encode() + folder.history.read_bytes()
+    return hashlib.sha256(known).hexdigest()[:16]
 
 
 def write_history(

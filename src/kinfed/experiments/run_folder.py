@@ -164,10 +164,10 @@ class RunFolder:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
         return Summary.from_json(text, self.summary)
 
-    def write_models(self, history: History, layout: Layout, method: str = "") -> None:
+    def write_models(self, history: History, layout: Layout, method: str = "", identity: str = "") -> None:
         """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR.
 
-        `method` is the name of a method that exports models in its own way.
+        `method` is the name of a method that exports models in its own way; `identity` is that of the run's summary.
         """
         arrays: dict[str, Tensor] = {}
         for part, values in history.kept_models.items():
@@ -175,7 +175,9 @@ class RunFolder:
             for name, own in zip(["*"] if shared else history.names, [values] if shared else values, strict=True):
                 tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
                 arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
-        checkpoint.write(arrays, self.models, {"method": method} if method else None)
+        checkpoint.write(
+            arrays, self.models, {key: one for key, one in (("method", method), ("identity", identity)) if one}
+        )
 
     def write_tested(self, scores: Sequence[Tensor]) -> None:
         """Write the score of every test example: [n] for each client, all after one another, and their numbers."""

@@ -60,6 +60,10 @@ class Saved:
         place = RunFolder(folder)
         summary = place.read_summary()
         names, experiment = summary.client_names, None  # of a run with several seeds there are none: it raises
+        if summary.experiment is not None and not place.models.exists():
+            raise UsageError(
+                f"{folder}: its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME FILE"
+            )
         if module is None:
             experiment = _experiment(place)
             method = method or experiment.method
@@ -69,12 +73,18 @@ class Saved:
         parts: dict[str, dict[str, str]] = defaultdict(dict)
         try:
             with safe_open(place.models, "pt") as file:
-                maker = (file.metadata() or {}).get("method", "")
+                about = file.metadata() or {}
+                maker, identity = about.get("method", ""), about.get("identity")
                 for key in file.keys():  # noqa: SIM118
                     owner, _, part = key.rpartition("/")
                     parts[owner][part] = key
                 one = next((of for of in ("*", *names) if of in parts), "")
                 first = [file.get_tensor(key) for key in parts[one].values()]
+            if identity != summary.identity:
+                raise UsageError(
+                    f"{folder}: its files do not belong together: {place.models.name} is of another run than "
+                    f"{place.summary.name}; copy the whole folder again, or run again"
+                )
             if maker and method is None:
                 raise UsageError(
                     f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "

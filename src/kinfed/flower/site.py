@@ -101,6 +101,11 @@ class Site:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
+        data = site_data.find(self._data, self.name, self._reading)
+        code = [str(path.resolve()) for path in self._code]
+        with at_home(data), understanding(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # told when the columns were described
+            folder.save_description({"code": code, **data.kept(words)})
         folder.save_invitation(invitation)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "client_statistics")

@@ -42,6 +42,8 @@ class SiteData(Protocol):
 
     def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation: ...
 
+    def kept(self, words: Words) -> Words: ...
+
 
 def find(path: Path, name: str, reading: Reading) -> SiteData:
     """The examples in a site's file; raises UsageError for another kind of file."""
@@ -149,6 +151,10 @@ class SiteArrays:
             at += count
         whole = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
         return Federation(whole[0], whole[1], rows, task, (name,))
+
+    def kept(self, words: Words) -> Words:
+        """What new rows need: nothing, as arrays are used as they are."""
+        return {}
 
 
 def _cut(x: dict[str, Tensor], y: dict[str, Tensor], split: Split, labelled: bool, draw: torch.Generator) -> None:

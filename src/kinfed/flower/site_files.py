@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core import checkpoint
 from ..core.trees import Tree
 from ..errors import RunError, UsageError
-from ..files import make_folder
+from ..files import make_folder, replacing
 from . import messages
 from .messages import Message, Words
 
@@ -55,6 +55,20 @@ class ExperimentFolder:
             make_folder(self.path)
             words = {"words": json.dumps(invitation.words)}
             checkpoint.write(invitation.arrays, self.path / "join.safetensors", words)
+
+    def description(self) -> Words | None:
+        """How the site's table becomes inputs, see `save_description`; None before it has joined."""
+        path = self.path / "description.json"
+        if not path.exists():
+            return None
+        with expecting_own(path):
+            return dict(json.loads(path.read_text(encoding="utf-8")))
+
+    def save_description(self, description: Words) -> None:
+        """Remember how the site's table becomes inputs, in the names of its own file, so that new rows can."""
+        make_folder(self.path)
+        with replacing(self.path / "description.json") as part:
+            part.write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
     def state(self) -> SiteState | None:
         """The site's state, None before it has joined; raises RunError if its file is damaged."""

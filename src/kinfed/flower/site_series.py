@@ -17,10 +17,13 @@ from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.owners import Owners
 from ..data.reading import open_table
+from ..data.series import Series
 from ..data.split import SPLITS, Split
 from ..data.statistics import NumberStatistics
+from ..data.tables import written_in
 from ..data.windows import Scaling, Windows
 from ..errors import UsageError
+from . import plan
 from .messages import Words
 from .site_reading import Reading
 
@@ -107,6 +110,28 @@ class SiteSeries:
         scaled = dataset.prepare.by(dataset, task.mean, task.deviation)
         rows = {name: [parts[name]] for name in SPLITS}
         return Federation(scaled.x, scaled.y, rows, task, (self.name,), scale=scaled.scale, in_order=True)
+
+    def kept(self, words: Words) -> Words:
+        """What new rows need: the columns and the pace of this file, and the scale of all sites' readings."""
+        reading, task = self.reading, plan.read_task(words["task"])
+        assert isinstance(task, Forecasting)
+        times = np.array(disclosed.expanded(words["agreed"]["times"]))
+        steps, whole = steps_of(times)
+        own = {ours: theirs for theirs, ours in reading.columns.items()}
+        dated = bool(words["agreed"]["dated"])
+        kinds = {reading.time: "date" if dated else "number", reading.target: "number"}
+        series = Series(
+            "",
+            own.get(reading.time, reading.time),
+            own.get(reading.target, reading.target),
+            reading.past,
+            float((times[-1] - times[0]) / max(int(steps[-1]), 1)) if whole else None,
+            dated,
+            Clock.of(times, dated).daily is not None,
+            written={own.get(name, name): one for name, one in written_in(self.frame, kinds).items()},
+            dropped=tuple(own.get(name, name) for name in self.frame.columns if name not in kinds),
+        )
+        return {"series": series.to_dict(), "reading": {"mean": task.mean, "deviation": task.deviation}}
 
     def _windows(self, agreed: Words) -> Dataset:
         """All windows of the series among the steps of all sites."""

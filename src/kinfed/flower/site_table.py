@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,6 +114,19 @@ class SiteTable:
         rows = {name: [found.parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
         return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale())
+
+    def kept(self, words: Words) -> Words:
+        """What new rows need: the description in the names of this file, and how this file is written."""
+        agreed, description = words["agreed"], description_of(words)
+        kinds = dict(agreed["inputs"]) | ({} if agreed["classes"] else {agreed["target"]: "number"})
+        used = {agreed["target"], *kinds}
+        description = replace(
+            description,
+            written=tables.written_in(self.frame, kinds),
+            dropped=tuple(name for name in self.frame.columns if name not in used),
+        )
+        own = {ours: theirs for theirs, ours in self.reading.columns.items()}
+        return {"columns": description.renamed(own, self.name).to_dict()}
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
         """The examples in this table's order, and how they are split: as among those of all sites."""

@@ -2,15 +2,14 @@
 
 import json
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..data.cells import Frame, series_of
 from ..data.reading import frame_of, open_table
-from ..errors import UsageError, nearest
+from ..errors import UsageError
 from ..experiments.predictor import Predictor
 
 CSV, JSON = "text/csv", "application/json"
@@ -25,47 +24,43 @@ class Refused(Exception):
         self.status, self.why = status, why
 
 
-def answer(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -> Any:
-    """A frame of the answers to a request's rows; raises Refused. `known` are columns that may be there, besides."""
+class Answered(NamedTuple):
+    """What a request gets."""
+
+    frame: Any  # of polars, a row for each row
+    ignored: list[str]  # columns of the request that the run was not trained with
+
+
+def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
+    """The answers to a request's rows; raises Refused."""
     try:
         if kind == CSV:
-            return _of_csv(predictor, known, body)
+            return _of_csv(predictor, body)
         words = _json(body)
         if predictor.description is None and predictor.series is None:
-            return _of_arrays(predictor, words)
+            return Answered(_of_arrays(predictor, words), [])
         rows = words.get("rows")
         if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
             raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
-        return predictor.frame(_checked(frame_of(_table(rows)), predictor, known, "the request"))
+        return _answered(predictor, frame_of(_table(rows)))
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
         raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; mend it") from None
 
 
-def _of_csv(predictor: Predictor, known: Sequence[str], body: bytes) -> Any:
+def _answered(predictor: Predictor, frame: Frame) -> Answered:
+    return Answered(predictor.frame(frame), predictor.strangers(frame))
+
+
+def _of_csv(predictor: Predictor, body: bytes) -> Answered:
     with tempfile.TemporaryDirectory(prefix="kinfed-") as folder:
         path = Path(folder) / "request.csv"
         path.write_bytes(body)
         try:
-            return predictor.frame(_checked(open_table(path), predictor, known, "the request"))
+            return _answered(predictor, open_table(path))
         except UsageError as problem:
             raise UsageError(str(problem).replace(str(path), "the request")) from None
-
-
-def _checked(frame: Frame, predictor: Predictor, known: Sequence[str], name: str) -> Frame:
-    """The same; raises UsageError for a column that the run does not know."""
-    columns = set(known)
-    if predictor.series is not None:
-        columns |= {predictor.series.client, predictor.series.time, predictor.series.target}
-    if predictor.description is not None:
-        columns |= {predictor.description.client, *(one.name for one in predictor.description.inputs)}
-        columns |= {one.name for one in predictor.description.targets}
-    if strange := sorted(set(frame.columns) - columns):
-        raise UsageError(
-            f"{name} has a column '{strange[0]}', which the run was not trained with; {nearest(strange[0], columns)}"
-        )
-    return frame
 
 
 def _json(body: bytes) -> dict[str, Any]:
@@ -97,6 +92,8 @@ def _table(rows: list[Any]) -> Any:
         if bad := kinds - {str, int, float, bool}:
             got = "an object" if dict in bad else "a list"
             raise Refused(422, f"column '{name}' holds {got}; values are text, numbers, true, false or null")
+        if {str, float} <= kinds:  # whose text might be read with another decimal mark
+            raise Refused(422, f"column '{name}' holds text and numbers; send all its values as one of these")
         if str in kinds:
             cells = [None if cell is None else str(cell) for cell in cells]
         elif kinds - {bool}:

@@ -8,21 +8,21 @@ import math
 import resource
 import socket
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
-from ..experiments.saved import Saved
 from .requests import CSV, JSON, Refused, answer
 
 REQUEST_MB = 16  # megabytes of a request
 PATIENCE = 30.0  # seconds for a request to arrive
 CONNECTIONS = 512  # open at a time; one more gets 503
+IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
 
 
@@ -66,11 +66,8 @@ class Service:
     token all but /health need `Authorization: Bearer TOKEN`. What cannot be answered gets {"error": why}.
     """
 
-    def __init__(self, saved: Saved, token: str = "", limits: Limits = Limits()) -> None:
-        self.saved, self.token, self.limits = saved, token, limits
-        self.predictor: Predictor = saved.predictor()
-        reader: Any = saved.experiment.dataset if saved.experiment is not None else None
-        self.known: Sequence[str] = tuple(getattr(reader, "ignore", ()))
+    def __init__(self, predictor: Predictor, method: str, token: str = "", limits: Limits = Limits()) -> None:
+        self.predictor, self.method, self.token, self.limits = predictor, method, token, limits
         self.waiting = 0
         self.server: Any = None  # while it runs
         self._free = asyncio.Semaphore(limits.workers)
@@ -144,13 +141,13 @@ class Service:
             if kind not in (CSV, JSON):
                 raise Refused(415, f"send {JSON} or {CSV} as Content-Type; got '{kind:.80}'")
             client = request.path_params.get("client")
-            predictor = self.predictor.of_client(None if client is None else self._named(client))
+            predictor = self.predictor if client is None else self.predictor.of_client(self._named(client))
             body = await self._body(request)
             async with self._free:
-                work = partial(_work, predictor, self.known, body, kind)
-                text, rows = await asyncio.get_running_loop().run_in_executor(None, work)
+                work = partial(_work, predictor, body, kind)
+                text, rows, headers = await asyncio.get_running_loop().run_in_executor(None, work)
             self._rows.inc(rows)
-            return Response(text, media_type=kind)
+            return Response(text, headers=headers, media_type=kind)
         finally:
             self.waiting -= 1
 
@@ -160,8 +157,8 @@ class Service:
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
     def _named(self, client: str) -> str:
-        if client not in self.saved.names:
-            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.saved.names)}")
+        if client not in self.predictor.names:
+            raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
         return client
 
     async def _body(self, request: Any) -> bytes:
@@ -188,7 +185,7 @@ class Service:
         return bytes(body)
 
     async def _clients(self, request: Any) -> Any:
-        return self._told(request, lambda: json.dumps({"clients": self.saved.names}), JSON)
+        return self._told(request, lambda: json.dumps({"clients": list(self.predictor.names)}), JSON)
 
     async def _metrics(self, request: Any) -> Any:
         from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -207,14 +204,16 @@ class Service:
     async def _health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        summary = self.saved.summary
-        return JSONResponse({"status": "ok", "method": summary.method, "clients": summary.clients})
+        return JSONResponse({"status": "ok", "method": self.method, "clients": len(self.predictor.names)})
 
 
-def _work(predictor: Predictor, known: Sequence[str], body: bytes, kind: str) -> tuple[str, int]:
-    """The text of the answers, and how many there are."""
-    found = answer(predictor, known, body, kind)
-    return (found.write_csv() if kind == CSV else f'{{"answers": {found.write_json()}}}'), len(found)
+def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[str, str]]:
+    """The text of the answers, how many there are, and headers."""
+    found, ignored = answer(predictor, body, kind)
+    if kind == CSV:
+        return found.write_csv(), len(found), {IGNORED: ", ".join(map(quote, ignored))} if ignored else {}
+    more = f', "ignored": {json.dumps(ignored)}' if ignored else ""
+    return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
 
 
 def _error(status: int, why: str) -> Any:

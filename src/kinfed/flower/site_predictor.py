@@ -1,0 +1,86 @@
+"""A site's model of a federation, applied to new rows at the site."""
+
+import json
+from pathlib import Path
+
+from torch import nn
+
+from ..core import trees
+from ..core.tasks import Classification
+from ..data.description import Description
+from ..data.series import Series
+from ..errors import UsageError
+from ..experiments import own_parts
+from ..experiments.predictor import Answers, Predictor, Source
+from . import plan
+from .messages import Words
+from .plan import Plan
+from .site_files import ExperimentFolder, expecting_own, read_tensors
+
+JOINED = "join.safetensors"
+
+
+def experiment_at(path: Path) -> Path | None:
+    """The folder of a site's experiment, by itself or by the site's folder that holds this one only; None: no site's.
+
+    Raises UsageError if there are several.
+    """
+    if (path / JOINED).exists():
+        return path
+    found = sorted(one.parent for depth in ("*", "*/*") for one in path.glob(f"{depth}/{JOINED}"))
+    if len(found) > 1:
+        raise UsageError(f"{path} holds {len(found)} experiments of sites; name one of them, such as {found[-1]}")
+    return found[0] if found else None
+
+
+def predictor_at(folder: Path) -> Predictor:
+    """What applies the site's selected model; raises UsageError if its folder lacks what that needs."""
+    client, files = folder.resolve().parent.name, ExperimentFolder(folder.parent, folder.name)
+    invitation, known = files.invitation(), files.description()
+    if invitation is None or known is None:
+        raise UsageError(
+            f"{folder} was made before sites kept how their tables are read, so it cannot predict; train again, or "
+            "load model.safetensors by hand as docs/deploy.md shows"
+        )
+    if not (folder / "model.safetensors").exists():
+        raise UsageError(f"{folder} has no model yet: no round has been evaluated at this site")
+    words = invitation.words
+    with own_parts.local([Path(one) for one in known["code"]]):
+        own_parts.check_sent(words["table"])
+        planned = plan.resolve(words["table"])
+    with expecting_own(folder / "description.json"):
+        description = Description.from_dict(known["columns"]) if "columns" in known else None
+        series = Series.from_dict(known["series"], known["reading"]) if "series" in known else None
+    module, source = _model(folder, planned, words)
+    answers = _answers(words, description, series)
+    shape = tuple(words["shape"])
+    return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, description, series)
+
+
+def _model(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
+    """The selected model, and the method and the kind of model that it is of."""
+    path, model = folder / "model.safetensors", planned.model(tuple(words["shape"]), words["outputs"])
+    arrays, text = read_tensors(path)
+    with expecting_own(path):
+        origin = str(json.loads(text["origin"])["model"])
+        tensors = {e.name: arrays.pop(e.name) for e in model.layout.entries}
+        for e in model.layout.entries:
+            if tensors[e.name].shape != e.shape:
+                raise ValueError(f"'{e.name}' is {list(tensors[e.name].shape)}, not {list(e.shape)}")
+        personal = trees.named({"theta": model.layout.flatten(tensors), **arrays})
+        module = planned.learning.method.export(model, personal)
+    return module, Source(own_parts.called(planned.learning.method_name), origin)
+
+
+def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:
+    """What the outputs mean."""
+    if series is not None:
+        count = words["outputs"]
+        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count)
+    if description is None:
+        task = plan.read_task(words["task"])
+        return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
+    [target] = description.targets
+    if target.classes:
+        return Answers((target.name,), target.classes)
+    return Answers((target.name,), (), (target.mean,), (target.deviation,))
