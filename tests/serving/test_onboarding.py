@@ -1,0 +1,195 @@
+"""Newcomers to finished runs: each method's rule, what they are told, what stays as it is, and what is refused."""
+
+import csv
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from kinfed.cli.program import execute
+from kinfed.core import trees
+from kinfed.core.trees import Axis
+from kinfed.errors import UsageError
+from kinfed.experiments import config
+from kinfed.experiments.launch import launch
+from kinfed.experiments.saved import Saved
+from kinfed.methods import METHODS
+from kinfed.serving import newcomers
+from kinfed.serving.onboarding import ALONE, BEST, SHARED, Frozen, onboard
+from kinfed.simulation.execution import Execution
+
+NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "training.batch=8", "rounds=2"]
+SETTINGS = {"pfedla": ["method.embedding=3", "method.hidden=5"], "pfedhn": ["method.hidden=5"]}
+
+
+def hashes(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def table(path, clients, seed=0, rows=40):
+    """Clients whose name is in capitals buy small things, the others large ones."""
+    rng = np.random.default_rng(seed)
+    lines = ["who,size,kind,buys"]
+    for client in clients:
+        for _ in range(rows):
+            size, kind = rng.normal(5, 2), rng.choice(["red", "blue"])
+            large = size + (kind == "red") > 5
+            lines.append(f"{client},{size:.4f},{kind},{'yes' if large != client.isupper() else 'no'}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def trained(tmp_path, name="fedavg", *overrides, beside=()):
+    data = {"name": "csv", "path": table(tmp_path / "known.csv", "abcABC"), "client": "who", "target": "buys"}
+    settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
+    raw = config.read(name, [*settings, *NET, *SETTINGS.get(name, []), *overrides])
+    launch(config.resolve(raw), tmp_path / "run", Execution("loop", 1), beside=beside)
+    return Saved.open(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not METHODS[name].refuses])
+def test_a_newcomer_joins_every_method_that_has_something_to_give(name, tmp_path):
+    saved = trained(tmp_path, name, "federation.newcomers=1", "method.neighbours=3" if name == "knn-per" else "seed=0")
+    before = hashes(tmp_path / "run")
+    (one,) = newcomers.of_run(saved, None)
+    frozen = Frozen(saved, one.task, Execution("loop", 1))
+    state = {key: t.clone() for key, t in trees.pack(frozen.server).items()}
+    few, some = (onboard(frozen, one, count, 2) for count in (0, 20))
+    assert {name, ALONE, BEST} <= some.scores.keys()
+    assert all(0 <= score <= 1 for score in (*few.scores.values(), *some.scores.values()))
+    assert some.existing in saved.names
+    assert all(torch.equal(t, state[key]) for key, t in trees.pack(frozen.server).items())
+    assert hashes(tmp_path / "run") == before
+    only_its_row_changes(frozen, one)
+
+
+def only_its_row_changes(frozen, one):
+    fleet = frozen.fleet(frozen.alone(one, 20), frozen.method, frozen.model)
+    roster, here = frozen.with_room(one, 20), torch.zeros(1, dtype=torch.int64)
+    new = roster.everyone[-1:]
+    server = frozen.method.add_clients(roster, frozen.server, new)
+    before = {key: t.clone() for key, t in trees.pack(server).items()}
+    sent = trees.pick(frozen.method.send(roster, server, roster.everyone), new)
+    _, uploads = fleet.train(2, here, sent)
+    after = trees.pack(frozen.method.join(roster, server, new, uploads))
+    axes = trees.pack(trees.axes(server))
+    for key, old in before.items():
+        if axes[key] is Axis.SHARED:
+            assert torch.equal(old, after[key]), key
+        else:
+            rows = (slice(None, -1),) if axes[key] is Axis.PER_CLIENT else (..., slice(None, -1), slice(None))
+            assert torch.equal(old[rows], after[key][rows]), key
+
+
+def test_clusters_put_a_newcomer_where_its_kin_are(tmp_path):
+    saved = trained(tmp_path, "fedsem", "federation.newcomers=['C']", "rounds=8", "training.epochs=3")
+    (one,) = newcomers.of_run(saved, None)
+    found = onboard(Frozen(saved, one.task, Execution("loop", 1)), one, 12)
+    assert saved.experiment.newcomers == ["C"]
+    assert found.existing in "AB"
+    assert found.scores["fedsem"] >= 0.7
+
+
+def test_local_has_nothing_to_give(tmp_path):
+    saved = trained(tmp_path, "local")
+    with pytest.raises(UsageError, match="trained by local, which no newcomer can join: every client trains alone"):
+        Frozen(saved, saved.task)
+
+
+def test_newcomers_leave_no_trace_in_what_members_are_trained_on(tmp_path):
+    """The same run as one on a file without them: in scale, in splits and in models."""
+    saved = trained(tmp_path, "fedavg", "federation.newcomers=['b','C']")
+    rows = (tmp_path / "known.csv").read_text().splitlines()
+    (tmp_path / "two").mkdir()
+    path = tmp_path / "two" / "known.csv"
+    path.write_text("\n".join(line for line in rows if line[0] not in "bC" or line.startswith("who")) + "\n")
+    raw = config.override(dict(saved.experiment.table), [f"federation.dataset.path={path}"])
+    raw["federation"].pop("newcomers")
+    launch(config.resolve(raw), tmp_path / "two" / "run", Execution("loop", 1))
+    summary = Saved.open(tmp_path / "two" / "run").summary
+    assert summary.columns == saved.summary.columns
+    assert summary.of_clients == saved.summary.of_clients
+
+
+def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
+    trained(tmp_path, "fedaghn", beside=("local", "fedavg"))
+    before = hashes(tmp_path / "run")
+    rows = table(tmp_path / "new.csv", "xY", seed=4)
+    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "0,10,all"]
+    assert execute([*command, "--out", str(tmp_path / "joined"), "--executor", "loop"]) == 0
+    shown = capsys.readouterr()
+    assert "by fedaghn, with so many examples: 10:" in " ".join((shown.out + shown.err).split())
+    with (tmp_path / "joined" / "onboarding.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert {line["client"] for line in lines} == {"x", "Y"}
+    assert {"fedaghn", ALONE, SHARED, BEST} <= {line["model"] for line in lines}
+    joined = Saved.open(tmp_path / "joined")  # a run's folder, which kinfed predict reads
+    assert joined.names == ["x", "Y"]
+    assert joined.module("x")(torch.zeros(1, 3)).shape == (1, 2)
+    assert hashes(tmp_path / "run") == before
+
+
+def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
+    links = "from,to\na,b\nb,c\nA,B\nB,C\n"
+    (tmp_path / "known-links.csv").write_text(links)
+    saved = trained(tmp_path, "sfl", f"federation.dataset.edges={tmp_path / 'known-links.csv'}")
+    new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
+    edges.write_text(links + "x,A\nx,B\n")
+    (one,) = newcomers.of_table(saved, new, edges)
+    frozen = Frozen(saved, one.task, Execution("loop", 1))
+    names = frozen.former.names
+    weights = frozen.with_room(one, 9).graph.weights
+    assert [names[i] for i in weights[-1].nonzero().flatten().tolist()] == ["A", "B"]
+    assert torch.equal(weights[:-1, :-1], frozen.roster.graph.weights)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("who,size,kind\nx,1,red\n", "has no column 'buys', by which models are tuned and scored"),
+        ("who,size,buys\nx,1,yes\n", "'kind'"),
+        ("who,size,kind,buys\nx,1,red,perhaps\n", "'perhaps' is none of the 2 classes that were trained on"),
+        ("who,size,kind,buys\nx,big,red,yes\n", "line 2, column 'size': 'big' is not a finite number"),
+        ("who,size,kind,buys\na,1,red,yes\n", "client 'a' took part in .*; a newcomer needs a name of its own"),
+        ("who,size,kind,buys\nx,1,red,yes\n", "too few rows to learn from and to be tested on: x"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_in_one_line(rows, message, tmp_path):
+    saved = trained(tmp_path)
+    (tmp_path / "new.csv").write_text(rows)
+    with pytest.raises(UsageError, match=message):
+        newcomers.of_table(saved, tmp_path / "new.csv", None)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shots", "ten"], "--shots are numbers of examples"),
+        (["--rounds", "0"], "--rounds must be at least 1"),
+        ([], "no client of its data was left out"),
+        (["--edges", "links.csv"], "--edges goes with --data"),
+    ],
+)
+def test_requests_that_cannot_be_carried_out(options, message, tmp_path, capsys):
+    trained(tmp_path)
+    assert execute(["onboard", str(tmp_path / "run"), *options]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("['a','z']", "federation.newcomers: there is no client 'z'"),
+        ("6", "federation.newcomers must leave some of 6 clients; got 6"),
+        ("true", "federation.newcomers is how many clients, or their names"),
+        ("['a','b','c','A','B','C']", "names every client, so nobody is left"),
+    ],
+)
+def test_newcomers_that_a_config_cannot_name(given, message, tmp_path):
+    with pytest.raises(UsageError, match=message):
+        trained(tmp_path, "fedavg", f"federation.newcomers={given}")
