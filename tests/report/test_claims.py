@@ -171,6 +171,12 @@ def test_older_and_broken_tables(tmp_path):
             of_csv(path)
 
 
+def test_without_a_checkout_nothing_is_said_to_be_unmeasured(tmp_path):
+    with pytest.raises(UsageError, match="measured tables are in a checkout of kinfed"):
+        committed(tmp_path / "tables")
+
+
+@pytest.mark.skipif(not COMMITTED.exists(), reason="measured tables are in a checkout, not in an installed kinfed")
 def test_the_page_is_what_the_committed_tables_say(monkeypatch):
     monkeypatch.syspath_prepend(str(COMMITTED.parents[2] / "benchmarks"))
     page = importlib.import_module("coverage")

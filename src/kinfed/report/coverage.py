@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ..errors import UsageError
 from ..papers import published_table
 from ..papers.published_table import Column, Protocol, Row
 from .claims import Figure, Verdict, of_csv, verdicts
@@ -36,7 +37,9 @@ class Covered(NamedTuple):
 
 
 def committed(folder: Path = COMMITTED) -> dict[str, tuple[str, list[Figure]]]:
-    """The tables in a folder: by its name the table's, and the figures."""
+    """The tables in a folder: by its name the table's, and the figures; raises UsageError if it is not there."""
+    if not folder.is_dir():
+        raise UsageError(f"there is no {folder}: measured tables are in a checkout of kinfed, not in an installed one")
     found = {}
     for path in sorted(folder.glob("*/table.csv")):
         name = path.parent.name
