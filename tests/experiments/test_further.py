@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from kinfed.cli.program import execute
 from kinfed.core import trees
 from kinfed.core.client import Training
 from kinfed.core.engine import Participation
@@ -225,3 +226,20 @@ def test_states_that_the_server_knows_are_kept_once(tmp_path):
     models = (tmp_path / "begun" / "models.safetensors").stat().st_size
     assert size < 2 * models + 8192
     assert json.loads((tmp_path / "on" / "from.json").read_text())["rounds"] == 2
+
+
+def test_the_command_needs_no_source_and_takes_settings_anywhere(tmp_path, capsys):
+    launched(tmp_path)
+    on = ["run", "--from", str(tmp_path / "run")]
+    assert execute([*on, "--out", str(tmp_path / "a"), "--beside", "none", "rounds=1"]) == 0
+    assert execute([*on, "rounds=1", "training.epochs=2", "--out", str(tmp_path / "b"), "--beside", "none"]) == 0
+    assert execute([*on, "--out", str(tmp_path / "c"), "--beside", "none"]) == 0
+    rounds = [RunFolder(tmp_path / name).read_summary().rounds for name in "abc"]
+    assert rounds == [3, 3, 4]
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "goes on after 2 rounds of" in shown
+    assert execute([*on, "fedavg"]) == 2
+    assert "--from goes on with the run's own method and config; leave out fedavg" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        execute(["run"])
+    assert execute(["run", "--quiet", "local", "rounds=1", "--out", str(tmp_path / "d")]) == 0  # options may come first

@@ -3,6 +3,7 @@
 import argparse
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed run fedaghn rounds=40 method.sharpness=5 --out my-run; on a table of yours: "
         "kinfed run shops.csv --client shop --target buys --out shops",
     )
-    run.add_argument(
+    source = run.add_argument(
         "source",
-        nargs="?",
         default="",
         metavar="METHOD|FILE.toml|FILE.csv",
         help="such as fedaghn, mine.py:MyMethod, my-run/config.toml or shops.csv",
@@ -54,6 +54,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--from",
         dest="former",
+        action=partial(_InPlaceOf, source),
         type=Path,
         metavar="RUN",
         help="go on from a finished run, whose files stay as they are: rounds=N are added, and with other data clients "
@@ -74,6 +75,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     run.set_defaults(command=_run)
     _add_resume(commands, running, common)
+
+
+class _InPlaceOf(argparse.Action):
+    """An option with which a positional argument may be left out."""
+
+    def __init__(self, other: argparse.Action, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._other = other
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, values)
+        self._other.required = False
 
 
 def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
@@ -109,8 +122,6 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     tracking.check(args.track)
     if args.former is not None:
         return _further(args, console, wanted)
-    if not args.source:
-        raise UsageError("kinfed run needs a method, a config or a table of yours, or --from RUN")
     raw, yours = own_file.read(args.source, args, args.method), own_file.is_table(args.source)
     if yours and "name" not in raw.get("method", {}):
         return _choose(raw, args, console)
