@@ -157,10 +157,10 @@ def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, c
     page = (tmp_path / "reproductions/made.table9/table.md").read_text()
     tex = (tmp_path / "reproductions/made.table9/table.tex").read_text()
     assert ours in err
-    assert f"| Local | 50.50 ± 0.25 | {ours} |" in page
-    assert f"Local & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
+    assert f"(digits/iid) | 50.50 ± 0.25 | {ours} |" in page  # one method: a row for each figure
+    assert f"(digits/iid) & 50.50 $\\pm$ 0.25 & {ours.replace('±', '$' + chr(92) + 'pm$')} &" in tex
     assert "$ kinfed reproduce made.table9 --method local --column digits/iid,digits/shards,digits/average" in page
-    assert "digits/iid, digits/shards: 4 clients, all in a round; 12 rounds of 1 epoch, batch 16, sgd (lr 0.1)" in page
+    assert "- 4 clients, all in a round; 12 rounds of 1 epoch, batch 16, sgd (lr 0.1)" in page
     assert "; evaluated every 4 rounds." in page
     assert "[1] two shards a client." in page
     assert "oracle graph" not in page  # Local uses none
