@@ -13,7 +13,7 @@ from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from ..serving import newcomers
-from ..serving.onboarding import ALONE, TUNED, Frozen, Outcome, onboard, write
+from ..serving.onboarding import ALONE, Frozen, Outcome, onboard, write
 from .running import Bar, data_dir, execution, options, score_text
 
 ALL = "all"
@@ -134,9 +134,7 @@ def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, shar
         return "no newcomer has as many examples as were asked for"
     parts = []
     for label, one in both.items():
-        mine = [one[name] for name in (method, method + TUNED) if name in one]
-        best = max(mine) if higher else min(mine)
-        ahead = best > one[ALONE] if higher else best < one[ALONE]
+        ahead = one[method] > one[ALONE] if higher else one[method] < one[ALONE]
         word = "ahead of" if ahead else "not ahead of"
-        parts.append(f"{label}: {score_text(best, share)}, {word} {score_text(one[ALONE], share)} alone")
+        parts.append(f"{label}: {score_text(one[method], share)}, {word} {score_text(one[ALONE], share)} alone")
     return f"by {method}, with so many examples: {'; '.join(parts)}"
