@@ -30,7 +30,7 @@ from kinfed.serving import onnx_file
 from kinfed.serving.whole import Whole, example
 
 IMAGE, WINDOW, ROW = (3, 32, 32), (12, 2), (5,)
-SHAPES = {name: IMAGE for name in MODELS} | {"linear": ROW, "mlp": ROW, "rnn": WINDOW, "gru": WINDOW}
+SHAPES = {name: IMAGE for name in MODELS} | {"linear": ROW, "mlp": ROW, "rnn": WINDOW, "gru": WINDOW, "text": (80,)}
 SHOPS = 20
 
 
