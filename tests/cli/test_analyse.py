@@ -6,6 +6,7 @@ import json
 import pytest
 
 from kinfed.cli import main
+from kinfed.cli.tables import _cells
 
 SMALL = ["rounds=2", "federation.clients=6", "federation.partition.groups=2"]
 
@@ -73,3 +74,7 @@ def test_wrong_requests_end_in_one_line_and_leave_nothing(arguments, said, capsy
     assert len(err.strip().splitlines()) == 1
     assert said in err
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_number_that_rounds_to_zero_has_no_sign():
+    assert _cells([-1e-9, 0.5]) == ["0.0000", "0.5000"]

@@ -106,5 +106,5 @@ def _cells(values: list[str | int | float | None]) -> list[str]:
     """A column with enough decimals to give its largest number four digits."""
     largest = max((abs(value) for value in values if isinstance(value, float) and math.isfinite(value)), default=0.0)
     decimals = min(6, max(0, 3 - math.floor(math.log10(largest)))) if largest else 1
-    formats = {float: lambda value: f"{value:.{decimals}f}", type(None): lambda value: ""}
+    formats = {float: lambda value: f"{value:z.{decimals}f}", type(None): lambda value: ""}
     return [formats.get(type(value), str)(value) for value in values]
