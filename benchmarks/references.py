@@ -1,8 +1,10 @@
-"""Figures of the centralised references beside print: KINFED_DATA=DIR python benchmarks/references.py [DATASET ...]
+"""Figures of the centralised references beside print.
+
+    KINFED_DATA=DIR python benchmarks/references.py [DATASET[=EPOCHS] ...] [--share SHARE]
 
 STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
 docs/results/references.md. Runs are kept in --keep; a reference has no checkpoint, so one that was interrupted begins
-again. --epochs and --share make it short, and the page says so.
+again. Fewer EPOCHS than the reference's own and --share make it short, and the page says so.
 """
 
 import argparse
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import page
 
+from kinfed.baselines import REFERENCES
 from kinfed.experiments.reproduction import MEASURES
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.papers import published_table
@@ -20,12 +23,13 @@ from kinfed.papers import published_table
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
 PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph WaveNet"}
 DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
+ALL = "all"  # epochs: the reference's own number
 METRICS = ("MAE", "MAPE_pct", "RMSE")
 
 
 def words(reference, dataset, asked):
     """What `kinfed` is given for one of them."""
-    short = [f"reference.epochs={asked.epochs}"] * bool(asked.epochs)
+    short = [f"reference.epochs={asked.epochs[dataset]}"] * (asked.epochs[dataset] != ALL)
     short += [f"federation.split.share={asked.share:g}"] * (asked.share < 1)
     return ["reference", reference, f"papers/sfl/table1/{dataset}", *short]
 
@@ -33,7 +37,7 @@ def words(reference, dataset, asked):
 def train(asked):
     """Do what is left; whether all of it ended well."""
     well = True
-    for dataset in asked.datasets:
+    for dataset in asked.epochs:
         for reference in PRINTED:
             out = folder(reference, dataset, asked)
             if not out.is_finished:
@@ -45,7 +49,7 @@ def train(asked):
 
 
 def folder(reference, dataset, asked):
-    return RunFolder(asked.keep / f"{asked.epochs or 'all'}-{asked.share:g}" / dataset / reference)
+    return RunFolder(asked.keep / f"{asked.epochs[dataset]}-{asked.share:g}" / dataset / reference)
 
 
 def figures(run):
@@ -60,9 +64,9 @@ def figures(run):
 def part(asked):
     """The page's table of what is finished, as text."""
     table = published_table.load("sfl.table1")
-    lines = ["| data | reference | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: |"]
-    for dataset in asked.datasets:
+    lines = ["| data | reference | epochs | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    for dataset in asked.epochs:
         column = next(one for one in table.columns.values() if one.name == dataset)
         for reference, printed in PRINTED.items():
             run = folder(reference, dataset, asked)
@@ -71,10 +75,16 @@ def part(asked):
                 for name, ours in zip(METRICS, figures(run), strict=True):
                     paper = table.numbers.get((column.dataset, column.setting, printed, name))
                     cells.append(f"{ours:.2f}" + (f" ({paper.mean:.2f})" if paper else ""))
-                lines.append(f"| {dataset} | {printed} | {' | '.join(cells)} | {run.read_summary().seconds:.0f} |")
+                passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
+                shown = [dataset, printed, passes, *cells, f"{run.read_summary().seconds:.0f}"]
+                lines.append(f"| {' | '.join(shown)} |")
     if len(lines) == 2:
         return ""
-    told = [f"`kinfed {' '.join(words('REFERENCE', 'DATASET', asked))}`, {page.version()}, one seed."]
+    given = " ".join(f"{one}={epochs}".removesuffix(f"={ALL}") for one, epochs in asked.epochs.items())
+    share = f" --share {asked.share:g}" * (asked.share < 1)
+    told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}{share}`, {page.version()}, one seed."]
+    if asked.share < 1:
+        told += [f"Sensors have {asked.share:.0%} of their windows, but at least 5,000 or all."]
     told += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
     return "\n".join([*told, "", *lines])
 
@@ -82,18 +92,18 @@ def part(asked):
 def write(asked):
     """Put the finished runs on the page."""
     if text := part(asked):
-        name = "all" if not asked.epochs and asked.share == 1 else "short"
+        name = "all" if set(asked.epochs.values()) == {ALL} and asked.share == 1 else "short"
         page.put(PAGE, name, text, "Centralised references on traffic")
 
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar="DATASET", help=", ".join(DATASETS))
-    asked.add_argument("--epochs", type=int, help="in place of the reference's own number")
+    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar="DATASET[=EPOCHS]", help=", ".join(DATASETS))
     asked.add_argument("--share", type=float, default=1.0, help="of each series, from its end: less is quicker")
     asked.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
     asked = asked.parse_args()
-    if unknown := sorted(set(asked.datasets) - set(DATASETS)):
+    asked.epochs = {name: epochs or ALL for name, _, epochs in (one.partition("=") for one in asked.datasets)}
+    if unknown := sorted(set(asked.epochs) - set(DATASETS)):
         sys.exit(f"no subset '{unknown[0]}' of SFL's Table 1; known: {', '.join(DATASETS)}")
     sys.exit(not train(asked))
 
