@@ -13,6 +13,7 @@ from kinfed.cli import main
 from kinfed.experiments import config
 from kinfed.experiments.estimate import Cost
 from kinfed.papers import published_table
+from kinfed.report.compare import compare
 from kinfed.report.coverage import COMMITTED
 
 PAPER = """
@@ -443,6 +444,11 @@ def test_the_table_comes_with_intervals_pairs_ranks_and_agreement_with_print(tmp
         assert 100 * one["mean"] == pytest.approx(float(found["digits/shards", method]["ours"]), abs=1e-3)
     assert (means["local"]["over"], means["fedavg"]["over"]) == ("seeds", "clients")
     assert 0 <= means["local"]["low"] <= means["local"]["high"] <= 1
+    # Clients that gain and lose beyond noise are those of a comparison of the same runs.
+    alike = [home / "runs/digits/shards" / method / "seed-0" for method in ("fedavg", "local")]
+    judged = next(row for row in compare(alike).sets[0] if row.method == "fedavg")
+    assert (means["fedavg"]["gain"], means["fedavg"]["lose"]) == (judged.helped, judged.hurt)
+    assert judged.paired
     # A pair's difference is that of single clients with the seed that both have.
     pair = next(one for one in told["pairsB"]["rows"] if (one["method"], one["against"]) == ("fedavg", "local"))
     runs = [home / "runs/digits/shards" / method / "seed-0/summary.json" for method in ("fedavg", "local")]

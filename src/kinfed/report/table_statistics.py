@@ -1,14 +1,15 @@
 """The statistics of a published table's runs, column by column and over columns, and how they agree with print."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ..experiments.reproduction import MEASURES, Line, Measure, Reproduction
+from ..experiments.run_folder import RunFolder
 from ..metrics.statistics import is_share, kendall
 from ..papers.published_table import Column
-from .compare import Comparison
+from .compare import Comparison, verdicts
 from .rows import Row, over
 
 NO_CLIENTS = ("weight", "success", "rand")  # scores that single clients do not have
@@ -28,8 +29,27 @@ def comparison(made: Reproduction) -> Comparison:
         seen.append(column.changes)
         rows = [row for name in made.protocol.rows if (row := _row(made, name, column, measure)) is not None]
         if rows:
-            sets.append(tuple(sorted(rows, key=lambda row: -row.sign * row.mean)))
+            sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
     return Comparison(tuple(sets), ())
+
+
+def _counted(rows: Sequence[Row]) -> Iterator[Row]:
+    """The rows, with the clients that gain and lose over Local beyond noise.
+
+    Runs keep the scores of single test examples in their own metric and for the model that validation prefers, so there
+    is no count where the table scores another.
+    """
+    kept = {row.method for row in rows if all(_prefers(one.folder, row) for one in row.by_seed.values())}
+    counted = {row.method: row for row in verdicts([row for row in rows if row.method in kept])[0] if row.paired}
+    return (counted.get(row.method, row) for row in rows)
+
+
+def _prefers(folder: RunFolder, row: Row) -> bool:
+    """Whether a run's own score, and the model that validation prefers, are those of its row."""
+    summary = folder.read_summary()
+    scored = np.array(summary.of_clients[summary.chosen], np.float64)  # None is NaN
+    ours = row.by_seed[summary.seed].by_model[row.model]
+    return summary.chosen == row.model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 
 
 def _first(made: Reproduction, column: Column) -> Measure | None:
