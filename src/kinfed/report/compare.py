@@ -87,7 +87,7 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     judged, problems = [], []
     for row in rows:
         known = {name: _tested(row, rows, name) for name in ("local", "fedavg")}
-        mine, local, fedavg = _by_seed(Path(row.folder), row), known["local"], known["fedavg"]
+        mine, local, fedavg = _of_seeds(row, row.seeds), known["local"], known["fedavg"]
         if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
             judged.append(replace(row, verdict=folder.read_summary().verdict))
             continue
@@ -119,16 +119,17 @@ def _tested(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
     found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if found:
         alike = [other for other in found if other.attack == row.attack] or found
-        return _by_seed(Path(alike[0].folder), row)
+        return _of_seeds(alike[0], row.seeds)
     own = RunFolder(row.folder).beside(method)
-    return _by_seed(own.path, row) if own.is_finished else None
-
-
-def _by_seed(folder: Path, row: Row) -> list[Tested]:
-    """The test scores in a run's folder, one for each of a row's seeds."""
-    whole = RunFolder(folder)
-    seeds = {one.read_summary().seed: one for one in whole.seeds() or [whole]}
+    if not own.is_finished:
+        return None
+    seeds = {one.read_summary().seed: one for one in own.seeds() or [own]}
     return [Tested.of(seeds[seed]) for seed in row.seeds]
+
+
+def _of_seeds(row: Row, seeds: Sequence[int]) -> list[Tested]:
+    """The test scores of a row's runs with these seeds."""
+    return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
 
 
 def _ranked(alike: list[Row]) -> list[Row]:

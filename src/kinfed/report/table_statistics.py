@@ -6,11 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from ..experiments.reproduction import MEASURES, Line, Measure, Reproduction
-from ..experiments.run_folder import RunFolder
 from ..metrics.statistics import is_share, kendall
 from ..papers.published_table import Column
 from .compare import Comparison, verdicts
-from .rows import Row, over
+from .rows import Clients, Row, over
 
 NO_CLIENTS = ("weight", "success", "rand")  # scores that single clients do not have
 
@@ -39,17 +38,17 @@ def _counted(rows: Sequence[Row]) -> Iterator[Row]:
     Runs keep the scores of single test examples in their own metric and for the model that validation prefers, so there
     is no count where the table scores another.
     """
-    kept = {row.method for row in rows if all(_prefers(one.folder, row) for one in row.by_seed.values())}
+    kept = {row.method for row in rows if all(_prefers(one, row.model) for one in row.by_seed.values())}
     counted = {row.method: row for row in verdicts([row for row in rows if row.method in kept])[0] if row.paired}
     return (counted.get(row.method, row) for row in rows)
 
 
-def _prefers(folder: RunFolder, row: Row) -> bool:
+def _prefers(clients: Clients, model: str) -> bool:
     """Whether a run's own score, and the model that validation prefers, are those of its row."""
-    summary = folder.read_summary()
+    summary = clients.folder.read_summary()
     scored = np.array(summary.of_clients[summary.chosen], np.float64)  # None is NaN
-    ours = row.by_seed[summary.seed].by_model[row.model]
-    return summary.chosen == row.model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
+    ours = clients.by_model[model]
+    return summary.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
 
 
 def _first(made: Reproduction, column: Column) -> Measure | None:
