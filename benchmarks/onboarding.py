@@ -48,7 +48,7 @@ CASES = {  # name: (title, source, overrides)
     "metr-la": (
         "METR-LA, a subset",
         "papers/sfl/table1/metr_la_subset",
-        ["rounds=20", "evaluate_every=20", "federation.newcomers=5"],
+        ["federation.dataset.stride=24", "rounds=20", "evaluate_every=20", "federation.newcomers=5"],
     ),
     "persons": ("316 persons, 24 answers each", None, [f"{key}={value}" for key, value in OWN.items()]),
 }
