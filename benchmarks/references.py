@@ -3,11 +3,13 @@
     KINFED_DATA=DIR python benchmarks/references.py [DATASET[=EPOCHS] ...] [--share SHARE]
 
 STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
-docs/results/references.md. Runs are kept in --keep; a reference has no checkpoint, so one that was interrupted begins
-again. Fewer EPOCHS than the reference's own and --share make it short, and the page says so.
+docs/results/references.md, and beside the tables of `kinfed reproduce` for the page on coverage. Runs are kept in
+--keep; a reference has no checkpoint, so one that was interrupted begins again. Fewer EPOCHS than the reference's own
+and --share make it short, and the page says so.
 """
 
 import argparse
+import csv
 import statistics
 import subprocess
 import sys
@@ -24,6 +26,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
 PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph WaveNet"}
 DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
 ALL = "all"  # epochs: the reference's own number
+TABLE = PAGE.parent / "tables" / "sfl.table1-references" / "table.csv"
 METRICS = ("MAE", "MAPE_pct", "RMSE")
 
 
@@ -37,6 +40,7 @@ def words(reference, dataset, asked):
 def train(asked):
     """Do what is left; whether all of it ended well."""
     well = True
+    write(asked)
     for dataset in asked.epochs:
         for reference in PRINTED:
             out = folder(reference, dataset, asked)
@@ -61,25 +65,39 @@ def figures(run):
         yield statistics.fmean(tests[rounds == int(chosen["round"])][0].tolist())
 
 
-def part(asked):
-    """The page's table of what is finished, as text."""
+def cells(asked):
+    """A line of table.csv for every metric of a finished run."""
     table = published_table.load("sfl.table1")
-    lines = ["| data | reference | epochs | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
     for dataset in asked.epochs:
         column = next(one for one in table.columns.values() if one.name == dataset)
         for reference, printed in PRINTED.items():
-            run = folder(reference, dataset, asked)
-            if run.is_finished:
-                cells = []
-                for name, ours in zip(METRICS, figures(run), strict=True):
-                    paper = table.numbers.get((column.dataset, column.setting, printed, name))
-                    cells.append(f"{ours:.2f}" + (f" ({paper.mean:.2f})" if paper else ""))
-                passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
-                shown = [dataset, printed, passes, *cells, f"{run.read_summary().seconds:.0f}"]
-                lines.append(f"| {' | '.join(shown)} |")
-    if len(lines) == 2:
-        return ""
+            run, epochs = folder(reference, dataset, asked), REFERENCES[reference].epochs
+            if not run.is_finished:
+                continue
+            done = epochs if asked.epochs[dataset] == ALL else int(asked.epochs[dataset])
+            flags = ["subset"] * column.subset + [f"scaled {done / epochs:.2g}"] * (done < epochs or asked.share < 1)
+            for name, ours in zip(METRICS, figures(run), strict=True):
+                paper = table.numbers.get((column.dataset, column.setting, printed, name))
+                yield {
+                    **{"column": dataset, "dataset": column.dataset, "setting": column.setting},
+                    **{"method": reference, "printed": printed, "metric": name},
+                    **{"paper": "" if paper is None else f"{paper.mean:g}", "ours": f"{ours:.6g}"},
+                    **{"flags": "; ".join(flags), "by_seed": f"0:{ours:.6g}"},
+                    "seconds": round(run.read_summary().seconds),
+                }
+
+
+def part(asked, cells):
+    """The page's table of what is finished, as text."""
+    lines = ["| data | reference | epochs | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
+    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    for at in range(0, len(cells), len(METRICS)):
+        group = cells[at : at + len(METRICS)]
+        dataset, reference = group[0]["column"], group[0]["method"]
+        passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
+        scores = [f"{float(one['ours']):.2f}" + f" ({one['paper']})" * bool(one["paper"]) for one in group]
+        shown = [dataset, group[0]["printed"], passes, *scores, str(group[0]["seconds"])]
+        lines.append(f"| {' | '.join(shown)} |")
     given = " ".join(f"{one}={epochs}".removesuffix(f"={ALL}") for one, epochs in asked.epochs.items())
     share = f" --share {asked.share:g}" * (asked.share < 1)
     told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}{share}`, {page.version()}, one seed."]
@@ -90,10 +108,15 @@ def part(asked):
 
 
 def write(asked):
-    """Put the finished runs on the page."""
-    if text := part(asked):
+    """Put the finished runs on the page and in the table."""
+    if found := list(cells(asked)):
         name = "all" if set(asked.epochs.values()) == {ALL} and asked.share == 1 else "short"
-        page.put(PAGE, name, text, "Centralised references on traffic")
+        page.put(PAGE, name, part(asked, found), "Centralised references on traffic")
+        TABLE.parent.mkdir(exist_ok=True)
+        with TABLE.open("w", newline="") as file:
+            lines = csv.DictWriter(file, list(found[0]), lineterminator="\n")
+            lines.writeheader()
+            lines.writerows(found)
 
 
 def main():
