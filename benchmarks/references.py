@@ -100,9 +100,9 @@ def part(asked, cells):
         lines.append(f"| {' | '.join(shown)} |")
     given = " ".join(f"{one}={epochs}".removesuffix(f"={ALL}") for one, epochs in asked.epochs.items())
     share = f" --share {asked.share:g}" * (asked.share < 1)
-    told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}{share}`, {page.version()}, one seed."]
+    told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}{share}`,", f"{page.version()}, one seed."]
     if asked.share < 1:
-        told += [f"Sensors have {asked.share:.0%} of their windows, but at least 5,000 or all."]
+        told += [f"Sensors have the last {asked.share:.0%} of their windows, but at least 5,000 or all."]
     told += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
     return "\n".join([*told, "", *lines])
 
