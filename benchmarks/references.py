@@ -1,15 +1,16 @@
 """Figures of the centralised references beside print.
 
-    KINFED_DATA=DIR python benchmarks/references.py [DATASET[=EPOCHS] ...] [--share SHARE]
+    KINFED_DATA=DIR python benchmarks/references.py [DATASET[=EPOCHS[/STRIDE]] ...]
 
 STGCN and Graph WaveNet on the subsets of SFL's Table 1 that are at hand, an hour ahead, written into
 docs/results/references.md, and beside the tables of `kinfed reproduce` for the page on coverage. Runs are kept in
 --keep; a reference has no checkpoint, so one that was interrupted begins again. Fewer EPOCHS than the reference's own
-and --share make it short, and the page says so.
+make it short, as do windows only every STRIDE steps, and the page says so.
 """
 
 import argparse
 import csv
+import re
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from kinfed.papers import published_table
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
 PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph WaveNet"}
 DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
+SHORT = "[=EPOCHS[/STRIDE]]"
 ALL = "all"  # epochs: the reference's own number
 TABLE = PAGE.parent / "tables" / "sfl.table1-references" / "table.csv"
 METRICS = ("MAE", "MAPE_pct", "RMSE")
@@ -33,7 +35,7 @@ METRICS = ("MAE", "MAPE_pct", "RMSE")
 def words(reference, dataset, asked):
     """What `kinfed` is given for one of them."""
     short = [f"reference.epochs={asked.epochs[dataset]}"] * (asked.epochs[dataset] != ALL)
-    short += [f"federation.split.share={asked.share:g}"] * (asked.share < 1)
+    short += [f"federation.dataset.stride={asked.stride[dataset]}"] * (asked.stride[dataset] > 1)
     return ["reference", reference, f"papers/sfl/table1/{dataset}", *short]
 
 
@@ -53,7 +55,7 @@ def train(asked):
 
 
 def folder(reference, dataset, asked):
-    return RunFolder(asked.keep / f"{asked.epochs[dataset]}-{asked.share:g}" / dataset / reference)
+    return RunFolder(asked.keep / f"{asked.epochs[dataset]}-{asked.stride[dataset]}" / dataset / reference)
 
 
 def figures(run):
@@ -75,7 +77,8 @@ def cells(asked):
             if not run.is_finished:
                 continue
             done = epochs if asked.epochs[dataset] == ALL else int(asked.epochs[dataset])
-            flags = ["subset"] * column.subset + [f"scaled {done / epochs:.2g}"] * (done < epochs or asked.share < 1)
+            done /= epochs * asked.stride[dataset]
+            flags = ["subset"] * column.subset + [f"scaled {done:.2g}"] * (done < 1)
             for name, ours in zip(METRICS, figures(run), strict=True):
                 paper = table.numbers.get((column.dataset, column.setting, printed, name))
                 yield {
@@ -89,20 +92,19 @@ def cells(asked):
 
 def part(asked, cells):
     """The page's table of what is finished, as text."""
-    lines = ["| data | reference | epochs | " + " | ".join(MEASURES[name].label for name in METRICS) + " | seconds |"]
-    lines += ["| --- | --- | ---: | ---: | ---: | ---: | ---: |"]
+    labels = " | ".join(MEASURES[name].label for name in METRICS)
+    lines = [f"| data | reference | epochs | windows | {labels} | seconds |"]
+    lines += ["| --- | --- | ---: | --- | ---: | ---: | ---: | ---: |"]
     for at in range(0, len(cells), len(METRICS)):
         group = cells[at : at + len(METRICS)]
         dataset, reference = group[0]["column"], group[0]["method"]
         passes = f"{asked.epochs[dataset]} of {REFERENCES[reference].epochs}".removeprefix(f"{ALL} of ")
         scores = [f"{float(one['ours']):.2f}" + f" ({one['paper']})" * bool(one["paper"]) for one in group]
-        shown = [dataset, group[0]["printed"], passes, *scores, str(group[0]["seconds"])]
+        windows = f"every {asked.stride[dataset]} steps" if asked.stride[dataset] > 1 else "all"
+        shown = [dataset, group[0]["printed"], passes, windows, *scores, str(group[0]["seconds"])]
         lines.append(f"| {' | '.join(shown)} |")
-    given = " ".join(f"{one}={epochs}".removesuffix(f"={ALL}") for one, epochs in asked.epochs.items())
-    share = f" --share {asked.share:g}" * (asked.share < 1)
-    told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}{share}`,", f"{page.version()}, one seed."]
-    if asked.share < 1:
-        told += [f"Sensors have the last {asked.share:.0%} of their windows, but at least 5,000 or all."]
+    given = " ".join(asked.datasets)
+    told = [f"`KINFED_DATA=DIR python benchmarks/references.py {given}`,", f"{page.version()}, one seed."]
     told += ["An hour ahead, means over sensors; in brackets what SFL's Table 1 prints for the whole data set."]
     return "\n".join([*told, "", *lines])
 
@@ -110,8 +112,7 @@ def part(asked, cells):
 def write(asked):
     """Put the finished runs on the page and in the table."""
     if found := list(cells(asked)):
-        name = "all" if set(asked.epochs.values()) == {ALL} and asked.share == 1 else "short"
-        page.put(PAGE, name, part(asked, found), "Centralised references on traffic")
+        page.put(PAGE, "references", part(asked, found), "Centralised references on traffic")
         TABLE.parent.mkdir(exist_ok=True)
         with TABLE.open("w", newline="") as file:
             lines = csv.DictWriter(file, list(found[0]), lineterminator="\n")
@@ -121,11 +122,16 @@ def write(asked):
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar="DATASET[=EPOCHS]", help=", ".join(DATASETS))
-    asked.add_argument("--share", type=float, default=1.0, help="of each series, from its end: less is quicker")
+    asked.add_argument("datasets", nargs="*", default=DATASETS, metavar=f"DATASET{SHORT}", help=", ".join(DATASETS))
     asked.add_argument("--keep", type=Path, default=Path("runs") / "references", metavar="DIR")
     asked = asked.parse_args()
-    asked.epochs = {name: epochs or ALL for name, _, epochs in (one.partition("=") for one in asked.datasets)}
+    named = [re.fullmatch(r"(\w+)(?:=(\d+)(?:/(\d+))?)?", one) for one in asked.datasets]
+    if None in named:
+        sys.exit(
+            f"what is asked for is DATASET, DATASET=EPOCHS or DATASET=EPOCHS/STRIDE; got {' '.join(asked.datasets)}"
+        )
+    asked.epochs = {one[1]: one[2] or ALL for one in named}
+    asked.stride = {one[1]: int(one[3] or 1) for one in named}
     if unknown := sorted(set(asked.epochs) - set(DATASETS)):
         sys.exit(f"no subset '{unknown[0]}' of SFL's Table 1; known: {', '.join(DATASETS)}")
     sys.exit(not train(asked))
