@@ -24,7 +24,7 @@ from kinfed.experiments.run_folder import RunFolder
 from kinfed.papers import published_table
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "references.md"
-PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph WaveNet"}
+PRINTED = {"stgcn": "STGCN", "graph-wavenet": "Graph-WaveNet"}
 DATASETS = ("metr_la_week", "metr_la_subset", "pems08_partial", "pems_bay_subset")  # the quickest first
 SHORT = "[=EPOCHS[/STRIDE]]"
 ALL = "all"  # epochs: the reference's own number
