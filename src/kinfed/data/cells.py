@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, some
 from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
 from .owners import Owners
 
@@ -139,8 +139,11 @@ class Frame:
         kept = ~np.any([self.words(name).empty for name in names], axis=0)
         if kept.all():
             return self
-        message = f"{int((~kept).sum()):,} of {len(kept):,} rows have no {' or no '.join(names)} and were left out"
-        warnings.warn(f"{self.name}: {message}", stacklevel=4)
+        message = f"{some(int((~kept).sum()), len(kept), 'row')} no {' or no '.join(names)}"
+        if not kept.any():
+            raise UsageError(f"{self.name}: {message}")
+        first = self.row(int(kept.argmin()))
+        warnings.warn(f"{self.name}: {message}, left out (the first: {first})", stacklevel=4)
         return self.keep(kept)
 
     def place(self, row: int, column: str) -> str:
@@ -175,7 +178,7 @@ class Frame:
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
         words = self.words(name)
-        self._check_filled(name, words.empty, "fill it in, or set drop_missing")
+        self._check_filled(name, words.empty, "fill it in")
         return words
 
     def _check_filled(self, name: str, empty: NDArray[np.bool_], fix: str) -> None:

@@ -76,8 +76,8 @@ def _names_clients(frame: Frame, name: str) -> bool:
 
 def _check_clients(frame: Frame, reader: TableReader) -> None:
     """Raise UsageError unless two clients or more have enough rows."""
-    clients = frame.words(reader.client)
-    names, counts = clients.names, np.bincount(clients.codes)
+    known = frame.words(reader.client).counts
+    names, counts = [*known], np.array([*known.values()], np.int64)
     if len(names) == 1:
         raise UsageError(
             f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
