@@ -445,10 +445,28 @@ def test_files_that_are_not_tables(tmp_path):
         read(tmp_path, client="a", target="b")
     with pytest.raises(UsageError, match="there is no file"):
         read(tmp_path / "no.csv", client="a", target="b")
-    with pytest.raises(UsageError, match=r"tables are read from \.csv and \.parquet; got '\.xlsx'"):
+    with pytest.raises(UsageError, match=r"t\.xlsx: tables are read from \.csv, \.tsv and \.parquet; save it"):
         read(write(tmp_path, "", "t.xlsx"), client="a", target="b")
     with pytest.raises(UsageError, match=r"t\.parquet cannot be read: "):
         read(write(tmp_path, "no", "t.parquet"), client="a", target="b")
+
+
+def test_numbers_to_predict_may_be_missing_in_words(tmp_path):
+    text = "who,x,y\n" + "".join(
+        f"{'ab'[i % 2]},{i},{'-' if i == 3 else '#N/A' if i == 5 else i + 0.5}\n" for i in range(30)
+    )
+    with pytest.warns(UserWarning, match=r"2 of 30 rows have no y and were left out \(the first: .*line 5\)"):
+        data = read(write(tmp_path, text), client="who", target="y")
+    assert 3.5 not in data.y.tolist()
+    assert len(data.y) == 28
+
+
+def test_a_second_reading_of_the_hour_in_which_clocks_go_back(tmp_path):
+    text = "".join(f"a,2024-10-27 {hour:02}:00,{hour}\n" for hour in (0, 1, 2, 2, 3, 4))
+    with pytest.raises(
+        UsageError, match=r"line 5, .* in line 4; where clocks went back, write times with a zone, such"
+    ):
+        read(write(tmp_path, "who,t,y\n" + text), client="who", target="y", time="t", past=2)
 
 
 def test_a_client_left_without_a_part_is_named(tmp_path):

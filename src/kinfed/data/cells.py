@@ -387,7 +387,10 @@ class Frame:
             return words
         if odd:
             strange = np.array([label in odd for label in words.names])[words.codes]
-            if all(label.lower() in MISSING for label in odd) or (not few and strange.mean() < 0.5):
+            missing = all(label.lower() in MISSING for label in odd)
+            if missing and not few:
+                return None
+            if missing or (not few and strange.mean() < 0.5):
                 at = int(strange.argmax())
                 raise UsageError(
                     f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
@@ -489,7 +492,12 @@ class Frame:
         row, before = used[again], used[first[code[again]]]
         client, time = held.names[held.who[row]], self.column(name)[int(row)]
         where = self.row(before).rpartition(", ")[2]
-        raise UsageError(f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}")
+        fix = "; where clocks went back, write times with a zone, such as +01:00" * bool(
+            re.search(r"\d:\d\d", str(time))
+        )
+        raise UsageError(
+            f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}{fix}"
+        )
 
 
 def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":

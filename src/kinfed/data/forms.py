@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import polars
 
-MISSING = {"na", "n/a", "null", "?"}  # among numbers and dates
+MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "null", "?", "-", "--"}  # among numbers and dates
 SAMPLE = 1_000  # cells that tell whether a column may be in a form at all
 UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|CZK|BRL|MXN|ZAR)\b"
 MEASURE = r"kg|mg|lbs?|oz|km/h|mph|km|cm|mm|mi|ft|ml|cl|km²|m²|m³|kWh|MWh|Wh|kW|MW|hPa|bar|°C|°F|min|ms|ppm|k?Hz|[kMG]B"

@@ -15,7 +15,7 @@ from .databases import fetch, is_address
 if TYPE_CHECKING:
     import polars
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # and the names of data sets of such files
 EXACT = 1 << 53  # up to which every whole number is one of float64
 FILE = "file"  # the column, in a folder, of the names of files without their suffix, if there is none of this name
 Part = tuple[Path, int]  # a file, and how many rows it has
@@ -38,7 +38,7 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if not path.is_file():
         raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}")
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: tables are read from .csv and .parquet; got '{path.suffix}'")
+        raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; save it as .csv")
     table = _read(path)
     plain, strange = _plain(table)
     return Frame(str(path), plain, partial(_place, [(path, table.height)]), strange)
@@ -52,7 +52,7 @@ def kind_of(source: str | Path) -> str:
     if path.is_dir():
         tables = [] if (path / "config.toml").exists() else _tables_in(path)
         path = tables[0] if tables else path
-    return path.suffix.lower()[1:] if path.suffix.lower() in SUFFIXES else ""
+    return SUFFIXES.get(path.suffix.lower(), "")
 
 
 def frame_of(data: Any, name: str = "the frame") -> Frame:
@@ -92,8 +92,8 @@ def _folder(path: Path) -> Frame:
     files = _tables_in(path)
     if not files:
         raise UsageError(f"{path} is a folder, not a table, and holds no .csv or .parquet")
-    if len({one.suffix.lower() for one in files}) > 1:
-        raise UsageError(f"{path} holds .csv and .parquet; keep one kind there")
+    if len(kinds := sorted({one.suffix.lower() for one in files})) > 1:
+        raise UsageError(f"{path} holds {' and '.join(kinds)}; keep one kind there")
     tables = [_read(one) for one in files]
     first = tables[0].columns
     for one, table in zip(files, tables, strict=True):
@@ -116,7 +116,7 @@ def _folder(path: Path) -> Frame:
 
 def _read(path: Path) -> "polars.DataFrame":
     """A file as it is; raises UsageError if it cannot be read, has no rows, or changes meanwhile."""
-    reader = _csv if path.suffix.lower() == ".csv" else _parquet
+    reader = _parquet if path.suffix.lower() == ".parquet" else _csv
     before = _stamp(path)
     try:
         table = reader(path)
@@ -162,7 +162,7 @@ def _place(parts: Sequence[Part], row: int) -> str:
         if row < count:
             break
         row -= count
-    if path.suffix.lower() != ".csv":
+    if path.suffix.lower() == ".parquet":
         return f"{path}, row {row + 1}"
     return f"{path}, line {csv_files.line_of(path, row)}"
 
