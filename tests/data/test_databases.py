@@ -236,7 +236,8 @@ def test_a_password_in_the_address_is_refused_and_not_repeated(sqlite, capsys):
         ):
             assert main(command) == 2
             out, err = capsys.readouterr()
-            assert "~/.pgpass" in err
+            told = "~/.pgpass" if address.lower().startswith("postgresql:") else "and SQLite (sqlite:///FILE), not from"
+            assert told in err
             assert err.count("\n") == 1
             assert PASSWORD not in out + err
     assert sorted(path.name for path in Path().iterdir()) == ["own.toml", "shops.db", "site.sql"]

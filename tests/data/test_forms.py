@@ -47,6 +47,14 @@ def numbers(cells):
         (["12.500 %", "3 %"], [12.5, 3]),
         (["$ 1.50", "$ 12.25"], [1.5, 12.25]),
         (["\N{MINUS SIGN}5 %", "+5 %"], [-5, 5]),
+        (["3,14", "2,5", "7", ""], [3.14, 2.5, 7, NONE]),
+        (["0,125", "-0,250", "12"], [0.125, -0.25, 12]),  # no thousands begin with 0
+        (["1,250", "2,500", "3,75"], [1.25, 2.5, 3.75]),
+        (["1,5E-05", "2,5e3", "1"], [1.5e-5, 2500, 1]),
+        (["3,5", "1.200,5"], [3.5, 1200.5]),
+        (["12 kg", "7kg", "5,5 kg"], [12, 7, 5.5]),
+        (["-3.5 °C", "20 °C", "21 °C"], [-3.5, 20, 21]),
+        (["5 m", "6.5 m"], [5, 6.5]),
     ],
 )
 def test_amounts(cells, wanted):
@@ -62,6 +70,9 @@ def test_a_warning_says_what_a_cell_was_read_as():
     ("cells", "told"),
     [
         (["€ 5", "$ 5", "€ 7"], "row 2, column 'x': '$ 5' is in $, but others of the column are in €"),
+        (["12 kg", "500 g", "3 kg"], "row 2, column 'x': '500 g' is in g, but others of the column are in kg; write"),
+        (["3,14", "2.5", "1,5"], "row 2, column 'x': '2.5' is not written as most of this column are, as '3,14' is"),
+        (["2.5", "1.5", "3,14"], "row 3, column 'x': '3,14' is not a finite number; write a decimal point for the"),
         (["12 %", "0.5", "13 %"], "row 2, column 'x': '0.5' has no unit, but others of the column are in %"),
         (["1,200", "3,400"], "row 1, column 'x': '1,200' may have thousands or a fraction behind the ','"),
         (["€ 1.200", "€ 3.400"], "and nothing in the column decides; write 1200 or 1.200"),
@@ -77,7 +88,10 @@ def test_amounts_that_nothing_decides_are_refused(cells, told):
         frame(cells).numbers("x")
 
 
-@pytest.mark.parametrize("cells", [["A 5", "b"], ["5 apples", "6 pears"], ["1,5 a", "2"], ["a", "b", "12 %"]])
+@pytest.mark.parametrize(
+    "cells",
+    [["A 5", "b"], ["5 apples", "6 pears"], ["5m", "6g"], ["1,2,3", "4,5,6"], ["1,5 a", "2"], ["a", "b", "12 %"]],
+)
 def test_what_is_no_amount_stays_as_it_is(cells):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -73,13 +73,57 @@ def test_numbers_are_those_that_python_reads(tmp_path):
         ("a,b\r1,2\r3\r", "t.csv, line 3: 1 entries, but the heading has 2"),
         ("\na,b\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
         (" ,\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
-        (b"a,b\n1,2\n\xff,2\n", "t.csv, line 3: this is not UTF-8 text; save it as UTF-8"),
+        (b"a,b\n1,2\n\x81,2\n", "t.csv, line 3: this is not UTF-8 text; save it as UTF-8"),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(tmp_path, text, told):
     with pytest.raises(UsageError) as found:
         open_table(write(tmp_path, text))
     assert str(found.value).endswith(told)
+
+
+SHOPS = [
+    ["Filiale", "Preis, netto", "Ware"],
+    ["Köln", "1,5", "Brot | Käse"],
+    ["Ulm", "", 'ein "Müsli"'],
+    ["", "2,5", "x;y"],
+]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.filterwarnings("ignore:.*Windows-1252")
+def test_files_of_other_separators_and_encodings(tmp_path, separator, encoding):
+    path = tmp_path / "t.csv"
+    with open(path, "w", newline="", encoding=encoding) as file:
+        csv.writer(file, delimiter=separator).writerows(SHOPS)
+    frame = open_table(path)
+    assert frame.columns == SHOPS[0]
+    assert cells(frame) == SHOPS[1:]
+    assert frame.row(2).endswith("t.csv, line 4")
+
+
+def test_a_line_that_names_the_separator_as_excel_reads_it(tmp_path):
+    path = write(tmp_path, "sep=;\r\na;b\r\n1,5;2\r\n1,5;bad\r\n3,5;4\r\n")
+    frame = open_table(path)
+    assert cells(frame)[0] == ["1,5", "2"]
+    with pytest.raises(UsageError, match=r"t\.csv, line 4, column 'b': 'bad' is not"):
+        frame.numbers("b")
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entries, but the heading has 2"):
+        open_table(write(tmp_path, "sep=;\na;b\n1\n"))
+
+
+def test_text_that_is_no_utf8_is_told_with_a_word_of_it(tmp_path):
+    path = write(tmp_path, "who,x\na,1\nKöln am Rhein,2\n".encode("latin-1"))
+    told = (
+        r"t\.csv: this is not UTF-8 text, so it was read as Windows-1252: 'Köln am Rhein' in line 3; if that is wrong"
+    )
+    with pytest.warns(UserWarning, match=told) as found:
+        place = open_table(path).row(1)
+    assert place.endswith("line 3")
+    assert len(found) == 1
+    with pytest.raises(UsageError, match=r"t\.csv: this is not UTF-16 text, as its first bytes say; save it as UTF-8"):
+        open_table(write(tmp_path, b"\xff\xfea\x00,"))
 
 
 @pytest.mark.parametrize("quoted", [False, True])  # read by polars, or line by line
@@ -196,10 +240,14 @@ def test_zones_and_holes_of_pandas():
         (polars.DataFrame(), "the frame has no rows"),
         (polars.DataFrame({"who": ["a", "b"], "x": [1.0, np.inf], "y": [0.5, 1.5]}), "the frame, row 2, column 'x': "),
         (pandas.DataFrame([[1, 2, 3]], columns=["who", "x", "x"]), "the frame: two columns are named 'x'"),
-        (polars.DataFrame({"who": ["a"], "x": [[1]], "y": [1.5]}), "the frame: column 'x' holds lists"),
-        (pandas.DataFrame({"who": ["a"], "x": [{}], "y": [1.5]}), "the frame: column 'x' holds values of another kind"),
+        (
+            polars.DataFrame({"who": ["a"], "x": [[1]], "y": [1.5]}),
+            "the frame: no column is left for the inputs; ignore",
+        ),
+        (pandas.DataFrame({"who": ["a"], "x": [1], "y": [{}]}), "the frame: column 'y' holds values of another kind"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*left out of the inputs")
 def test_frames_that_cannot_be_used(data, told):
     with pytest.raises(UsageError) as found:
         kinfed.from_frame(data, client="who", target="y")

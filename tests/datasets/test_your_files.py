@@ -175,6 +175,16 @@ def break_label(folder):
     table.write_ipc_stream(folder / "data-00000-of-00001.arrow")
 
 
+def names(shard):
+    """A set that has another file than its own for a shard."""
+    return lambda folder: (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": shard}]}))
+
+
+def splits(name):
+    """A set that has another folder than its own for a split."""
+    return lambda folder: (folder / "dataset_dict.json").write_text(json.dumps({"splits": [name]}))
+
+
 @pytest.mark.parametrize(
     ("change", "settings", "told"),
     [
@@ -184,6 +194,13 @@ def break_label(folder):
             "pets is no data set of Hugging Face on disk: it has no state.json",
         ),
         (lambda f: (f / "state.json").write_text("{"), {}, "state.json is not what save_to_disk writes"),
+        (
+            names("../shards/0.arrow"),
+            {},
+            r"state.json names '../shards/0.arrow', which is not in this folder, so nothing",
+        ),
+        (names("/etc/0.arrow"), {}, r"state.json names '/etc/0.arrow', which is not in this folder"),
+        (splits(".."), {}, r"dataset_dict.json names '..', which is not in this folder"),
         (lambda f: (f / "dataset_info.json").write_text("{}"), {}, "dataset_info.json has no 'features'"),
         (
             lambda f: (f / "data-00000-of-00001.arrow").unlink(),

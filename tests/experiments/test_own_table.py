@@ -169,6 +169,24 @@ def test_what_to_doubt_about_text(tmp_path):
     assert re.match(r"`rare`: left out: none of its \d+ categories is in enough training rows; --ignore", doubts[1])
 
 
+@pytest.mark.parametrize("times", [1000, 0.001])
+@pytest.mark.parametrize("column", ["x", "y"])
+def test_a_client_that_may_have_another_unit_is_named(tmp_path, column, times):
+    draw = np.random.default_rng(0)
+    table = []
+    for who in "ABC":
+        for one in 5 + draw.random(20):
+            x, y = (
+                value * times if who == "B" and name == column else value
+                for name, value in (("x", one), ("y", 2 * one))
+            )
+            table.append(f"{who},{x:.6g},{y:.6g}")
+    _, doubts = chosen(write(tmp_path, table, head="who,x,y"))
+    assert len(doubts) == 1
+    told = rf"`{column}` may be in another unit than at most clients: B \(([\d,.]+) times\); write all in one"
+    assert float(re.fullmatch(told, doubts[0])[1].replace(",", "")) == pytest.approx(times, rel=0.1)
+
+
 def test_clients_that_train_on_one_class_are_named(tmp_path):
     path = write(tmp_path, rows({"A": 40}, yes_or_no) + rows({"B": 20, "C": 20}, lambda i: "no"))
     _, doubts = chosen(path)

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -52,6 +53,8 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         overrides = [*left_out, *named, *args.overrides]
         return own_table.config(source, args.client, args.target, overrides, args.query, args.frame)
+    if Path(source).suffix and Path(source).is_file() and Path(source).suffix not in (".toml", ".py"):
+        open_table(source)  # says which files are tables
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
     if given:
         chosen = f" --method {source}" if source in METHODS else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, some
 from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
 from .owners import Owners
 
@@ -139,8 +139,11 @@ class Frame:
         kept = ~np.any([self.words(name).empty for name in names], axis=0)
         if kept.all():
             return self
-        message = f"{int((~kept).sum()):,} of {len(kept):,} rows have no {' or no '.join(names)} and were left out"
-        warnings.warn(f"{self.name}: {message}", stacklevel=4)
+        message = f"{some(int((~kept).sum()), len(kept), 'row')} no {' or no '.join(names)}"
+        if not kept.any():
+            raise UsageError(f"{self.name}: {message}")
+        first = self.row(int(kept.argmin()))
+        warnings.warn(f"{self.name}: {message}, left out (the first: {first})", stacklevel=4)
         return self.keep(kept)
 
     def place(self, row: int, column: str) -> str:
@@ -175,7 +178,7 @@ class Frame:
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
         words = self.words(name)
-        self._check_filled(name, words.empty, "fill it in, or set drop_missing")
+        self._check_filled(name, words.empty, "fill it in")
         return words
 
     def _check_filled(self, name: str, empty: NDArray[np.bool_], fix: str) -> None:
@@ -384,7 +387,10 @@ class Frame:
             return words
         if odd:
             strange = np.array([label in odd for label in words.names])[words.codes]
-            if all(label.lower() in MISSING for label in odd) or (not few and strange.mean() < 0.5):
+            missing = all(label.lower() in MISSING for label in odd)
+            if missing and not few:
+                return None
+            if missing or (not few and strange.mean() < 0.5):
                 at = int(strange.argmax())
                 raise UsageError(
                     f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
@@ -486,7 +492,12 @@ class Frame:
         row, before = used[again], used[first[code[again]]]
         client, time = held.names[held.who[row]], self.column(name)[int(row)]
         where = self.row(before).rpartition(", ")[2]
-        raise UsageError(f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}")
+        fix = "; where clocks went back, write times with a zone, such as +01:00" * bool(
+            re.search(r"\d:\d\d", str(time))
+        )
+        raise UsageError(
+            f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}{fix}"
+        )
 
 
 def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":

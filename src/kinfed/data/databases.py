@@ -43,14 +43,16 @@ def check_address(address: str) -> None:
             "the address of the database cannot be read; write postgresql://USER@HOST:PORT/DATABASE, and special "
             "characters as in %40 for @"
         ) from None
+    if not address.lower().startswith(SCHEMES):  # it is not repeated: what is wrong may hide a password
+        raise UsageError(
+            "tables are read from files, PostgreSQL (postgresql://USER@HOST/DATABASE) and SQLite (sqlite:///FILE), not "
+            "from other addresses; save what is there as .csv or .parquet, or pass a frame of it to kinfed.from_frame"
+        )
     if secret:
         raise UsageError(
             "the address of the database has a password in it, which configs, logs and lists of processes would show; "
             f"{WHERE}, and write postgresql://USER@HOST/DATABASE"
         )
-    if not address.startswith(SCHEMES):
-        known = ", ".join(SCHEMES)  # the address itself is not repeated: what is wrong may hide a password
-        raise UsageError(f"tables are read from files and databases, whose addresses begin with {known}; got another")
     if parts.scheme == "sqlite" and (parts.netloc or len(parts.path) < 2):
         raise UsageError(f"{address}: write sqlite:///FILE, or sqlite:////FOLDER/FILE for one that is elsewhere")
 
@@ -89,7 +91,7 @@ def fetch(address: str, query: str) -> "tuple[str, polars.DataFrame]":
         raise UsageError(f"{address} is a database; say what to read there: --query FILE.sql")
     text, called = text_of(query)
     name = f"{address}, {called}"
-    table = _sqlite(address, name, text) if address.startswith("sqlite:") else _postgres(address, name, text)
+    table = _sqlite(address, name, text) if address.lower().startswith("sqlite:") else _postgres(address, name, text)
     if not table.height:
         raise UsageError(f"{name}: the query finds no rows")
     return name, table
@@ -201,5 +203,6 @@ def _refused(address: str, name: str, problem: Any, connected: bool) -> str:
 def _reason(problem: Any) -> str:
     """An error of psycopg in a line."""
     told = problem.diag.message_primary or str(problem)
-    lines = [line.strip() for line in told.splitlines() if line.strip()] or [type(problem).__name__]
+    lines = [line.strip() for line in told.splitlines() if line.strip() and "Is the server running" not in line]
+    lines = lines or [type(problem).__name__]
     return (f"{lines[0]}; {problem.diag.message_hint}" if problem.diag.message_hint else lines[-1]).rstrip(".")

@@ -11,15 +11,18 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     import polars
 
-MISSING = {"na", "n/a", "null", "?"}  # among numbers and dates
+MISSING = {"na", "n/a", "n.a.", "#n/a", "<na>", "null", "?", "-", "--"}  # among numbers and dates
 SAMPLE = 1_000  # cells that tell whether a column may be in a form at all
 UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|CZK|BRL|MXN|ZAR)\b"
+MEASURE = r"kg|mg|lbs?|oz|km/h|mph|km|cm|mm|mi|ft|ml|cl|km²|m²|m³|kWh|MWh|Wh|kW|MW|hPa|bar|°C|°F|min|ms|ppm|k?Hz|[kMG]B"
+LETTER = r"[gtmslh]"  # units only after a blank, as 5m may be a name
 SIGN = r"+\x{2212}-"  # a minus sign of typography, too
 SPACE = r" '\x{2019}\x{a0}\x{202f}"  # between thousands
+POWER = r"(?:[eE][+-]?\d+)?"
 AMOUNT = rf"^(?P<sign>[{SIGN}]?)\s*(?P<before>{UNIT})?\s*(?P<sign2>[{SIGN}]?)"
-AMOUNT += rf"(?P<body>\d[\d.,{SPACE}]*?)\s*(?P<after>{UNIT})?$"
-POINT = rf"^(\d+|[1-9]\d{{0,2}}(,\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(\.\d+)?$"
-COMMA = rf"^(\d+|[1-9]\d{{0,2}}(\.\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(,\d+)?$"
+AMOUNT += rf"(?P<body>\d[\d.,{SPACE}]*?{POWER})(?:\s*(?P<after>{UNIT}|{MEASURE})|\s+(?P<letter>{LETTER})|\s*)$"
+POINT = rf"^(\d+|[1-9]\d{{0,2}}(,\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(\.\d+)?{POWER}$"
+COMMA = rf"^(\d+|[1-9]\d{{0,2}}(\.\d{{3}})+|\d{{1,3}}([{SPACE}]\d{{3}})+)(,\d+)?{POWER}$"
 DAYS = (
     *("%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y", "%d.%m.%Y", "%Y/%m/%d", "%Y.%m.%d"),
     *("%d %B %Y", "%d-%B-%Y", "%B %d, %Y", "%B %d %Y"),  # %B is a month's name, also a short one
@@ -93,7 +96,7 @@ def amounts(column: "polars.Series", known: Written | None = None) -> Form | Non
         return None
     cells = _known(column)
     cells = cells.with_columns(polars.col("text").str.extract_groups(AMOUNT).alias("parts")).unnest("parts")
-    cells = cells.with_columns(polars.coalesce("before", "after").alias("unit"))
+    cells = cells.with_columns(polars.coalesce("before", "after", "letter").alias("unit"))
     read = cells.filter(polars.col("body").is_not_null())
     if known is not None:
         _check_amounts(read, known)
@@ -166,8 +169,8 @@ def _separated(read: "polars.DataFrame", unit: str | None) -> str:
     point, comma = body.str.contains(POINT), body.str.contains(COMMA)
     way, fits, _ = max(((POINT, point, 1), (COMMA, comma, 0)), key=lambda one: (one[1].sum(), one[2]))
     grouped = body.str.contains(rf"^\d{{1,3}}[.,{SPACE}]\d{{3}}([.,{SPACE}]|$)")
-    if unit is None and not (grouped & fits).any():
-        return ""  # such as numbers with a decimal comma
+    if unit is None and way == POINT and not (grouped & fits).any():
+        return ""  # plain numbers, with one that is none
     if not fits.all():
         at = int((~fits).to_numpy().argmax())
         other = body.filter(fits & body.str.contains("[.,]"))

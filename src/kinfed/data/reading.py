@@ -1,22 +1,21 @@
 """Tables from CSV and Parquet files, folders of them, databases, and frames of polars and pandas."""
 
-import csv
 import io
-import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest
+from . import csv_files
 from .cells import Frame, series_of
 from .databases import fetch, is_address
 
 if TYPE_CHECKING:
     import polars
 
-SUFFIXES = (".csv", ".parquet")
+SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # and the names of data sets of such files
 EXACT = 1 << 53  # up to which every whole number is one of float64
 FILE = "file"  # the column, in a folder, of the names of files without their suffix, if there is none of this name
 Part = tuple[Path, int]  # a file, and how many rows it has
@@ -39,7 +38,7 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if not path.is_file():
         raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}")
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: tables are read from .csv and .parquet; got '{path.suffix}'")
+        raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; save it as .csv")
     table = _read(path)
     plain, strange = _plain(table)
     return Frame(str(path), plain, partial(_place, [(path, table.height)]), strange)
@@ -53,7 +52,7 @@ def kind_of(source: str | Path) -> str:
     if path.is_dir():
         tables = [] if (path / "config.toml").exists() else _tables_in(path)
         path = tables[0] if tables else path
-    return path.suffix.lower()[1:] if path.suffix.lower() in SUFFIXES else ""
+    return SUFFIXES.get(path.suffix.lower(), "")
 
 
 def frame_of(data: Any, name: str = "the frame") -> Frame:
@@ -93,8 +92,8 @@ def _folder(path: Path) -> Frame:
     files = _tables_in(path)
     if not files:
         raise UsageError(f"{path} is a folder, not a table, and holds no .csv or .parquet")
-    if len({one.suffix.lower() for one in files}) > 1:
-        raise UsageError(f"{path} holds .csv and .parquet; keep one kind there")
+    if len(kinds := sorted({one.suffix.lower() for one in files})) > 1:
+        raise UsageError(f"{path} holds {' and '.join(kinds)}; keep one kind there")
     tables = [_read(one) for one in files]
     first = tables[0].columns
     for one, table in zip(files, tables, strict=True):
@@ -117,7 +116,7 @@ def _folder(path: Path) -> Frame:
 
 def _read(path: Path) -> "polars.DataFrame":
     """A file as it is; raises UsageError if it cannot be read, has no rows, or changes meanwhile."""
-    reader = _csv if path.suffix.lower() == ".csv" else _parquet
+    reader = _parquet if path.suffix.lower() == ".parquet" else _csv
     before = _stamp(path)
     try:
         table = reader(path)
@@ -163,25 +162,13 @@ def _place(parts: Sequence[Part], row: int) -> str:
         if row < count:
             break
         row -= count
-    if path.suffix.lower() != ".csv":
+    if path.suffix.lower() == ".parquet":
         return f"{path}, row {row + 1}"
-    for at, (line, _) in enumerate(_rows(path, path.read_bytes())):
-        if at == row:
-            return f"{path}, line {line}"
-    raise UsageError(f"{path} changed while it was read; try again when nothing writes to it")
+    return f"{path}, line {csv_files.line_of(path, row)}"
 
 
 def _csv(path: Path) -> "polars.DataFrame":
-    """Cells as text, without lines that are blank; raises UsageError for a line that does not fit the heading."""
-    import polars
-
-    data = path.read_bytes()
-    heading = _heading(path, data)
-    table = _quick(data, len(heading))
-    if table is None or not _fits(path, data, table):
-        held = [cells for _, cells in _rows(path, data)]
-        columns = zip(*held, strict=True) if held else [()] * len(heading)
-        table = polars.DataFrame([polars.Series(f"{i}", cells, polars.String) for i, cells in enumerate(columns)])
+    heading, table = csv_files.read(path)
     return _named(str(path), heading, table)
 
 
@@ -197,77 +184,6 @@ def _named(source: str, heading: Sequence[str], table: "polars.DataFrame") -> "p
     table = table[:, kept]
     table.columns = [heading[i] for i in kept]
     return table
-
-
-def _quick(data: bytes, width: int) -> "polars.DataFrame | None":
-    """What polars makes of a file, lines of blanks left out; None if it refuses."""
-    import polars
-
-    try:
-        table = polars.read_csv(data, infer_schema=False, empty_string_is_null=False)
-    except Exception:  # the reader of single lines says what is wrong
-        return None
-    if table.width != width:
-        return None
-    if (table[:, 0].str.strip_chars() == "").any():
-        table = table.filter(~polars.all_horizontal(polars.all().str.strip_chars() == ""))
-    return table
-
-
-def _fits(path: Path, data: bytes, table: "polars.DataFrame") -> bool:
-    """Whether every line has as many entries as the heading: polars fills up short ones with empty cells."""
-    plain = b'"' not in data and data.count(b"\r") == data.count(b"\r\n")
-    if plain and (table.width == 1 or (table[:, -1] != "").all()):
-        return True
-    if plain and data.count(b",") == (table.width - 1) * (table.height + 1):
-        return True
-    return sum(1 for _ in _rows(path, data)) == table.height
-
-
-def _heading(path: Path, data: bytes) -> list[str]:
-    """The names of the columns, all different."""
-    heading = [name.strip() for name in next(_lines(path, data), (0, []))[1]]
-    if data.strip() and not any(heading):
-        raise UsageError(f"{path}, line 1: there are no names of columns; put them there, separated by commas")
-    if twice := sorted({name for name in heading if name and heading.count(name) > 1}):
-        raise UsageError(f"{path}: two columns are named '{twice[0]}'")
-    if len(heading) == 1 and (other := re.search(r"[;\t|]", heading[0])):
-        raise UsageError(f"{path}: the heading is separated by {other[0]!r}; separate entries by commas")
-    return heading
-
-
-def _rows(path: Path, data: bytes) -> Iterator[tuple[int, list[str]]]:
-    """The line and the cells of every row that is not blank, below the heading."""
-    lines = _lines(path, data)
-    width = len(next(lines, (0, []))[1])
-    for line, row in lines:
-        if not any(cell.strip() for cell in row):  # such as the last lines of a spreadsheet
-            continue
-        if len(row) != width:
-            raise UsageError(f"{path}, line {line}: {len(row)} entries, but the heading has {width}")
-        yield line, row
-
-
-def _lines(path: Path, data: bytes) -> Iterator[tuple[int, list[str]]]:
-    """The number of every line, and its cells."""
-    rows = csv.reader(io.TextIOWrapper(io.BytesIO(data), encoding="utf-8-sig", newline=""), strict=True)
-    try:
-        for row in rows:
-            yield rows.line_num, row
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}, line {_undecoded(data)}: this is not UTF-8 text; save it as UTF-8") from None
-    except csv.Error as problem:
-        message = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
-        raise UsageError(f"{path}, line {rows.line_num}: {message}") from None
-
-
-def _undecoded(data: bytes) -> int:
-    """The line of the first byte that is not UTF-8."""
-    try:
-        data.decode()
-    except UnicodeDecodeError as problem:
-        return data.count(b"\n", 0, problem.start) + 1
-    return 1
 
 
 def _parquet(path: Path) -> "polars.DataFrame":

@@ -47,8 +47,8 @@ class TableReader(Settings):
     The target is a label if its column holds text or few different whole numbers, unless `labels` says otherwise; else
     it is a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
-    scaled, and scored in its own unit, in the same way. Rows without a target are left out. With a column `time` the
-    rows are split in order of time.
+    scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
+    `time` the rows are split in order of time.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
@@ -121,9 +121,8 @@ class TableReader(Settings):
         needed = [self.client, *([self.time] if self.time else [])]
         frame.need([*needed, *self.targets, *self.features])
         frame.need([*self.ignore])
-        if self.drop_missing:
-            frame = frame.with_all(needed)
-        owner = frame.text(self.client)
+        frame = frame.with_all(needed if self.drop_missing else [self.client])
+        owner = frame.words(self.client)
         names = sorted(owner.names, key=natural)
         place = {name: i for i, name in enumerate(names)}
         held = Owners(names, np.array([place[name] for name in owner.names])[owner.codes], None)
@@ -148,8 +147,8 @@ class TableReader(Settings):
         kinds, raw, without = {}, {}, []
         for name in self.inputs(frame):
             kind = frame.kind(name)
-            if kind == "empty":
-                without.append(f"'{name}' has no value in any row")
+            if kind == "empty" or (kind not in KINDS and not self.features):
+                without.append(f"'{name}' has no value in any row" if kind == "empty" else f"'{name}' holds {kind}")
                 continue
             frame.column(name)  # raises for a type that is none of these
             kinds[name], raw[name] = KINDS[kind], raw_of(frame, name, KINDS[kind])

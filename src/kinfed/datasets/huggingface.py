@@ -94,7 +94,7 @@ def _opened(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
         raise UsageError(f"there is no folder {root} (in {Path.cwd()}); it is what save_to_disk wrote")
     folders = [root]
     if (root / SPLITS).is_file():
-        folders = [root / name for name in _json(root / SPLITS, "splits", list)]
+        folders = [_inside(root, str(name), SPLITS) for name in _json(root / SPLITS, "splits", list)]
     elif not (root / STATE).is_file():
         raise UsageError(f"{root} is no data set of Hugging Face on disk: it has no {STATE} and no {SPLITS}")
     tables, known = [], []
@@ -103,7 +103,7 @@ def _opened(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
         if known[-1] != known[0]:
             raise UsageError(f"{folder} has other columns than {folders[0]}; save one split by itself")
         for one in _json(folder / STATE, "_data_files", list):
-            file = folder / str(one["filename"])
+            file = _inside(folder, str(one["filename"]), STATE)
             try:
                 tables.append(polars.read_ipc_stream(file))
             except FileNotFoundError:
@@ -117,6 +117,16 @@ def _opened(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
     if not table.height:
         raise UsageError(f"{root} has no rows")
     return table, known[0]
+
+
+def _inside(folder: Path, name: str, told: str) -> Path:
+    """What a file of the folder names; raises UsageError unless that is in the folder."""
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise UsageError(
+            f"{folder / told} names '{name}', which is not in this folder, so nothing is read; such a set is damaged "
+            "or not to be trusted"
+        )
+    return folder / name
 
 
 def _json(file: Path, key: str, kind: type) -> Any:

@@ -25,6 +25,7 @@ SMALL = 10  # fewer rows of a client say little about what it gains
 MOSTLY = 0.8  # the share of a class from which accuracy says little
 NEAR = 0.01  # how far from a whole number float32 may put one
 MANY = 200  # categories of a column, of which most are too rare to learn from
+FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
 SHOWN = 8  # names that a sentence lists
 
 
@@ -76,8 +77,8 @@ def _names_clients(frame: Frame, name: str) -> bool:
 
 def _check_clients(frame: Frame, reader: TableReader) -> None:
     """Raise UsageError unless two clients or more have enough rows."""
-    clients = frame.words(reader.client)
-    names, counts = clients.names, np.bincount(clients.codes)
+    known = frame.words(reader.client).counts
+    names, counts = [*known], np.array([*known.values()], np.int64)
     if len(names) == 1:
         raise UsageError(
             f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
@@ -287,6 +288,7 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
             )
     if reader.past:
         return doubts
+    doubts += _doubts_of_units(federation, reader)
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
@@ -308,14 +310,45 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     return doubts
 
 
-def _read(federation: Federation, column: int, name: str) -> torch.Tensor:
-    """[n] an input as it is in the file, up to rounding."""
+def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
+    """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
+    assert federation.columns is not None
+    places = {name: i for i, name in enumerate(federation.columns.names)}
+    rows, who = _rows_of(federation)
+    read = {
+        one.name: _read(federation, places[one.name], one.name)
+        for one in federation.columns.inputs
+        if isinstance(one, Number)
+    }
+    if isinstance(federation.task, Regression):
+        read |= dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
+    doubts = []
+    for name, values in read.items():
+        sizes = torch.stack([values[who == i].abs().median() for i in range(len(federation))])  # [N]
+        times = sizes / sizes[sizes > 0].median() if (sizes > 0).any() else torch.ones(len(sizes))
+        far = ((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).nonzero().flatten().tolist()
+        called = [
+            f"{federation.names[i]} ({f'{times[i]:,.4g}' if times[i] < 1 else f'{times[i]:,.0f}'} times)" for i in far
+        ]
+        if called and 2 * len(far) < len(sizes) + 1:
+            doubts.append(f"`{name}` may be in another unit than at most clients: {_listed(called)}; write all in one")
+    return doubts
+
+
+def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:
+    """[n] rows of the pool, and [n] whose they are."""
     parts = [part for split in SPLITS for part in federation.rows[split]]
     who = torch.arange(len(federation)).repeat(len(SPLITS)).repeat_interleave(torch.tensor([len(p) for p in parts]))
+    return torch.cat(parts), who
+
+
+def _read(federation: Federation, column: int, name: str) -> torch.Tensor:
+    """[n] an input as it is in the file, up to rounding."""
+    rows, who = _rows_of(federation)
     own = federation.scale.get("clients", {})
     scales = [own.get(client, {}).get(name, federation.scale["inputs"][name]) for client in federation.names]
     mean, deviation = (torch.tensor([scale[key] for scale in scales]).double() for key in ("mean", "deviation"))
-    return federation.x[torch.cat(parts), column].double() * deviation[who] + mean[who]
+    return federation.x[rows, column].double() * deviation[who] + mean[who]
 
 
 def _names_rows(values: torch.Tensor) -> bool:
