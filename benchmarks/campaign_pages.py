@@ -18,10 +18,11 @@ from kinfed.files import replacing
 from kinfed.papers import published_table
 
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+WHOLE = re.compile(r"(?:Written|Measured) by `python benchmarks/.*", re.DOTALL)  # a program writes all that follows
 ASIDE = re.compile(
     r"`[^`]*`|\]\([^)]*\)|\d+ (?:January|February|March|April|May|June|July|August|September|October|November|"
-    r"December) \d{4}|commit \w+"
-)  # quoted, addresses, dates
+    r"December) \d{4}|commit \w+|(?:et al\.,|Section|Table|Figure) [\d.]+"
+)  # quoted, addresses, dates, references
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 STATED = re.compile(r"(?<![\w.\-/=\[])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?:<!-- (?:= ([^>]+)|\$ ([^>]+)) -->)?")
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -120,17 +121,20 @@ def means(path, scores):
 def unprinted(page):
     """The numbers in a page's sentences that no command has printed, in words.
 
-    Printed is what stands between marks or below a command, the scores in tables/ and deciding/, and the paper's own
-    numbers and settings; a sentence may round it. Counts up to twelve need nothing. A number that follows from others
+    Printed is what stands between marks, below a command or, outside of marks, after the name of the program that
+    writes the page; of a paper's page also the scores in tables/ and deciding/, and the paper's own numbers and
+    settings. A sentence may round it. Counts up to twelve need nothing. A number that follows from others
     says how, 5.9<!-- = 65.1 - 59.2 -->, and one that is printed elsewhere by what, 7.4<!-- $ kinfed data inspect x -->.
     """
-    text, paper = page.read_text(), page.stem.partition("-")[0]
-    known = numbers_in("".join(match.group() for match in (*PART.finditer(text), *FENCED.finditer(text))))
-    for path in (*page.parent.glob(f"tables/{paper}.*/*.csv"), *page.parent.glob("deciding/*.csv")):
-        known += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
-    for path in (published_table.PAPERS / paper).glob("*.*"):
-        known += numbers_in(path.read_text())
-    for aside in (PART, FENCED, ASIDE):
+    text, known = page.read_text(), []
+    if paper := page.stem.removesuffix("-tables") if page.stem.endswith("-tables") else "":
+        for path in (*page.parent.glob(f"tables/{paper}.*/*.csv"), *page.parent.glob("deciding/*.csv")):
+            known += [times * value for value in numbers_in(path.read_text()) for times in (1, 100)]
+        for path in (published_table.PAPERS / paper).glob("*.*"):
+            known += numbers_in(path.read_text())
+    for aside in (PART, FENCED, WHOLE, ASIDE):
+        if aside is not ASIDE:
+            known += [number for match in aside.finditer(text) for number in numbers_in(match.group())]
         text = aside.sub(lambda match: re.sub(r"[^\n]", " ", match.group()), text)
     known, found = np.unique(known), []
     for place, line in enumerate(text.splitlines(), 1):
