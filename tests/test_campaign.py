@@ -402,3 +402,11 @@ def test_a_number_in_a_sentence_is_printed_by_a_command_or_follows_from_such(cam
         first, count = str(stop.value).splitlines()
         assert f"made-tables.md, {told}" in first
         assert count == "1 numbers in sentences that no command has printed"
+    page.write_text(sound)
+    other = tmp_path / "speed.md"
+    other.write_text(
+        "It takes 37 s; 65.1 % is another page's.\n\nWritten by `python benchmarks/speed.py`. 37 s, of 99.\n"
+    )
+    with pytest.raises(SystemExit, match=r"speed\.md, line 1: 65\.1 in") as stop:
+        call(program, "check", options)
+    assert "99" not in str(stop.value)

@@ -119,15 +119,24 @@ def commands(text):
     blocks += re.findall(r"^    .*$", text, re.MULTILINE)
     found = [re.sub(r"^(\$ )?(\w+=\S+ )*", "", line.strip()) for block in blocks for line in block.splitlines()]
     found += [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+    found += re.findall(r"<!-- \$ (kinfed [^>]+?) -->", text)  # what prints the number before it
     return [re.sub(r" (&|> \S+)$", "", line) for line in found if line.startswith("kinfed ")]
 
 
+def test_programs_that_pages_name_are_there():
+    named = {name for page in PAGES for name in re.findall(r"python (benchmarks/\w+\.py)", page.read_text())}
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_commands_are_found_wherever_a_page_shows_them():
-    page = "a `kinfed run\nx` b\n\n    A=1 kinfed run \\\n        y  # c\n\n```console\n$ kinfed list z\nkinfed\n```\n"
+    page = "a `kinfed run\nx` b 5<!-- $ kinfed run v -->\n\n"
+    page += "    A=1 kinfed run \\\n        y  # c\n\n```console\n$ kinfed list z\nkinfed\n```\n"
     assert [line.split() for line in commands(page)] == [
         ["kinfed", "list", "z"],
         ["kinfed", "run", "y", "#", "c"],
         ["kinfed", "run", "x"],
+        ["kinfed", "run", "v"],
     ]
 
 
