@@ -140,14 +140,25 @@ def best(column, metric, rows, page):
     if len(rows) < 3 or metric not in SCORES:
         return
     top = max if "accuracy" in metric else min
-    first = top(rows, key=lambda row: float(row["ours"]))
+    firsts = foremost(rows, "ours", top)
+    first = firsts[0]
     printed = [row for row in rows if row["paper"]]
     known = {row["method"]: f"{float(row['ours']):.2f}" for row in rows}
     every = set.intersection(*(flags(row) for row in rows)) | flags(first)
     cells = [first["dataset"], f"[{first['setting'] or 'as printed'}]({page}) `{column}`", SCORES[metric]]
-    cells += [known.get("local", ""), known.get("fedavg", ""), first["printed"], f"{float(first['ours']):.2f}"]
-    cells += [top(printed, key=lambda row: float(row["paper"]))["printed"] if printed else ""]
-    yield "| " + " | ".join([*cells, max(row["seeds"] for row in rows), ", ".join(sorted(every))]) + " |"
+    cells += [known.get("local", ""), known.get("fedavg", ""), named(firsts), f"{float(first['ours']):.2f}"]
+    cells += [named(foremost(printed, "paper", top)) if printed else ""]
+    yield "| " + " | ".join([*cells, min(row["seeds"] for row in firsts), ", ".join(sorted(every))]) + " |"
+
+
+def foremost(rows, number, top):
+    """The rows with the best of their numbers, which several may share."""
+    best = top(float(row[number]) for row in rows)
+    return [row for row in rows if float(row[number]) == best]
+
+
+def named(rows):
+    return ", ".join(dict.fromkeys(row["printed"] for row in rows))
 
 
 def flags(row):

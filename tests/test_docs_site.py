@@ -109,6 +109,24 @@ def test_broken_links_are_found(tmp_path):
     ]
 
 
+def test_the_leaderboard_names_all_that_are_best_and_their_seeds():
+    board = importlib.import_module("leaderboard")
+    rows = [
+        {
+            "method": name.lower(),
+            "printed": name,
+            "paper": paper,
+            "ours": ours,
+            "seeds": seeds,
+            "flags": "",
+            "dataset": "D",
+        }
+        for name, paper, ours, seeds in (("A", "90", "80", "5"), ("B", "90", "99", "1"), ("C", "", "99", "3"))
+    ]
+    (line,) = board.best("column", "accuracy_pct", [row | {"setting": "S"} for row in rows], "page.md")
+    assert "| B, C | 99.00 | A, B | 1 |" in line
+
+
 def test_the_leaderboard_is_what_the_committed_tables_give():
     board = importlib.import_module("leaderboard")
     page = board.PAGE.read_text()
