@@ -1,7 +1,7 @@
 """Difference: what changed between the relations of two runs of the same clients, edge by edge."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,8 +118,12 @@ class Difference:
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """For JSON, with so many edges, those that changed most; 0: all."""
         edges = self.edges()
-        facts = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
-        tables = {"layers": self.by_layer(), "clients": self.by_client(), "edges": edges[:top] if top else edges}
+        facts: dict[str, Any] = {"runs": self.runs, "methods": self.methods, "rounds": self.rounds, "edge": self.edge}
+        tables: dict[str, Sequence[Any]] = {
+            "layers": self.by_layer(),
+            "clients": self.by_client(),
+            "edges": edges[:top] if top else edges,
+        }
         plain = {name: [_plain(one._asdict()) for one in rows] for name, rows in tables.items()}
         return facts | plain | {"notes": self.notes}
 
@@ -132,16 +136,13 @@ class Difference:
     def _layer(self, layer: int) -> Layer:
         pair = torch.from_numpy(self.before[layer]), torch.from_numpy(self.after[layer])
         others = ~np.eye(len(self.clients), dtype=bool)
-        counts = [int(((each[layer] >= self.edge) & others).sum()) for each in (self.before, self.after)]
+        edges, edges_after = (int(((each[layer] >= self.edge) & others).sum()) for each in (self.before, self.after))
         gained, lost = (int(each.sum()) for each in self._moved(layer))
         overlap, correlation = (float(np.nanmean(each)) if _any(each) else math.nan for each in _alike(*pair))
-        own = [float(each.diagonal().mean()) for each in pair]
-        collapse = [
-            figure(each) if bool((each >= 0).all()) else math.nan
-            for figure in (graphs.consensus, graphs.isolation)
-            for each in pair
-        ]
-        return Layer(self.layers[layer], *counts, gained, lost, overlap, correlation, *own, *collapse)
+        own, own_after = (float(each.diagonal().mean()) for each in pair)
+        consensus, isolation = ([_figure(each, one) for one in pair] for each in (graphs.consensus, graphs.isolation))
+        moved = self.layers[layer], edges, edges_after, gained, lost, overlap, correlation
+        return Layer(*moved, own, own_after, consensus[0], consensus[1], isolation[0], isolation[1])
 
 
 def diff(
@@ -205,25 +206,21 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
         Grid(
             "layers",
             f"from {a} to {b}",
-            [
-                "",
-                "edges",
-                "gained",
-                "lost",
-                "row\noverlap",
-                "row\ncorrelation",
-                "own\nweight",
-                "consensus",
-                "isolation",
-            ],
+            ["", "edges", "gained", "lost", "overlap", "correlation"],
             [[_layer_cells(one) for one in layers]],
             rest,
             [_plain(one._asdict()) for one in layers],
         ),
         Grid(
+            "collapse",
+            "how far the graph collapsed",
+            ["", "own weight", "consensus", "isolation"],
+            [[_collapse_cells(one) for one in layers]],
+        ),
+        Grid(
             "clients",
             f"clients whose rows changed most{_of(top, len(clients))}",
-            ["client", "gained", "lost", "row overlap", "correlation", "own weight"],
+            ["client", "gained", "lost", "overlap", "correlation", "own weight"],
             [[_client_cells(one) for one in clients[: top or None]]],
             [],
             [_plain(one._asdict()) for one in clients],
@@ -245,10 +242,14 @@ def _of(top: int, count: int) -> str:
 
 
 def _layer_cells(one: Layer) -> list[str]:
+    counts = [f"{one.edges_before:,} -> {one.edges_after:,}", f"{one.gained:,}", f"{one.lost:,}"]
+    return [one.layer, *counts, number(one.overlap), number(one.correlation)]
+
+
+def _collapse_cells(one: Layer) -> list[str]:
     pairs = [(one.own_before, one.own_after), (one.consensus_before, one.consensus_after)]
     pairs.append((one.isolation_before, one.isolation_after))
-    counts = [_arrow(one.edges_before, one.edges_after, ","), f"{one.gained:,}", f"{one.lost:,}"]
-    return [one.layer, *counts, number(one.overlap), number(one.correlation), *(_arrow(*pair) for pair in pairs)]
+    return [one.layer, *(_arrow(*pair) for pair in pairs)]
 
 
 def _client_cells(one: Client) -> list[str]:
@@ -257,10 +258,10 @@ def _client_cells(one: Client) -> list[str]:
     return [one.client, *counts, number(one.overlap), number(one.correlation), own]
 
 
-def _arrow(before: float, after: float, form: str = ".3f") -> str:
+def _arrow(before: float, after: float) -> str:
     if math.isnan(before) and math.isnan(after):
         return ""
-    return f"{before:{form}} -> {after:{form}}"
+    return f"{before:.3f} -> {after:.3f}"
 
 
 def number(value: float) -> str:
@@ -273,6 +274,11 @@ def _alike(before: torch.Tensor, after: torch.Tensor) -> tuple[list[float], list
     positive = bool((before >= 0).all() and (after >= 0).all())
     overlap = graphs.row_overlap(before, after).tolist() if positive else [math.nan] * len(before)
     return overlap, graphs.row_correlation(before, after).tolist()
+
+
+def _figure(what: Callable[[torch.Tensor], float], relation: torch.Tensor) -> float:
+    """A figure of a relation whose rows are distributions; else NaN."""
+    return what(relation) if bool((relation >= 0).all()) else math.nan
 
 
 def _any(values: Sequence[float]) -> bool:
