@@ -123,6 +123,8 @@ if TYPE_CHECKING:
     from .partitions.rotations import Rotations as Rotations
     from .partitions.shards import Shards as Shards
     from .partitions.topologies import Topologies as Topologies
+    from .report.difference import Difference as Difference
+    from .report.difference import diff as diff
     from .simulation.execution import Execution as Execution
 
 __version__ = "0.1.0"
@@ -208,6 +210,7 @@ _PLACES = {  # each public name, by its module
     "partitions.rotations": ("Rotations",),
     "partitions.shards": ("Shards",),
     "partitions.topologies": ("Topologies",),
+    "report.difference": ("Difference", "diff"),
     "simulation.execution": ("Execution",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

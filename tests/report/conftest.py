@@ -31,7 +31,9 @@ def run_of(finished):
     Every client has ten test examples, of which its last score says how many are right.
     """
 
-    def write(path, scores, weights=None, *, method="fedaghn", names=None, dataset="digits", facts=None, **known):
+    def write(
+        path, scores, weights=None, *, method="fedaghn", names=None, dataset="digits", facts=None, layers=(), **known
+    ):
         scores = np.asarray(scores, np.float32)
         rounds, count = scores.shape
         names = names or [f"c{i}" for i in range(count)]
@@ -58,7 +60,7 @@ def run_of(finished):
             **given | known,
         )
         folder = RunFolder(path)
-        folder.write_history(history, "learned", [])
+        folder.write_history(history, "learned", list(layers))
         folder.write_tested([torch.arange(10).lt(round(10 * score)).float() for score in last])
         folder.config.write_text(CONFIG.format(method=method, clients=count, dataset=dataset))
         if facts:

@@ -34,6 +34,7 @@ COMMANDS = {
     "export": Command("export", "write clients' models as ONNX, pt2 or safetensors, with a model card each"),
     "serve": Command("serve", "answer rows by HTTP with the models of a finished run"),
     "compare": Command("compare", "compare finished runs side by side"),
+    "diff": Command("diff", "what changed between the relations of two runs: edges, weights, collapse"),
     "report": Command("report", "write one HTML page on finished runs: verdict, graph, clients, curves, settings"),
     "onboard": Command("onboard", "give newcomers to a finished run their models, and say how these do"),
     "reference": Command("reference", "train one published network on all clients' series together"),

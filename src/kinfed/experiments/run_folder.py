@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -285,10 +286,23 @@ class RunFolder:
     def read_relations(self) -> Relations:
         """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
         summary = self.read_summary()
+        names = summary.client_names
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
         at = summary.scores[summary.chosen]["round"]
-        rounds, weights, layers, origin = read_relations(self.relations, int(at))
+        try:
+            rounds, weights, layers, origin = read_relations(self.relations, int(at))
+            with np.load(self.relations) as file:
+                theirs = file["clients"].tolist()
+        except FileNotFoundError:
+            raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept") from None
+        except (OSError, ValueError, LookupError, BadZipFile) as problem:
+            raise UsageError(f"{self.relations} cannot be read ({problem!s:.200}); run again") from None
+        if theirs != names or at not in rounds:
+            raise UsageError(
+                f"{self}: its files do not belong together: {self.relations.name} is of another run than "
+                f"{self.summary.name}; copy the whole folder again, or run again"
+            )
         return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
 
     def read_clusters(self) -> Tensor:

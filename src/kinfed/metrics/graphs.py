@@ -92,6 +92,23 @@ def isolation(relation: Tensor) -> float:
     return (float(rows.diagonal().sum()) - 1) / (count - 1) if count > 1 else float("nan")
 
 
+def row_overlap(one: Tensor, other: Tensor) -> Tensor:
+    """[N] how much of each row, as a distribution, two relations have in common: sum_j min(a_ij, b_ij), 1 if alike."""
+    return torch.minimum(_rows(one), _rows(other)).sum(1)
+
+
+def row_correlation(one: Tensor, other: Tensor) -> Tensor:
+    """[N] Pearson's correlation of a client's weights for the others in two relations; NaN where one's are all equal.
+
+    Its weight for itself is left out, as it would hide what changed among the others.
+    """
+    others = ~torch.eye(len(_mean_over_layers(one)), dtype=torch.bool)
+    a, b = (_mean_over_layers(each)[others].view(len(others), -1) for each in (one, other))
+    a, b = a - a.mean(1, keepdim=True), b - b.mean(1, keepdim=True)
+    scale = (a.square().sum(1) * b.square().sum(1)).sqrt()
+    return torch.where(scale > 1e-15, (a * b).sum(1) / scale, torch.nan).clamp(-1, 1)
+
+
 def rand_index(a: Tensor, b: Tensor) -> float:
     """The share of pairs of clients on which two clusterings [N] agree, together or apart (Rand, 1971)."""
     count = len(_labels(a))
