@@ -62,8 +62,11 @@ class Contents:
     notes: list[str] = field(default_factory=list)
 
 
-def contents(gathered: Gathered) -> Contents:
-    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them."""
+def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
+    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them.
+
+    A page of several parts has as many curves and links in all as one of a single part.
+    """
     main = gathered.rows[gathered.main]
     tested = [_tested(row) for row in gathered.rows]
     first = folders_of(main)[0]
@@ -78,8 +81,10 @@ def contents(gathered: Gathered) -> Contents:
         one |= {"model": row.model, "seeds": list(row.seeds)}
         one["scores"] = _plain(parts.mean(_scores(mine, names)))
         one |= _compared(row, mine, {base: tested[at] for base, at in places.items() if at is not None}, names, parts)
-        one |= _curves(row, parts, CURVES // (2 * len(gathered.rows) * len(parts.names)), notes)
-        one |= _related(row, parts, 0 if row.method in BASES else LINKS // graphs, notes)  # theirs never change
+        one |= _curves(row, parts, CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names)), notes)
+        one |= _related(
+            row, parts, 0 if row.method in BASES else LINKS // (graphs * parts_of_page), notes
+        )  # theirs never change
         methods.append(one)
     selected = methods[gathered.main].pop("selected", None)
     for one in methods:

@@ -113,11 +113,11 @@ def _text(value: Any) -> str:
     return ", ".join(map(_text, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def command(folder: RunFolder) -> str:
-    """What to type to repeat a run; empty without a config."""
+def command(folder: RunFolder, name: str) -> str:
+    """What to type to repeat a run into a folder that is called so, and again; empty without a config."""
     config = folder.path / "best.toml" if folder.choice.exists() else folder.config
-    out = shlex.quote(f"{folder.path.resolve().name}-again")
-    if not config.exists() and (seeds := sorted(folder.path.glob("seed-*/config.toml"))):
+    out = shlex.quote(f"{name}-again")
+    if not config.exists() and (seeds := [one.config for one in folder.seeds() if one.is_begun]):
         return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out {out}"
     return f"kinfed run {shlex.quote(str(config))} --out {out}" if config.exists() else ""
 

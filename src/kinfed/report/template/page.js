@@ -1,7 +1,21 @@
 "use strict";
 // The report's script. Everything that comes from a run's folder is in DATA, and reaches the page as text only.
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
+/** On a page of several parts: show the one that the address names, in place of what stands before them. */
+function part() {
+  const asked = /^#runs=/.test(location.hash) && $(location.hash.slice(1));
+  if (asked) {
+    $("shown").replaceChildren(asked.content.cloneNode(true));
+    $("front").hidden = true;
+  }
+  for (const link of document.querySelectorAll(".parts a")) {
+    if (link.hash === (asked ? location.hash : "#front")) link.setAttribute("aria-current", "page");
+    link.addEventListener("click", () => { if (link.hash === location.hash) scrollTo(0, 0); });
+  }
+  addEventListener("hashchange", () => { if (/^#(runs=|front$)/.test(location.hash)) location.reload(); });
+  return $("data") ? JSON.parse($("data").textContent) : { clients: { names: [] }, methods: [], order: [], main: 0 };
+}
+const DATA = part();
 const NAMES = DATA.clients.names, N = NAMES.length;
 // Okabe and Ito's colours, the order of which every common colour blindness can tell apart; brighter on a dark page.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777", "#b8a200"];
@@ -25,7 +39,7 @@ function difference(value) {
   const shown = DATA.percent ? (100 * value).toFixed(1) : Number(value.toPrecision(3)).toString();
   return (value > 0 ? "+" : "") + shown.replace("-", "−");
 }
-const metric = DATA.word, unit = DATA.percent ? "points" : metric;
+const metric = DATA.word ?? "", unit = DATA.percent ? "points" : metric;
 const weight = (w) => (w === 0 ? "0" : w >= 0.001 ? w.toPrecision(3) : w.toExponential(1));
 const several = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
@@ -795,14 +809,18 @@ function listen() {
 
 // ---- begin ----
 
-options($("method"), DATA.methods.map((m, k) => [k, m.label]));
-$("method").value = DATA.main;
-$("clients").replaceChildren(...NAMES.slice(0, 3000).map((name) => make("option", "", { value: name })));
-$("place-box").hidden = !DATA.clients.places;
-if (DATA.clients.places) { state.place = "map"; $("place").value = "map"; onMap(); } else { onCircle(); }
-colour = colourings()[0];
-setMethod(DATA.main);
-choose(ranked()[0] ?? 0);
-showRanked();
-showCharts();
-listen();
+function begin() {
+  options($("method"), DATA.methods.map((m, k) => [k, m.label]));
+  $("method").value = DATA.main;
+  $("clients").replaceChildren(...NAMES.slice(0, 3000).map((name) => make("option", "", { value: name })));
+  $("place-box").hidden = !DATA.clients.places;
+  if (DATA.clients.places) { state.place = "map"; $("place").value = "map"; onMap(); } else { onCircle(); }
+  colour = colourings()[0];
+  setMethod(DATA.main);
+  choose(ranked()[0] ?? 0);
+  showRanked();
+  showCharts();
+  listen();
+}
+if (N) begin();
+else document.body.dataset.drawn = "yes";  // a page of several parts, of which none is asked for
