@@ -60,7 +60,7 @@ def test_of_a_published_table_the_table_comes_first_and_each_column_has_its_runs
     [rows] = front.tables[0].blocks
     assert rows[0] == ["Fedaghn", "65.00 ★\nprinted 90.50", "65.00 ★\nprinted 90.50"]
     assert rows[1] == ["Twin", "55.00", "55.00"]
-    assert rows[3] == ["pFedHN", "–\nprinted 85.00", ""]
+    assert rows[3] == ["pFedHN", "\u2013\nprinted 85.00", ""]
     assert front.cautions == [("Scaled", "Fewer rounds and examples than in the paper.")]
     for part in front.parts:
         gathered = gather(part.folders, part.labels, part.judged, part.alike)
@@ -124,7 +124,7 @@ def test_newcomers_are_compared_with_learning_alone_by_their_examples(tmp_path, 
     )
     assert front.tables[0].headings == ("model", "10", "all")
     assert front.tables[0].blocks == [
-        [["fedaghn", "60.0", "70.0"], ["local", "20.0", "90.0"], ["best existing", "80.0", "–"]]
+        [["fedaghn", "60.0", "70.0"], ["local", "20.0", "90.0"], ["best existing", "80.0", "\u2013"]]
     ]
     assert [part.folders for part in front.parts] == [[joined]]
 

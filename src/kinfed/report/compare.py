@@ -29,14 +29,14 @@ class Comparison:
         return {"runs": runs, "warnings": list(self.warnings)}
 
 
-def compare(folders: Sequence[Path], alike: bool = False) -> Comparison:
+def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
 
     Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
     Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
     that has all seeds of the run, client by client and seed by seed. Where runs have kept the scores of single test
     examples these decide instead (`kinfed.Verdict`), also over a Local run that was trained beside the run. Runs that
-    are not finished are left out, and a warning names them. `alike`: their data are known to be the same, whatever their
+    are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever their
     summaries, some of which may be of an older version, say of its settings. Raises UsageError for a folder that is not
     a run's or has a broken summary, and if no run is finished.
     """
@@ -48,7 +48,7 @@ def compare(folders: Sequence[Path], alike: bool = False) -> Comparison:
         raise UsageError(f"no run is finished: {names}; resume one: kinfed resume {unfinished[0]}")
     sets: dict[tuple[str, str, int, str], list[Row]] = {}
     finished = [folder for folder in folders if folder not in unfinished]
-    data = _federation(finished[0]) if alike else None
+    data = _federation(finished[0]) if same_data else None
     for row in (read(folder, data) for folder in finished):
         sets.setdefault(row.setting, []).append(row)
     ordered = sorted(sets.values(), key=len, reverse=True)

@@ -23,6 +23,7 @@ from . import claims
 from .grid import Grid, of_markdown, quantity
 
 Lines = list[dict[str, str]]
+NONE = "\u2013"  # where there is no number
 WIDE = 6  # columns of a published table beside each other
 
 
@@ -159,7 +160,7 @@ def _matrix(lines: Lines, columns: Sequence[str], title: str) -> Grid:
         if at not in columns or not (line["ours"] or line["paper"]):
             continue
         same = twice[line["printed"], at] > 1
-        ours = f"{float(line['ours']):.{digits}f}" if line["ours"] else "–"
+        ours = f"{float(line['ours']):.{digits}f}" if line["ours"] else NONE
         ours += f" ± {float(line['over_seeds']):.{digits}f}" if line["over_seeds"] else ""
         ours += " ★" if line["ours"] and better and better * float(line["ours"]) == best[at] else ""
         cell = f"{ours}\nprinted {float(line['paper']):.{digits}f}" if line["paper"] else ours
@@ -278,7 +279,7 @@ def _ahead(
 
 def _shown(value: float | None, share: bool) -> str:
     if value is None:
-        return "–"
+        return NONE
     return f"{100 * value:.1f}" if share else f"{value:.4g}"
 
 
