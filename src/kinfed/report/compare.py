@@ -36,9 +36,9 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
     that has all seeds of the run, client by client and seed by seed. Where runs have kept the scores of single test
     examples these decide instead (`kinfed.Verdict`), also over a Local run that was trained beside the run. Runs that
-    are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever their
-    summaries, some of which may be of an older version, say of its settings. Raises UsageError for a folder that is not
-    a run's or has a broken summary, and if no run is finished.
+    are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever
+    their summaries say, some of which may be of an older version. Raises UsageError for a folder that is not a run's or
+    has a broken summary, and if no run is finished.
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")

@@ -36,8 +36,9 @@ def gather(
     """The runs in these folders; Local and FedAvg are taken from beside them where they are not named.
 
     A folder may be that of a run, of a choice, or of many runs, such as a sweep's, of which the best setting of each
-    method is taken, by validation. `labels` are names by folder, and `judged` is the folder of the run that the verdict
-    is on; `alike`: their data are known to be the same. Raises UsageError for a folder without a finished run, and for runs of different data, naming what differs.
+    method is taken, by validation. `labels` are names by folder, `judged` is the folder of the run that the verdict is
+    on, and `alike` says that their data are known to be the same. Raises UsageError for a folder without a finished
+    run, and for runs of different data, naming what differs.
     """
     if not paths:
         raise UsageError("nothing to report: name the folders of finished runs")
