@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -161,6 +162,13 @@ class RunFolder:
             raise RunError(
                 f"{self.origin} cannot be read ({problem}); delete the folder {self} to begin anew"
             ) from None
+
+    def read_config(self) -> dict[str, Any]:
+        """The config of a run that has begun, as it is in the file; raises UsageError if it cannot be read."""
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{self.config} cannot be read: {problem}") from None
 
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""

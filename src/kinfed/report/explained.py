@@ -1,7 +1,6 @@
 """Explained: every setting of a config with the sentence that the code has for it, and the command that repeats it."""
 
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from ..core.settings import kinds_of, name_of, options_of, parted, sentences
 from ..core.tasks import TASKS
 from ..data.split import Split
 from ..datasets import DATASETS
-from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
 from ..graphs import GRAPHS
 from ..methods import METHODS
@@ -71,11 +69,7 @@ def settings(folder: RunFolder) -> list[Setting]:
     """
     if not folder.is_begun:
         return []
-    try:
-        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise UsageError(f"{folder.config} cannot be read: {problem}") from None
-    return list(_of(table, "", None))
+    return list(_of(folder.read_config(), "", None))
 
 
 def _of(table: Mapping[str, Any], where: str, part: Callable[..., Any] | None) -> Iterator[Setting]:
