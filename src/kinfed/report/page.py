@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from .. import __version__
+from ..core.history import KINDS
 from ..core.summary import Summary
 from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
@@ -29,15 +30,6 @@ from .rows import Row
 TEMPLATE = Path(__file__).parent / "template"
 FOREST, EDGE = 150, 8  # width of the drawing of an interval, and what stays free on its sides
 MINUS, NONE = "\u2212", "\u2013"  # as people write them
-KINDS = {  # of scored models
-    "own": "after local training",
-    "mixed": "made for the client, before local training",
-    "tuned": "received, then trained locally",
-    "received": "as sent to the client",
-    "shared": "one for all clients",
-    "adapted": "shared, after a few local steps",
-    "cluster": "its cluster's",
-}
 
 
 def write(paths: Sequence[Path], out: Path) -> None:
