@@ -137,7 +137,8 @@ class _Run:
         if self.at.done:
             self._evaluate_again()
         origin, layers = self.method.origin_of(self.roster), self._layers()
-        with followed(trackers.asked(self.out), self.folder, self.rounds.count, origin, layers) as self.follow:
+        names, again = trackers.asked(self.out), "kinfed flower run --resume"
+        with followed(names, self.folder, self.rounds.count, origin, layers, again) as self.follow:
             self._train()
         if not self.history.rounds:
             raise RunError(

@@ -12,7 +12,7 @@ function part() {
     if (link.hash === (asked ? location.hash : "#front")) link.setAttribute("aria-current", "page");
     link.addEventListener("click", () => { if (link.hash === location.hash) scrollTo(0, 0); });
   }
-  addEventListener("hashchange", () => { if (/^#(runs=|front$)/.test(location.hash)) location.reload(); });
+  addEventListener("hashchange", () => { if (/^(|#front|#runs=.*)$/.test(location.hash)) location.reload(); });
   return $("data") ? JSON.parse($("data").textContent) : { clients: { names: [] }, methods: [], order: [], main: 0 };
 }
 const DATA = part();
