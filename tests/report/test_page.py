@@ -202,7 +202,6 @@ def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):
     mine = tmp_path / "mine.py"
     mine.write_text("from kinfed import FedAMP\nclass Mine(FedAMP):\n    pass\n")
     out = tmp_path / "run"
-    asked = ["rounds=1", "federation.clients=4", f'method.name="{mine}:Mine"', "--quiet", "--out", str(out)]
-    assert main(["run", "fedamp", *asked]) == 0
+    assert main(["run", f"{mine}:Mine", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
     mine.write_text("raise SystemExit('loaded')\n")
     assert "kept nothing of what Mine compared" in data_of(page([out]))["methods"][0]["why"]

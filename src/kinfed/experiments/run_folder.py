@@ -113,9 +113,8 @@ class RunFolder:
 
     def seeds(self) -> list["RunFolder"]:
         """The folders of seeds in it, or of equal runs elsewhere, finished or not; none of a run with one seed."""
-        names = {path.name.removesuffix(SAME) for path in self.path.glob("seed-*")}
-        seeds = sorted(name for name in names if name.removeprefix("seed-").isdecimal())  # and no copy of one
-        return [RunFolder(found) for name in seeds if (found := followed(self.path / name)).is_dir()]
+        names = sorted({path.name.removesuffix(SAME) for path in self.path.glob("seed-*")})
+        return [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
 
     def repeats(self) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed."""

@@ -287,7 +287,7 @@ def main() -> None:
         sys.exit(problem)
     os.umask(0o077)
     if name != "flwr":  # whose output is read by programs
-        sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)  # type: ignore[assignment]
+        sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)
     secret = os.environ[SECRET]
     if name in ("flower-superlink", "flower-supernode"):
         _guard(secret, sites=name == "flower-superlink")

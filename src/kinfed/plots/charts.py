@@ -63,8 +63,8 @@ def accuracy_by_round(
         # Over a single round a band has no width but that of its edge.
         # Where bands lie upon each other, their edges tell whose is whose.
         edge = 5.0 if len(at) == 1 else 0.7 if len(curves) > 1 else 0.0
-        shade = {"facecolor": (colour, 0.1), "edgecolor": (colour, 0.1 if len(at) == 1 else 0.45)}
-        axes.fill_between(at, low, high, linewidth=edge, **shade)
+        seen = 0.1 if len(at) == 1 else 0.45
+        axes.fill_between(at, low, high, linewidth=edge, facecolor=(colour, 0.1), edgecolor=(colour, seen))
         dash = DASHES[i // len(COLOURS) % len(DASHES)]
         (line,) = axes.plot(at, mean, dash, color=colour, linewidth=1.8, marker="o" if len(at) == 1 else "")
         what = (kinds or {}).get(label, "")
