@@ -1,8 +1,12 @@
 """What is read in the output of Flower's programs, by lines that the real ones print."""
 
+import io
+from datetime import UTC, datetime
+
 import pytest
 
 from kinfed.flower.flower_logs import REMOVED, NodeLog, startup_error
+from kinfed.flower.gate import Stamped
 
 RED = "\x1b[91mERROR \x1b[0m:     "
 INFO = "\x1b[92mINFO \x1b[0m:      "
@@ -88,3 +92,30 @@ def test_a_program_that_ends_badly_does_not_silence_its_node():
 )
 def test_why_a_superlink_did_not_start(text, why):
     assert startup_error(text) == why
+
+
+class Kept(io.StringIO):
+    """A stream that other programs may write to, and ask whether it is a terminal."""
+
+
+def test_each_line_of_a_log_begins_with_its_time_and_reads_as_before():
+    kept = Kept()
+    stamped = Stamped(kept)
+    for piece in ["kinf", "ed: client a: no space\n", f"{INFO}SuperNode ID: 1", "\n", "", "one\ntwo\n", "three"]:
+        assert stamped.write(piece) == len(piece)
+    stamped.writelines(["\n", "four\n"])
+    assert not stamped.isatty()
+    with pytest.raises(TypeError):  # or it would pass for a binary stream
+        stamped.write(b"")
+    lines = kept.getvalue().splitlines()
+    texts = [line.partition(" ")[2] for line in lines]
+    assert texts == ["kinfed: client a: no space", f"{INFO}SuperNode ID: 1", "one", "two", "three", "four"]
+    for line in lines:
+        assert abs(datetime.fromisoformat(line.partition(" ")[0]) - datetime.now(UTC)).total_seconds() < 60
+    assert read(kept.getvalue())[1] == ["client a: no space", "connected"]
+
+
+def test_why_a_server_did_not_start_is_found_behind_times():
+    kept = Kept()
+    Stamped(kept).write(MISMATCH)
+    assert startup_error(kept.getvalue()) == startup_error(MISMATCH) != ""

@@ -193,3 +193,30 @@ def test_what_does_not_fit_is_refused(tmp_path):
 def test_a_folder_that_is_not_there_is_said_plainly(tmp_path):
     with pytest.raises(RunError, match="cannot write"):
         charts.accuracy_by_client({"own": np.ones(6)}, NAMES, "accuracy", tmp_path / "gone" / "a.png")
+
+
+def test_however_large_a_count_no_bubble_leaves_its_cell(tmp_path, figures):
+    counts = np.ones((40, 10), int) * 4
+    counts[3, 4] = 5000
+    charts.classes_by_client(counts, [str(c) for c in range(10)], [str(i) for i in range(40)], tmp_path / "a.png")
+    axes = figures[0].axes[0]
+    box, bubbles = axes.get_position(), axes.collections[0]
+    wide = figures[0].get_size_inches()[0] * box.width / 40.4  # of a cell
+    assert bubbles.get_sizes().max() ** 0.5 <= 72 * wide
+    assert [text.get_text() for text in axes.get_legend().get_texts()][-1] == "over 4"
+
+
+def test_scores_say_what_their_models_are_and_local_stands_beside_them(tmp_path, figures):
+    scores = {"own": [0.5, 0.7], "mixed": [0.9, 0.6]}
+    words = {"own": "after local training"}
+    charts.accuracy_by_client(scores, ["a", "b"], "accuracy", tmp_path / "a.png", {"Local": [0.25, 0.75]}, words)
+    axes = figures[0].axes[0]
+    named = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert named == ["own, mean 60.0 %\nafter local training", "mixed, mean 75.0 %", "Local, mean 50.0 %"]
+    [local] = [line for line in axes.get_lines() if line.get_marker() == "_"]
+    assert local.get_ydata().tolist() == [25.0, 75.0]
+    charts.accuracy_by_round([1, 2], {"own": np.ones((2, 3))}, "loss", tmp_path / "b.png", kinds=words)
+    charts.accuracy_by_round(
+        [1, 2], {"own": np.ones((2, 3)), "x": np.ones((2, 3))}, "b", tmp_path / "b.png", kinds=words
+    )
+    assert figures[2].axes[0].get_legend().get_texts()[0].get_text() == "own\nafter local training"

@@ -7,6 +7,7 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
+from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.report.contents import contents
 from kinfed.report.explained import settings
@@ -181,3 +182,26 @@ def test_the_command_writes_the_page_into_the_runs_folder(pair, capsys):
     assert "Cannot tell" in (pair / "report.html").read_text()
     assert main(["report", str(pair), "-o", str(pair)]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def test_a_weight_stands_beside_what_the_method_made_it_of(tmp_path):
+    out = tmp_path / "run"
+    assert main(["run", "fedamp", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
+    one = data_of(page([out]))["methods"][0]
+    told, after = compared(RunFolder(out))
+    assert one["compared"]["what"] == "Squared distance of models"
+    np.testing.assert_allclose(unpacked(one["compared"], "values", "<f4").reshape(4, 4), told.values, atol=1e-6)
+    assert one["why"].endswith(f"after round {after}: the squared distance of models.")
+    (out / "state.safetensors").unlink()
+    one = data_of(page([out]))["methods"][0]
+    assert "compared" not in one
+    assert "kept nothing of what fedamp compared" in one["why"]
+
+
+def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("from kinfed import FedAMP\nclass Mine(FedAMP):\n    pass\n")
+    out = tmp_path / "run"
+    assert main(["run", f"{mine}:Mine", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
+    mine.write_text("raise SystemExit('loaded')\n")
+    assert "kept nothing of what Mine compared" in data_of(page([out]))["methods"][0]["why"]

@@ -107,3 +107,25 @@ def test_more_clients_than_are_drawn_one_by_one_have_their_strongest_links(opene
     playwright.expect(page.locator("#links")).to_contain_text("4,140 of 4,140 links shown")
     assert "the 20 strongest are shown, as there are 207 clients" in page.locator("main").inner_text()
     assert not problems
+
+
+def test_of_a_table_each_column_opens_its_runs_and_back_leads_to_the_table(opened, tmp_path, run_of):
+    lines = ["column,dataset,setting,method,printed,metric,paper,paper_std,ours,over_seeds,seeds,flags,status,by_seed"]
+    for column, score in (("mnist", 0.5), ("svhn", 0.7)):
+        run_of(
+            tmp_path / "t" / "runs" / column / "fedaghn" / "seed-0", [[score, score]], [FIRST[:2, :2]], dataset=column
+        )
+        lines.append(f"{column},{EVIL},iid,fedaghn,FedAGHN,accuracy_pct,90,,{100 * score},,1,,,0:{100 * score}")
+    (tmp_path / "t" / "table.csv").write_text("\n".join(lines) + "\n")
+    (tmp_path / "t" / "table.md").write_text(f"# fedaghn.table9: {EVIL}\n")
+    page, problems = opened(tmp_path / "t")
+    playwright.expect(page.locator("#front h1")).to_have_text(f"fedaghn.table9: {EVIL}")
+    assert page.locator("#graph").count() == 0
+    page.get_by_role("link", name="svhn").click()
+    playwright.expect(page.locator("#shown .lead")).to_contain_text("70.0 % over 2 clients")
+    playwright.expect(page.locator("[aria-current]")).to_contain_text("svhn")
+    assert page.locator("#front").is_hidden()
+    page.go_back()
+    playwright.expect(page.locator("#front h1")).to_be_visible()
+    assert page.evaluate("window.bad") is None
+    assert not problems

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..experiments import config, own_parts
+from ..experiments import config, own_parts, tracking
+from ..experiments.following import catch_up
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
 from ..report.grid import quantity
@@ -134,6 +135,14 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
     run.add_argument("--out", type=Path, metavar="DIR", help="on the server (default: runs/METHOD/sites/TIME)")
     run.add_argument("--resume", type=Path, metavar="DIR", help="resume the run of this folder")
+    run.add_argument(
+        "--track",
+        action="append",
+        default=[],
+        metavar="WHERE",
+        help="follow it in tensorboard, mlflow (at MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        "repeated; --resume goes on where the run was followed (docs/tracking.md)",
+    )
     run.add_argument("--quiet", action="store_true", help="print only the results")
     run.set_defaults(command=_run)
 
@@ -209,8 +218,9 @@ def _reading(args: argparse.Namespace) -> Any:
 
 def _run(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import follow, plan, superlink
+    from ..flower import follow, plan, superlink, trackers
 
+    tracking.check(args.track)
     if (args.plan is None) == (args.resume is None):
         raise UsageError("give a FILE.toml to start a run, or --resume and the folder of a run")
     if args.resume is not None:
@@ -219,6 +229,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{out} is not the folder of a run: it has no config.toml")
         if (folder := RunFolder(out)).is_finished:
             console.print(f"the run in {out} has finished", soft_wrap=True)
+            catch_up(folder, args.track)
             show(folder.read_summary(), args, console)
             return
         raw = config.read(str(out / "config.toml"), [])
@@ -239,6 +250,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             table["flower"]["graph"] = str(Path(planned.deployment.graph).resolve())
         make_folder(out)
         config.write(table, out / "config.toml")
+    trackers.ask(out, args.track)
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)

@@ -24,6 +24,15 @@ from .trees import Axis
 
 Array = NDArray[Any]
 
+KINDS = {  # what the models are that methods return under these names
+    "own": "after local training",
+    "mixed": "made for the client, before local training",
+    "tuned": "received, then trained locally",
+    "received": "as sent to the client",
+    "shared": "one for all clients",
+    "adapted": "shared, after a few local steps",
+    "cluster": "its cluster's",
+}
 EXACT, WRITTEN = 1 << 23, 1 << 30  # limits in bytes: relations written exactly, and relations of all rounds written
 
 

@@ -37,6 +37,13 @@ class SharedParams(NamedTuple):
     theta: ModelOf[Shared]  # [d]
 
 
+class Compared(NamedTuple):
+    """What a server compares to choose whom each client hears."""
+
+    what: str  # in words, such as "cosine of updates"
+    values: Tensor  # [N, N]: row i as client i's weights are made of it
+
+
 @dataclass(frozen=True)
 class Roster:
     """What the server knows about its clients. It never sees an example."""
@@ -158,6 +165,10 @@ class Method(Settings, ABC):
         [N], a single row, if all are sent the same. `cohort` took part in the round just ended. None if no models are
         mixed (hypernetworks).
         """
+
+    def compared(self, roster: Roster, server: Tree) -> Compared | None:
+        """What the next relation is made of, for those who ask why; None if the state has nothing of it."""
+        return None
 
     @abstractmethod
     def train(self, client: Client, state: Tree, received: Tree) -> tuple[Tree, Tree]:

@@ -23,7 +23,7 @@ from .batches import Batch, Examples
 from .client import Client, Objective, Quadratic
 from .graph import Origin
 from .layout import BASE, Layout
-from .method import Method, Params, Roster
+from .method import Compared, Method, Params, Roster
 from .model import Model
 from .settings import validate
 from .trees import Tree
@@ -205,6 +205,9 @@ class Divided(Method):
 
     def relation(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor | None:
         return self.method.relation(self._inner(roster), server, cohort)
+
+    def compared(self, roster: Roster, server: Tree) -> Compared | None:
+        return self.method.compared(self._inner(roster), server)
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         return self.method.add_clients(self._inner(roster), server, newcomers)

@@ -84,15 +84,21 @@ def _over_clients(name: str, values: Tensor, names: Sequence[str]) -> dict[str, 
 
 @contextmanager
 def followed(
-    names: Sequence[str], folder: RunFolder | None, rounds: int, origin: str, layers: Sequence[str] = ()
+    names: Sequence[str],
+    folder: RunFolder | None,
+    rounds: int,
+    origin: str,
+    layers: Sequence[str] = (),
+    again: str = "kinfed resume",
 ) -> Iterator[Callable[[History], None]]:
     """Have trackers follow a run; what is given is called with its history after every round.
 
-    A run that is resumed is followed by the trackers that it began with, unless others are named.
+    A run that is resumed is followed by the trackers that it began with, unless others are named. `again` is the
+    command that sends what a tracker lacks.
     """
     if names and folder is None:
         raise UsageError(f"track={','.join(names)} needs the run's folder: fit(..., folder='runs/mine')")
-    followers = _Followers(names, folder) if folder is not None and distributed.leads() else None
+    followers = _Followers(names, folder, again=again) if folder is not None and distributed.leads() else None
     outcome, last, done = "failed", [], 0
 
     def follow(history: History) -> None:
@@ -184,7 +190,9 @@ def _rows(path: Path) -> list[dict[str, str]]:
 class _Followers:
     """All trackers of a run, and the file that says which these are and how far each has got."""
 
-    def __init__(self, names: Sequence[str], folder: RunFolder, behind: bool = False) -> None:
+    def __init__(
+        self, names: Sequence[str], folder: RunFolder, behind: bool = False, again: str = "kinfed resume"
+    ) -> None:
         self._path = folder.path / "track.json"
         known = self._read()
         self._drawn = 0
@@ -204,7 +212,7 @@ class _Followers:
             "trackers": {**dict.fromkeys(names, 0), **before},
         }
         self._write()
-        self.each = [_Follower(name, make(name), run) for name in names]
+        self.each = [_Follower(name, make(name), run, again) for name in names]
 
     def __bool__(self) -> bool:
         return bool(self.each)
@@ -264,8 +272,8 @@ class _GivenUp(Exception):
 class _Follower:
     """One tracker of one run, at work in a thread of its own."""
 
-    def __init__(self, name: str, tracker: Tracker, run: Tracked) -> None:
-        self.name, self.sent = name, 0
+    def __init__(self, name: str, tracker: Tracker, run: Tracked, again: str) -> None:
+        self.name, self.sent, self._again = name, 0, again
         self._tracker, self._run, self._last = tracker, run, 0
         self._todo: Queue[tuple[int, float, dict[str, float], Draw | None] | str] = Queue()
         self._over, self._problem, self._said = threading.Event(), "", False
@@ -290,7 +298,7 @@ class _Follower:
         if self.sent < self._last:
             warnings.warn(
                 f"{self.name} lacks rounds {self.sent + 1} to {self._last}; to send them: "
-                f"kinfed resume {self._run.folder}",
+                f"{self._again} {self._run.folder}",
                 stacklevel=2,
             )
 

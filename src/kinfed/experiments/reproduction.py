@@ -27,7 +27,7 @@ from ..partitions.deal import hidden_groups
 from . import config, own_parts, parts, twins
 from .config import Experiment
 from .launch import check_same
-from .run_folder import Array, RunFolder
+from .run_folder import Array, RunFolder, followed
 
 WITHOUT_FILE = ("digits", "synthetic")
 ORACLES = ("oracle", "label_overlap")  # graphs that a real server would not know
@@ -253,7 +253,7 @@ class Reproduction:
         for seed in range(self.count):
             for cell in self.cells():
                 if cell.experiment is not None:
-                    folder = twins.followed(self.folder(cell.row, cell.column) / f"seed-{seed}")
+                    folder = followed(self.folder(cell.row, cell.column) / f"seed-{seed}")
                     if folder not in result:
                         one = config.resolve({**cell.experiment.table, "seed": seed})
                         result[folder] = f"{cell.row.name} on {cell.column.name}, seed {seed}", one
@@ -305,7 +305,7 @@ class Reproduction:
             return {}
         folders = {}
         for folder in twins.folders(self.folder(cell.row, cell.column)):
-            seed, found = folder.name.removeprefix("seed-"), twins.followed(folder)
+            seed, found = folder.name.removeprefix("seed-"), followed(folder)
             if seed.isdecimal() and RunFolder(found).is_finished:  # not a user's copy of a run
                 check_same(config.resolve({**cell.experiment.table, "seed": int(seed)}), found)
                 folders[int(seed)] = RunFolder(found)

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..core.graph import Origin
-from ..core.history import History
+from ..core.history import KINDS, History
 from ..core.method import Method
 from ..core.summary import Summary
 from ..core.tasks import Classification
@@ -136,14 +137,31 @@ def write_history(
         names = _marked(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
         prefix, honest = prefix + "attacked ", "honest clients' "
     charts.accuracy_by_round(
-        rounds, curves, f"{prefix}{honest}{split} {metric}", out / f"{metric}-by-round.png", selected
+        rounds, curves, f"{prefix}{honest}{split} {metric}", out / f"{metric}-by-round.png", selected, kinds=KINDS
     )
     scores = {name: history.test(name).numpy() for name in history.named_models}
-    charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", out / f"{metric}-by-client.png")
+    charts.accuracy_by_client(
+        scores,
+        names,
+        f"{prefix}test {metric}",
+        out / f"{metric}-by-client.png",
+        _beside(folder, history.names, metric),
+        KINDS,
+    )
     if relation is not None:
         hidden = None if groups is None else groups.numpy()
         picture = out / "relation.png"
         heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
+
+
+def _beside(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
+    """[N] the test scores of the run of Local beside a run, if there is one."""
+    if not (local := folder.beside("local")).is_finished:
+        return {}
+    summary = local.read_summary()
+    scores = dict(zip(summary.client_names, summary.of_clients.get(summary.chosen, ()), strict=False))
+    known = [scores.get(name, np.nan) for name in names]
+    return {"Local, learning alone": np.array(known)} if summary.metric == metric and scores else {}
 
 
 def draw_recall(summary: Summary, folder: RunFolder) -> None:

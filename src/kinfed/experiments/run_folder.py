@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import tomllib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +28,16 @@ from ..files import make_folder, replacing, sweep_up
 from ..metrics import graphs
 
 Array = NDArray[Any]
+SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
+
+
+def followed(folder: Path) -> Path:
+    """The folder of a seed's run: its own if that is begun, or the one that its file names, while that is there."""
+    pointer = folder.with_name(folder.name + SAME)
+    if RunFolder(folder).is_begun or not pointer.is_file():
+        return folder
+    named = folder.parent / pointer.read_text(encoding="utf-8").strip()
+    return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
 
 
 class Relations(NamedTuple):
@@ -101,8 +113,9 @@ class RunFolder:
         return RunFolder(self.path / f"seed-{seed}")
 
     def seeds(self) -> list["RunFolder"]:
-        """The folders of seeds in it, finished or not; none of a run with one seed."""
-        return [RunFolder(path) for path in sorted(self.path.glob("seed-*")) if path.is_dir()]
+        """The folders of seeds in it, or of equal runs elsewhere, finished or not; none of a run with one seed."""
+        names = sorted({path.name.removesuffix(SAME) for path in self.path.glob("seed-*")})
+        return [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
 
     def repeats(self) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed."""
@@ -149,6 +162,13 @@ class RunFolder:
             raise RunError(
                 f"{self.origin} cannot be read ({problem}); delete the folder {self} to begin anew"
             ) from None
+
+    def read_config(self) -> dict[str, Any]:
+        """The config of a run that has begun, as it is in the file; raises UsageError if it cannot be read."""
+        try:
+            return tomllib.loads(self.config.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
+            raise UsageError(f"{self.config} cannot be read: {problem}") from None
 
     def write_summary(self, summary: Summary) -> None:
         """Write the summary, which marks the run as finished."""

@@ -13,9 +13,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import make_folder, replacing
-from .run_folder import RunFolder
-
-SUFFIX = ".same"
+from .run_folder import SAME, RunFolder
 
 
 def identity(table: dict[str, Any]) -> str:
@@ -43,17 +41,9 @@ def point(folder: Path, run: Path) -> None:
         part.write_text(Path(os.path.relpath(run, folder.parent)).as_posix() + "\n", encoding="utf-8")
 
 
-def followed(folder: Path) -> Path:
-    """The folder of a seed's run: its own if that is begun, or the one that its pointer names, while that is there."""
-    if RunFolder(folder).is_begun or not _pointer(folder).is_file():
-        return folder
-    named = folder.parent / _pointer(folder).read_text(encoding="utf-8").strip()
-    return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
-
-
 def folders(cell: Path) -> list[Path]:
     """The folders of a cell's seeds, its own and those that are another run's."""
-    return sorted({path.with_name(path.name.removesuffix(SUFFIX)) for path in cell.glob("seed-*")})
+    return sorted({path.with_name(path.name.removesuffix(SAME)) for path in cell.glob("seed-*")})
 
 
 def told(folder: Path, run: Path) -> list[str]:
@@ -65,7 +55,7 @@ def told(folder: Path, run: Path) -> list[str]:
 
 
 def _pointer(folder: Path) -> Path:
-    return folder.with_name(folder.name + SUFFIX)
+    return folder.with_name(folder.name + SAME)
 
 
 def _precision(folder: RunFolder) -> str:

@@ -1,6 +1,7 @@
 """The app that the SuperLink runs, once a run."""
 
 import json
+import warnings
 from pathlib import Path
 
 from flwr.app import Context
@@ -24,6 +25,8 @@ def main(grid: Grid, context: Context) -> None:
     def log(text: str) -> None:
         print(f"{KINFED}{text}", flush=True)
 
+    # Where the run's user sees it: Flower's log is not read by anyone.
+    warnings.showwarning = lambda message, *rest, **more: log(f"warning: {plain(str(message))}")
     settings = context.run_config
     try:
         out, folder = Path(str(settings["out"])), str(settings["keys"])

@@ -14,6 +14,7 @@ _TRAIN = "Receiving: train.round"
 _ERROR = "rror:"
 _KEY_UNKNOWN = "401 Unauthorized"
 _ROUND = re.compile(r"ROUND (\d+)\]")
+_TIME = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ")
 _VERSIONS = re.compile(r"version (\S+) detected a runtime version mismatch.* received \S+ version (\S+?)\.?(\s|$)")
 
 REMOVED = (
@@ -32,7 +33,7 @@ class NodeLog:
 
     def read(self, line: str) -> str:
         """The news in a line, empty if there is none: `connected` once the node is, its rounds, kinfed's own lines."""
-        line = without_colours(line).strip()
+        line = _bare(line)
         if _REJECTED in line:
             self.is_rejected = True
         elif self._exit or _EXIT in line:
@@ -60,9 +61,14 @@ class NodeLog:
 
 def startup_error(log: str) -> str:
     """Why a SuperLink did not start, by its log; empty if the log does not say."""
-    lines = [line.strip() for line in without_colours(log).splitlines()]
+    lines = [_bare(line) for line in log.splitlines()]
     errors = [line for line in lines if "ERROR" in line or _ERROR in line]
     return _reason(list(dropwhile(lambda line: _EXIT not in line, lines))) or (errors[-1] if errors else "")
+
+
+def _bare(line: str) -> str:
+    """A line without the time that `gate.Stamped` puts before it, and without colours."""
+    return without_colours(_TIME.sub("", line)).strip()
 
 
 def without_colours(text: str) -> str:

@@ -6,7 +6,8 @@
   their environment; others reach /health and, at the server, the calls that sites make, each with its own signature by
   a registered key, checked before any of the body is read;
 - a site's node runs no program other than the one installed with kinfed;
-- only the owner can read the files that it creates.
+- only the owner can read the files that it creates;
+- each line that it logs begins with the time.
 
 This patches Flower's internals, so nothing starts with a version that kinfed's tests have not run with. The file is run
 as a script, and imports nothing of kinfed, whose import would cost each of Flower's processes seconds and memory.
@@ -254,12 +255,39 @@ def foreign(run: Any, fab: Any) -> str:
     return ""
 
 
+class Stamped:
+    """A stream, each of whose lines begins with the time in UTC, as Flower's logs have none."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._begins = stream, True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Write some text, which may be any part of a line or of several."""
+        if not isinstance(text, str):  # by which libraries ask what kind of stream this is
+            raise TypeError(f"text is written here, not {type(text).__name__}")
+        now = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ} "
+        lines = text.splitlines(keepends=True)
+        stamped = "".join(now + line if i or self._begins else line for i, line in enumerate(lines))
+        self._begins = lines[-1].endswith("\n") if lines else self._begins
+        self._stream.write(stamped)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write them, one after another."""
+        self.write("".join(lines))
+
+
 def main() -> None:
     """Be a program of Flower."""
     name, *arguments = sys.argv[1:]
     if problem := untested():
         sys.exit(problem)
     os.umask(0o077)
+    if name != "flwr":  # whose output is read by programs
+        sys.stdout, sys.stderr = Stamped(sys.stdout), Stamped(sys.stderr)
     secret = os.environ[SECRET]
     if name in ("flower-superlink", "flower-supernode"):
         _guard(secret, sites=name == "flower-superlink")

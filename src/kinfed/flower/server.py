@@ -19,15 +19,16 @@ from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.probe import Probe
 from ..core.seeding import tags
-from ..core.sharing import divide
+from ..core.sharing import Sharing, divide
 from ..core.summary import Summary
 from ..core.trees import Tree
 from ..data import graph_files
 from ..errors import RunError, UsageError
 from ..experiments import own_parts
+from ..experiments.following import followed
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
-from . import describing, messages, plan
+from . import describing, messages, plan, trackers
 from .agreement import agree, fitting
 from .broker import Broker
 from .dry_run import DryRun
@@ -135,6 +136,24 @@ class _Run:
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
             self._evaluate_again()
+        origin, layers = self.method.origin_of(self.roster), self._layers()
+        names, again = trackers.asked(self.out), "kinfed flower run --resume"
+        with followed(names, self.folder, self.rounds.count, origin, layers, again) as self.follow:
+            self._train()
+        if not self.history.rounds:
+            raise RunError(
+                f"no round of {self.at.done} had enough usable replies, so there is no model; check the sites and "
+                "start again with another --out"
+            )
+        self.fleet.finish()
+        summary = summarise(
+            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.folder
+        )
+        self.folder.checkpoint.unlink(missing_ok=True)
+        return summary
+
+    def _train(self) -> None:
+        """Run all rounds that are left."""
         while True:
             try:
                 engine.run(
@@ -148,22 +167,14 @@ class _Run:
                     begin=self.at.done,
                     after=self._after,
                 )
-                break
+                return
             except _NewClients:
                 self.history.settle()  # the scores of the clients so far
                 self._add_clients()
-        if not self.history.rounds:
-            raise RunError(
-                f"no round of {self.at.done} had enough usable replies, so there is no model; check the sites and "
-                "start again with another --out"
-            )
-        self.fleet.finish()
-        origin = self.method.origin_of(self.roster)
-        summary = summarise(
-            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.folder
-        )
-        self.folder.checkpoint.unlink(missing_ok=True)
-        return summary
+
+    def _layers(self) -> list[str]:
+        """Names of the layers that a relation may have graphs for."""
+        return Sharing.of(self.planned.learning.method, self.model.layout).layers
 
     def _wrapped(self, inner: Method) -> Method:
         """The method, and around it what ignores stale clients if the config says so."""
@@ -214,6 +225,7 @@ class _Run:
         self.at = Progress(round + 1, state, self.fleet.save(), seconds)
         self.history.clock(round, seconds)
         checkpoint.save(self.folder.checkpoint, self.at, self.history)
+        self.follow(self.history)
         self.log(_progress(self.history, rounds, int(self.fleet.state.replied.sum()), spent))
         if self._waiting_clients() and round + 1 < rounds:
             raise _NewClients

@@ -5,11 +5,12 @@ from typing import NamedTuple
 
 import torch
 
-from ..core.method import Method, Params
+from ..core.method import Compared, Method, Params
 from ..core.settings import Count, CountOrZero
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
 from ..ops.mixing import mix
+from ..ops.similarity import cosine, gram
 from .parts.cluster_splits import Cosines, Lengths, likest
 
 
@@ -90,6 +91,10 @@ class CFL(Method):
     def relation(self, roster, server, cohort):
         same = (server.label[:, None] == server.label[None, :]).to(server.theta.dtype)
         return same / same.sum(1, keepdim=True)
+
+    def compared(self, roster, server):
+        inner = gram(server.change[:, layer.trainable] for layer in roster.layout.layers).inner
+        return Compared("cosine of updates", cosine(inner, eps=0.0))
 
     def init_client(self, client):
         return Params(client.model.theta)

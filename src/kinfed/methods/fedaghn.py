@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Normalisation, Params
+from ..core.method import Compared, Normalisation, Params
 from ..core.settings import CountOrZero, NonNegative, Share
 from ..core.tables import active, put, take
 from ..core.trees import ModelOf, PerClient
@@ -83,6 +83,10 @@ class FedAGHN(GraphMethod):
     def relation(self, roster, server, cohort):
         graph = self.graph(roster, server, roster.everyone)
         return graph if graph.ndim == 2 else self._groups(roster).by_layer(graph, roster.layout.layers)
+
+    def compared(self, roster, server):
+        alike = self._groups(roster).cosines(server.change, roster.everyone, None)  # [G, N, N]
+        return Compared("cosine of updates", alike.mean(0))
 
     def send(self, roster, server, cohort):
         attention = self._attend(roster, server, cohort)

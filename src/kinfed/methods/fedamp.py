@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..core.method import Params
+from ..core.method import Compared, Params
 from ..core.seeding import key
 from ..core.settings import CountOrZero
 from ..core.tables import put, take
@@ -13,7 +13,7 @@ from ..ops.similarity import gram
 from ..ops.sketch import nearest, sketch_models
 from .bases import GraphMethod
 from .parts.heuristic_attention import Heuristic
-from .parts.model_attention import Cosine, Gaussian
+from .parts.model_attention import Cosine, Gaussian, called
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,13 @@ class FedAMP(GraphMethod):
     def train(self, client, state, received):
         theta = self.attention.train(client, state.theta, received.theta)
         return Params(theta), Params(theta)
+
+    def compared(self, roster, server):
+        vectors, layout = self.attention.compared(roster, server.theta)
+        apart = gram(vectors[:, layer.trainable] for layer in layout.layers).distances
+        if isinstance(self.attention, Gaussian):
+            return Compared("squared distance of models", apart)
+        return Compared(called(self.attention.compare), 1 - apart / 2)  # of directions, which have length 1
 
     def _attend(self, roster, theta):
         """The weights of the mixtures of a cohort whose models are theta: [K, d]."""

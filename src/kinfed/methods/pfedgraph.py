@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Params
+from ..core.method import Compared, Params
 from ..core.settings import NonNegative, Positive
 from ..core.tables import active, put
 from ..core.trees import PerClient
@@ -13,6 +13,7 @@ from ..ops.similarity import cosine, gram
 from ..ops.sparsify import project_simplex
 from .bases import GraphMethod
 from .parts.answers import Answers
+from .parts.model_attention import called
 
 
 class Server(NamedTuple):
@@ -38,14 +39,17 @@ class PFedGraph(GraphMethod):
         return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device))
 
     def graph(self, roster, server, cohort):
-        seen, heard = server.seen, active(server.seen)
-        alike = cosine(gram(self._compared(roster, server.theta)).inner, eps=0.0)
-        alike = (alike * (seen[:, None] & seen))[cohort]  # who has not moved resembles nobody
+        heard, alike = active(server.seen), self.compared(roster, server).values[cohort]
         sizes = (roster.sizes * heard).to(alike.dtype)
         rows = sizes / sizes.sum() + alike / (2 * self.alpha)
         return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
 
-    def _compared(self, roster, theta):
+    def compared(self, roster, server):
+        alike = cosine(gram(self._parts(roster, server.theta)).inner, eps=0.0)
+        known = server.seen[:, None] & server.seen  # who has not moved resembles nobody
+        return Compared(called(self.compare), alike * known)
+
+    def _parts(self, roster, theta):
         """Parts: [N, m] of what cosines are taken of."""
         if isinstance(self.compare, Answers):
             return self.compare.describe(roster, theta)

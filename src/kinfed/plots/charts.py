@@ -41,12 +41,13 @@ def accuracy_by_round(
     selected: Mapping[str, int] | None = None,
     over: Literal["clients", "seeds"] = "clients",
     target: float | None = None,
+    kinds: Mapping[str, str] | None = None,
 ) -> None:
     """A line per curve, the mean over clients, in a band with the middle half of them; or all seeds.
 
     `rounds: [T]`, each curve [T, N], or [T, S] over seeds, each entry a mean over clients; a metric whose name ends in
     accuracy is shown in percent. `selected` is the round that validation selects, by curve, and gets a dot; `target`
-    a score to reach. Raises UsageError if a curve is not [T, N].
+    a score to reach, and `kinds` what a curve is, in words. Raises UsageError if a curve is not [T, N].
     """
     at = np.asarray(rounds)
     figure, axes = page(7.5, 4.2)
@@ -60,10 +61,14 @@ def accuracy_by_round(
         colour, mean = COLOURS[i % len(COLOURS)], np.nanmean(values, 1)  # a client that came later has none
         low, high = np.nanquantile(values, [0.25, 0.75] if over == "clients" else [0, 1], axis=1)
         # Over a single round a band has no width but that of its edge.
-        axes.fill_between(at, low, high, color=colour, alpha=0.12, linewidth=0 if len(at) > 1 else 5)
+        # Where bands lie upon each other, their edges tell whose is whose.
+        edge = 5.0 if len(at) == 1 else 0.7 if len(curves) > 1 else 0.0
+        seen = 0.1 if len(at) == 1 else 0.45
+        axes.fill_between(at, low, high, linewidth=edge, facecolor=(colour, 0.1), edgecolor=(colour, seen))
         dash = DASHES[i // len(COLOURS) % len(DASHES)]
         (line,) = axes.plot(at, mean, dash, color=colour, linewidth=1.8, marker="o" if len(at) == 1 else "")
-        line.set_label(label)
+        what = (kinds or {}).get(label, "")
+        line.set_label(label + f"\n{what}" * bool(what))
         lines.append((float(mean[-1]), line))
         if selected and label in selected:
             best = int(np.flatnonzero(at == selected[label])[0])
@@ -85,14 +90,23 @@ def accuracy_by_round(
     write(figure, path)
 
 
-def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], metric: str, path: Path) -> None:
+def accuracy_by_client(
+    scores: Mapping[str, ArrayLike],
+    names: Sequence[str],
+    metric: str,
+    path: Path,
+    beside: Mapping[str, ArrayLike] | None = None,
+    kinds: Mapping[str, str] | None = None,
+) -> None:
     """A column per client and a dot per score, clients sorted by the first of the scores.
 
-    Each of the scores is [N], `names` are the clients'; a metric whose name ends in accuracy is shown in percent.
-    Raises UsageError if the lengths differ.
+    Each of the scores is [N], `names` are the clients'; `beside` are those of other methods on the same clients, such
+    as Local, drawn as dashes, and `kinds` says what a score is of, in words. A metric whose name ends in accuracy is
+    shown in percent. Raises UsageError if the lengths differ.
     """
     values = {label: scaled(score, metric) for label, score in scores.items()}
-    for label, score in values.items():
+    others = {label: scaled(score, metric) for label, score in (beside or {}).items()}
+    for label, score in (values | others).items():
         if score.shape != (len(names),):
             raise UsageError(
                 f"the scores of {label} must be [{len(names)}] for {len(names)} clients; got {list(score.shape)}"
@@ -109,8 +123,14 @@ def accuracy_by_client(scores: Mapping[str, ArrayLike], names: Sequence[str], me
     for i, (label, row) in enumerate(zip(values, table, strict=True)):
         (dot,) = axes.plot(x, row, MARKS[i % len(MARKS)], color=COLOURS[i % len(COLOURS)], markeredgewidth=0)
         dot.set(markersize=float(np.clip(step / 2, 2.5, 6.5)), zorder=3 - i / len(values))  # the first on top
-        dot.set_label(f"{label}, mean {number(float(np.nanmean(row)), metric)}")
+        what = (kinds or {}).get(label, "")
+        dot.set_label(f"{label}, mean {number(float(np.nanmean(row)), metric)}" + f"\n{what}" * bool(what))
         dots.append(dot)
+    for label, score in others.items():
+        (dash,) = axes.plot(x, score[order], "_", color=INK, zorder=3.5)
+        dash.set(markersize=float(np.clip(0.9 * step, 3, 14)), markeredgewidth=1.6)
+        dash.set_label(f"{label}, mean {number(float(np.nanmean(score)), metric)}")
+        dots.append(dash)
     axes.set_ylabel(with_unit(metric))
     axes.set_xlim(-0.8, len(names) - 0.2)
     axes.set_xlabel(f"{len(names)} clients, sorted" + (f" by {first}" if len(values) > 1 else ""))
@@ -136,9 +156,9 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
         )
     label = "client"
     if clients > MOST:
-        shown = np.linspace(0, clients - 1, MOST).round().astype(int)
+        some = np.linspace(0, clients - 1, MOST).round().astype(int)
         label = f"{MOST} of {clients:,} clients"
-        clients, client_names, counts_by_client = MOST, [client_names[i] for i in shown], counts_by_client[shown]
+        clients, client_names, counts_by_client = MOST, [client_names[i] for i in some], counts_by_client[some]
     across = float(np.clip(9 / clients, 0.045, 0.45))
     up = float(np.clip(7 / classes, 0.045, min(0.32, max(0.15, 2 * across))))
     width, height = clients * across, classes * up
@@ -148,23 +168,25 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
     quiet(axes)
     axes.grid(axis="both", color=FAINT, linewidth=0.4)
     i, c = counts_by_client.nonzero()
-    # A few large counts would shrink all others to dust: they may outgrow their cells instead.
-    usual = float(np.quantile(counts_by_client[i, c], 0.98))
+    # A few large counts would shrink all others to dust: they fill their cells like the largest usual one.
+    usual = float(np.quantile(counts_by_client[i, c], 0.98, method="higher"))
     cell = min(width / (clients + 0.4), height / (classes + 0.4))  # inches; the limits below leave 0.4 of one around
     area = (72 * 0.95 * cell) ** 2 / usual  # square points an example
-    axes.scatter(
-        i, c, s=np.maximum(area * counts_by_client[i, c], 0.3), color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3
-    )
+    shown = np.clip(area * counts_by_client[i, c], 1.0, area * usual)
+    axes.scatter(i, c, s=shown, color=COLOURS[0], linewidths=0, alpha=0.8, zorder=3)
     axes.set_xlim(-0.7, clients - 0.3)
     axes.set_ylim(classes - 0.3, -0.7)
     name_ticks(axes, "x", np.arange(clients), client_names, width)
     name_ticks(axes, "y", np.arange(classes), class_names, height)
     axes.set_xlabel(label)
     axes.set_ylabel("class")
-    sizes = _round_sizes(int(counts_by_client.max()))
+    sizes = _round_sizes(max(1, int(usual)))
+    labels = [f"{size:,}" for size in sizes]
+    if counts_by_client.max() > usual:
+        sizes, labels = [*sizes, int(usual)], [*labels, f"over {int(usual):,}"]
     bubbles = [
-        Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markeredgewidth=0, alpha=0.8, label=f"{size:,}")
-        for size in sizes
+        Line2D([], [], linestyle="", marker="o", color=COLOURS[0], markeredgewidth=0, alpha=0.8, label=label)
+        for label in labels
     ]
     for bubble, size in zip(bubbles, sizes, strict=True):
         bubble.set_markersize(math.sqrt(area * size))

@@ -29,15 +29,16 @@ class Comparison:
         return {"runs": runs, "warnings": list(self.warnings)}
 
 
-def compare(folders: Sequence[Path]) -> Comparison:
+def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
     """Read finished runs from their folders; one with seed-* folders is a run repeated with several seeds.
 
     Runs are sorted by the score that selected them if all that are compared share it, and by the metric otherwise.
     Clients helped and hurt are counted by it against the best Local run of the same data set, client count and metric
     that has all seeds of the run, client by client and seed by seed. Where runs have kept the scores of single test
     examples these decide instead (`kinfed.Verdict`), also over a Local run that was trained beside the run. Runs that
-    are not finished are left out, and a warning names them. Raises UsageError for a folder that is not a run's or has a
-    broken summary, and if no run is finished.
+    are not finished are left out, and a warning names them. `same_data`: their data are known to be the same, whatever
+    their summaries say, some of which may be of an older version. Raises UsageError for a folder that is not a run's or
+    has a broken summary, and if no run is finished.
     """
     if not folders:
         raise UsageError("nothing to compare: name the folders of finished runs")
@@ -46,7 +47,9 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if len(unfinished) == len(folders):
         raise UsageError(f"no run is finished: {names}; resume one: kinfed resume {unfinished[0]}")
     sets: dict[tuple[str, str, int, str], list[Row]] = {}
-    for row in (read(folder) for folder in folders if folder not in unfinished):
+    finished = [folder for folder in folders if folder not in unfinished]
+    data = _federation(finished[0]) if same_data else None
+    for row in (read(folder, data) for folder in finished):
         sets.setdefault(row.setting, []).append(row)
     ordered = sorted(sets.values(), key=len, reverse=True)
     warnings = [f"left out, as not finished (kinfed resume continues them): {names}"] if unfinished else []
@@ -71,6 +74,12 @@ def compare(folders: Sequence[Path]) -> Comparison:
         compared.append(tuple(judged))
         warnings += [of + problem for problem in problems]
     return Comparison(tuple(compared), tuple(dict.fromkeys(warnings)), differing)
+
+
+def _federation(folder: Path) -> dict[str, Any]:
+    """What a finished run's summary says of its data."""
+    whole = RunFolder(folder)
+    return (whole.seeds() or [whole])[0].read_summary().federation
 
 
 def _together(folders: Sequence[Path]) -> list[str]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.summary import Summary
 from ..data.split import SPLITS
+from ..experiments.compared import compared
 from ..experiments.race import BASES
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import Tested, by_examples
@@ -25,6 +26,7 @@ WHOLE, STRONGEST = 200, 20  # clients up to which every link is shown, and links
 MANY, TENTHS = 5000, 10  # clients up to which each is shown, and parts that they are shown in above that
 CURVES, LINKS = 200_000, 240_000  # numbers in the curves of clients, and links in all frames: about 2 MB each
 SHORT = {"auc", "mae", "mape", "mse", "nmae", "nmse", "rmse"}  # metrics that are abbreviations
+COMPARED = 400  # clients up to which the page has what a method compared: 0.9 MB
 COUNTS = 100_000  # numbers of examples by client and class
 
 
@@ -62,8 +64,11 @@ class Contents:
     notes: list[str] = field(default_factory=list)
 
 
-def contents(gathered: Gathered) -> Contents:
-    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them."""
+def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
+    """The numbers of a report; scores and curves are means over seeds, those of one seed as its history has them.
+
+    A page of several parts has as many curves and links in all as one of a single part.
+    """
     main = gathered.rows[gathered.main]
     tested = [_tested(row) for row in gathered.rows]
     first = folders_of(main)[0]
@@ -78,8 +83,10 @@ def contents(gathered: Gathered) -> Contents:
         one |= {"model": row.model, "seeds": list(row.seeds)}
         one["scores"] = _plain(parts.mean(_scores(mine, names)))
         one |= _compared(row, mine, {base: tested[at] for base, at in places.items() if at is not None}, names, parts)
-        one |= _curves(row, parts, CURVES // (2 * len(gathered.rows) * len(parts.names)), notes)
-        one |= _related(row, parts, 0 if row.method in BASES else LINKS // graphs, notes)  # theirs never change
+        one |= _curves(row, parts, CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names)), notes)
+        one |= _related(
+            row, parts, 0 if row.method in BASES else LINKS // (graphs * parts_of_page), notes
+        )  # theirs never change
         methods.append(one)
     selected = methods[gathered.main].pop("selected", None)
     for one in methods:
@@ -228,10 +235,30 @@ def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, A
     result["frames"] = [
         [_frame(parts.relation(layer)) for layer in (weights[t].mean(0), *weights[t][: several or 0])] for t in shown
     ]
+    result |= _why(folder, row, parts)
     result["layers"] = ["mean of all layers", *layers] if several else ["whole model"]
     result["at"] = {"rounds": found.rounds[shown].tolist(), "selected": shown.index(found.selected)}
     result["seed"] = summary.seed
     return result | {"selected": parts.relation(weights[found.selected].mean(0))}
+
+
+def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
+    """What the method compared to choose its weights, where its run has left that; and what is shown, in a sentence."""
+    if row.origin in ("given", "oracle"):
+        return {"why": "The weights follow a graph that was given; the method compares no models."}
+    if row.origin == "fixed":
+        return {"why": "The weights are fixed by numbers of examples; the method compares no models."}
+    told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else None
+    if told is not None:
+        what, round = told[0].what, told[1]
+        values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
+        why = f"Beside a weight stands what {row.method} makes it of, after round {round}: the {what}."
+        return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
+    if len(parts.names) > COMPARED:
+        return {"why": f"What {row.method} compared is left out, as there are more than {COMPARED} clients."}
+    return {
+        "why": f"This run kept nothing of what {row.method} compared; what is known of both clients is shown instead."
+    }
 
 
 def _frame(weights: Array) -> dict[str, str]:

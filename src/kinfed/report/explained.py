@@ -1,7 +1,6 @@
 """Explained: every setting of a config with the sentence that the code has for it, and the command that repeats it."""
 
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -14,7 +13,6 @@ from ..core.settings import kinds_of, name_of, options_of, parted, sentences
 from ..core.tasks import TASKS
 from ..data.split import Split
 from ..datasets import DATASETS
-from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
 from ..graphs import GRAPHS
 from ..methods import METHODS
@@ -71,11 +69,7 @@ def settings(folder: RunFolder) -> list[Setting]:
     """
     if not folder.is_begun:
         return []
-    try:
-        table = tomllib.loads(folder.config.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise UsageError(f"{folder.config} cannot be read: {problem}") from None
-    return list(_of(table, "", None))
+    return list(_of(folder.read_config(), "", None))
 
 
 def _of(table: Mapping[str, Any], where: str, part: Callable[..., Any] | None) -> Iterator[Setting]:
@@ -113,11 +107,11 @@ def _text(value: Any) -> str:
     return ", ".join(map(_text, value)) or "none" if isinstance(value, list) else str(value)
 
 
-def command(folder: RunFolder) -> str:
-    """What to type to repeat a run; empty without a config."""
+def command(folder: RunFolder, name: str) -> str:
+    """What to type to repeat a run into a folder that is called so, and again; empty without a config."""
     config = folder.path / "best.toml" if folder.choice.exists() else folder.config
-    out = shlex.quote(f"{folder.path.resolve().name}-again")
-    if not config.exists() and (seeds := sorted(folder.path.glob("seed-*/config.toml"))):
+    out = shlex.quote(f"{name}-again")
+    if not config.exists() and (seeds := [one.config for one in folder.seeds() if one.is_begun]):
         return f"kinfed run {shlex.quote(str(seeds[0]))} seeds={len(seeds)} --out {out}"
     return f"kinfed run {shlex.quote(str(config))} --out {out}" if config.exists() else ""
 

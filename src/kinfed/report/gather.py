@@ -1,7 +1,7 @@
 """Gather: from the folders that somebody names to the runs that a report shows side by side."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,19 +30,22 @@ class Gathered:
         return next((i for i, row in enumerate(self.rows) if row.method == method), None)
 
 
-def gather(paths: Sequence[Path]) -> Gathered:
+def gather(
+    paths: Sequence[Path], labels: Mapping[str, str] | None = None, judged: str = "", alike: bool = False
+) -> Gathered:
     """The runs in these folders; Local and FedAvg are taken from beside them where they are not named.
 
     A folder may be that of a run, of a choice, or of many runs, such as a sweep's, of which the best setting of each
-    method is taken, by validation. Raises UsageError for a folder without a finished run, and for runs of different
-    data, naming what differs.
+    method is taken, by validation. `labels` are names by folder, `judged` is the folder of the run that the verdict is
+    on, and `alike` says that their data are known to be the same. Raises UsageError for a folder without a finished
+    run, and for runs of different data, naming what differs.
     """
     if not paths:
         raise UsageError("nothing to report: name the folders of finished runs")
     notes: list[str] = []
     folders = [folder for path in paths for folder in _runs_in(path, notes)]
     folders = list(dict.fromkeys(folders))
-    named = compare(folders)
+    named = compare(folders, alike)
     if len(named.sets) > 1:
         sides = "; ".join(f"{rows[0].folder} ({rows[0].dataset}, {rows[0].clients} clients)" for rows in named.sets[:4])
         raise UsageError(
@@ -50,12 +53,12 @@ def gather(paths: Sequence[Path]) -> Gathered:
         )
     mine = named.sets[0]
     beside = [found for base in BASES if (found := _beside(mine, base)) is not None]
-    whole = compare([*(Path(row.folder) for row in mine), *beside]) if beside else named
+    whole = compare([*(Path(row.folder) for row in mine), *beside], alike) if beside else named
     rows = next(rows for rows in whole.sets if rows[0].setting == mine[0].setting)
-    labels = _labels(rows)
-    main, candidates = _main(rows, {row.folder for row in mine})
+    at = [i for i, row in enumerate(rows) if row.folder == judged]
+    main, candidates = (at[0], 1) if at else _main(rows, {row.folder for row in mine})
     warnings = [one for one in whole.warnings if not one.startswith("Local is not")]
-    return Gathered(rows, labels, main, candidates, [*notes, *warnings])
+    return Gathered(rows, _labels(rows, labels or {}), main, candidates, [*notes, *warnings])
 
 
 def folders_of(row: Row) -> list[RunFolder]:
@@ -95,6 +98,8 @@ def _runs_in(path: Path, notes: list[str]) -> list[Path]:
             f"{path} holds runs of different data, which differ in {compared.differing}; "
             f"name one of {', '.join(places[:12])}"
         )
+    if all(one.parent == path for one in found):  # each was put there under a name of its own
+        return finished
     return _best_settings(compared.sets[0], path, notes)
 
 
@@ -134,9 +139,9 @@ def _beside(rows: Sequence[Row], base: str) -> Path | None:
     return next((one.path for one in every if one.is_finished), None)
 
 
-def _labels(rows: Sequence[Row]) -> tuple[str, ...]:
-    """A method's name, and the folder's where two runs have the same."""
-    names = [row.name for row in rows]
+def _labels(rows: Sequence[Row], known: Mapping[str, str]) -> tuple[str, ...]:
+    """A method's name, and the folder's where two runs have the same; or what is known of its folder."""
+    names = [known.get(row.folder, row.name) for row in rows]
     return tuple(
         f"{name}, {Path(row.folder).name}" if names.count(name) > 1 else name
         for name, row in zip(names, rows, strict=True)

@@ -64,6 +64,32 @@ def markdown(grid: Grid) -> str:
     return "\n".join([*out, "", *(f"- {note}" for note in grid.notes)]) + "\n"
 
 
+def of_markdown(text: str) -> list[Grid]:
+    """The grids in a text that `markdown` has written, without their numbers; blocks are one."""
+    found, title, rows, notes = list[Grid](), "", list[list[str]](), list[str]()
+
+    def end() -> None:
+        if len(rows) > 1:
+            words = max(1, sum(cell == "---" for cell in rows[1]))
+            found.append(Grid("", title, rows[0], [rows[2:]], tuple(notes), words=words))
+        rows.clear()
+        notes.clear()
+
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("|"):
+            if notes:
+                end()
+            cells = re.split(r"(?<!\\)\|", line.strip("|"))
+            rows.append([cell.strip().replace("\\|", "|") for cell in cells])
+        elif line.startswith("- ") and rows:
+            notes.append(line.removeprefix("- "))
+        elif line and not line.startswith("- "):
+            end()
+            title = line.strip("*")
+    end()
+    return found
+
+
 def latex(grid: Grid) -> str:
     """A grid as a tabular of booktabs."""
     columns = grid.shown

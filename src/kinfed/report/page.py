@@ -4,8 +4,9 @@ import base64
 import hashlib
 import json
 import math
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from .. import __version__
+from ..core.history import KINDS
 from ..core.summary import Summary
 from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
@@ -20,6 +22,7 @@ from ..experiments.tested import Tested, verdict
 from ..files import replacing
 from . import explained
 from .contents import Contents, contents, word
+from .fronts import Part, front_of, of_sites, tables_beside
 from .gather import Gathered, folders_of, gather
 from .grid import quantity
 from .rows import Row
@@ -27,15 +30,6 @@ from .rows import Row
 TEMPLATE = Path(__file__).parent / "template"
 FOREST, EDGE = 150, 8  # width of the drawing of an interval, and what stays free on its sides
 MINUS, NONE = "\u2212", "\u2013"  # as people write them
-KINDS = {  # of scored models
-    "own": "after local training",
-    "mixed": "made for the client, before local training",
-    "tuned": "received, then trained locally",
-    "received": "as sent to the client",
-    "shared": "one for all clients",
-    "adapted": "shared, after a few local steps",
-    "cluster": "its cluster's",
-}
 
 
 def write(paths: Sequence[Path], out: Path) -> None:
@@ -50,13 +44,11 @@ def write(paths: Sequence[Path], out: Path) -> None:
 
 
 def page(paths: Sequence[Path]) -> str:
-    """The report as the text of one HTML file.
+    """The report as the text of one HTML file: of runs side by side, or of a folder with several such sets of runs.
 
     Everything that comes from a run's folder is escaped, or lies as JSON in a block that no browser runs; the page's
     own script and style are the only ones that its policy allows.
     """
-    gathered = gather(paths)
-    found = contents(gathered)
     style, script = ((TEMPLATE / f"page.{kind}").read_text(encoding="utf-8") for kind in ("css", "js"))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATE),
@@ -65,15 +57,49 @@ def page(paths: Sequence[Path]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    made = {"version": __version__, "written": time.strftime("%Y-%m-%d %H:%M")}
+    front = front_of(paths[0]) if len(paths) == 1 else None
+    template, runs, refused = environment.get_template("run.html"), list[dict[str, Any]](), list[str]()
+    for part in [Part("", paths)] if front is None else front.parts:
+        try:
+            words = _part(part, len(front.parts) if front else 1)
+        except UsageError as problem:
+            if front is None:
+                raise
+            refused.append(f"{part.name} has no page of its own: {problem}")
+            continue
+        runs.append(
+            {"name": part.name, "headline": words["headline"], "text": Markup(template.render(**words, **made))}
+        )
     return environment.get_template("page.html").render(
         style=Markup(style),
         script=Markup(script),
         policy=f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; img-src data:",
-        data=_embedded(found.data),
-        version=__version__,
-        written=time.strftime("%Y-%m-%d %H:%M"),
-        **_words(gathered, found),
+        headline=front.headline if front else runs[0]["headline"],
+        front=front,
+        picture=_drawn(front.picture) if front and front.picture else "",
+        runs=runs,
+        refused=refused,
+        folder=paths[0] if paths else "",
+        **made,
     )
+
+
+def _part(part: Part, parts: int) -> dict[str, Any]:
+    """What the page says of runs that stand side by side, one of so many sets of them."""
+    gathered = gather(part.folders, part.labels, part.judged, part.alike)
+    found = contents(gathered, parts)
+    beside = tables_beside(part.folders[0]) if len(part.folders) == 1 else []
+    main = RunFolder(gathered.rows[gathered.main].folder)
+    words = _words(gathered, found)
+    words["notes"] += part.notes
+    tables = beside + (of_sites(main, main.read_summary()) if main.is_finished else [])
+    return {**words, "data": _embedded(found.data), "tables": tables}
+
+
+def _drawn(path: Path) -> str:
+    """A picture as an address that holds it whole."""
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
 
 
 def _digest(text: str) -> str:
@@ -114,12 +140,18 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
             for i, (row, label, one) in enumerate(zip(rows, gathered.labels, summaries, strict=True))
         ],
         "settings": explained.settings(config),
-        "commands": [
-            (label, explained.command(RunFolder(row.folder))) for row, label in zip(rows, gathered.labels, strict=True)
-        ],
+        "commands": list(_commands(gathered)),
         "has_local": gathered.at("local") is not None,
         "folder": main.folder,
     }
+
+
+def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
+    """What repeats each run, into folders that differ."""
+    names = [Path(row.folder).resolve().name for row in gathered.rows]
+    for row, label, name in zip(gathered.rows, gathered.labels, names, strict=True):
+        own = name if names.count(name) == 1 else re.sub(r"[^\w.=+-]+", "-", f"{row.method}-{name}")
+        yield label, explained.command(RunFolder(row.folder), own)
 
 
 def _summary(row: Row) -> Summary:

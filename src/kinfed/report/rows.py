@@ -110,10 +110,13 @@ class Row:
         return {key: value for key, value in asdict(replace(self, by_seed={})).items() if key != "by_seed"}
 
 
-def read(folder: Path) -> Row:
-    """A run's row, with nothing counted against Local yet."""
+def read(folder: Path, federation: Mapping[str, Any] | None = None) -> Row:
+    """A run's row, with nothing counted against Local yet; `federation` replaces what its summaries say of the data."""
     whole = RunFolder(folder)
-    return over(folder, {one.path: one.read_summary() for one in whole.seeds() or [whole]})
+    summaries = {one.path: one.read_summary() for one in whole.seeds() or [whole]}
+    if federation is not None:
+        summaries = {path: replace(one, federation=dict(federation)) for path, one in summaries.items()}
+    return over(folder, summaries)
 
 
 def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Row:

@@ -100,6 +100,13 @@ def compared(by: str | Answers, roster: Roster, theta: Tensor) -> tuple[Tensor, 
     return directions(origin, theta, roster.layout), roster.layout
 
 
+def called(by: str | Answers) -> str:
+    """What `compared` takes cosines of, in words."""
+    if isinstance(by, Answers):
+        return "cosine of the models' answers to random inputs"
+    return "cosine of how far models moved" if by == "moved" else "cosine of models"
+
+
 def directions(origin: Tensor, theta: Tensor, layout: Layout) -> Tensor:
     """[K, d] the directions, of length 1, in which models theta: [K, d] moved from origin: [d].
 

@@ -1,7 +1,21 @@
 "use strict";
 // The report's script. Everything that comes from a run's folder is in DATA, and reaches the page as text only.
-const DATA = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
+/** On a page of several parts: show the one that the address names, in place of what stands before them. */
+function part() {
+  const asked = /^#runs=/.test(location.hash) && $(location.hash.slice(1));
+  if (asked) {
+    $("shown").replaceChildren(asked.content.cloneNode(true));
+    $("front").hidden = true;
+  }
+  for (const link of document.querySelectorAll(".parts a")) {
+    if (link.hash === (asked ? location.hash : "#front")) link.setAttribute("aria-current", "page");
+    link.addEventListener("click", () => { if (link.hash === location.hash) scrollTo(0, 0); });
+  }
+  addEventListener("hashchange", () => { if (/^(|#front|#runs=.*)$/.test(location.hash)) location.reload(); });
+  return $("data") ? JSON.parse($("data").textContent) : { clients: { names: [] }, methods: [], order: [], main: 0 };
+}
+const DATA = part();
 const NAMES = DATA.clients.names, N = NAMES.length;
 // Okabe and Ito's colours, the order of which every common colour blindness can tell apart; brighter on a dark page.
 const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#777777", "#b8a200"];
@@ -25,7 +39,7 @@ function difference(value) {
   const shown = DATA.percent ? (100 * value).toFixed(1) : Number(value.toPrecision(3)).toString();
   return (value > 0 ? "+" : "") + shown.replace("-", "−");
 }
-const metric = DATA.word, unit = DATA.percent ? "points" : metric;
+const metric = DATA.word ?? "", unit = DATA.percent ? "points" : metric;
 const weight = (w) => (w === 0 ? "0" : w >= 0.001 ? w.toPrecision(3) : w.toExponential(1));
 const several = (n, what) => `${n.toLocaleString("en")} ${what}${n === 1 ? "" : "s"}`;
 
@@ -528,18 +542,26 @@ function distance(i, j) {
   const h = Math.sin((b[0] - a[0]) / 2) ** 2 + Math.cos(a[0]) * Math.cos(b[0]) * Math.sin((b[1] - a[1]) / 2) ** 2;
   return 12742 * Math.asin(Math.sqrt(h));
 }
-function linkTable(title, links, i, nobody) {
+/** What the method compared, of the client that hears and the one that is heard. */
+function likeness(seen, i, j) {
+  seen.table ??= new Float32Array(Uint8Array.from(atob(seen.values), (c) => c.charCodeAt(0)).buffer);
+  const value = seen.table[i * N + j];
+  return Number.isFinite(value) ? Number(value.toPrecision(3)).toString().replace("-", "\u2212") : "\u2013";
+}
+function linkTable(title, links, i, nobody, theyHear = false) {
   const box = make("div", "", {}, make("h4", title));
   if (!links.length) { box.append(make("p", nobody, { class: "hint" })); return box; }
-  const groups = DATA.clients.groups, headings = ["Client", "Weight"], most = 8;
+  const groups = DATA.clients.groups, headings = ["Client", "Weight"], most = 8, seen = method().compared;
+  if (seen) headings.push(seen.what);
   if (DATA.clients.counts) headings.push("Label overlap");
   if (DATA.clients.places) headings.push("Distance");
   if (groups) headings.push("Group");
   box.append(table(headings, links.slice(0, most).map(([j, w]) => {
     const row = [nameButton(j), weight(w)];
+    if (seen) row.push(likeness(seen, theyHear ? j : i, theyHear ? i : j));
     if (DATA.clients.counts) row.push(`${Math.round(100 * overlap(i, j))} %`);
     if (DATA.clients.places) row.push(`${distance(i, j).toFixed(1)} km`);
-    if (groups) row.push(groups[j] === groups[i] ? `${groups[j]}, the same` : String(groups[j]));
+    if (groups) row.push(groups[j] === groups[i] ? `${groups[j]} (same)` : String(groups[j]));
     return row;
   }), title));
   if (links.length > most) box.append(make("p", `and ${links.length - most} weaker`, { class: "hint more" }));
@@ -575,8 +597,9 @@ function showPanel() {
   if (f) {
     const sparse = f.weights.length < N * (N - 1) && N > 200;
     parts.push(linkTable("It hears", hears(f, i), i, "It hears nobody else."));
-    parts.push(linkTable(sparse ? "Hear it, by their strongest links" : "Hear it", heard(f, i), i, "Nobody hears it."));
-    parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }));
+    parts.push(linkTable(sparse ? "Hear it, by their strongest links" : "Hear it", heard(f, i), i, "Nobody hears it.", true));
+    parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }),
+      make("p", m.why ?? "", { class: "hint more" }));
   }
   const stack = make("div", "", { class: "stack" }, scoreTable(i), clientCurves(i));
   if (DATA.clients.counts) stack.append(classBars(i));
@@ -795,14 +818,18 @@ function listen() {
 
 // ---- begin ----
 
-options($("method"), DATA.methods.map((m, k) => [k, m.label]));
-$("method").value = DATA.main;
-$("clients").replaceChildren(...NAMES.slice(0, 3000).map((name) => make("option", "", { value: name })));
-$("place-box").hidden = !DATA.clients.places;
-if (DATA.clients.places) { state.place = "map"; $("place").value = "map"; onMap(); } else { onCircle(); }
-colour = colourings()[0];
-setMethod(DATA.main);
-choose(ranked()[0] ?? 0);
-showRanked();
-showCharts();
-listen();
+function begin() {
+  options($("method"), DATA.methods.map((m, k) => [k, m.label]));
+  $("method").value = DATA.main;
+  $("clients").replaceChildren(...NAMES.slice(0, 3000).map((name) => make("option", "", { value: name })));
+  $("place-box").hidden = !DATA.clients.places;
+  if (DATA.clients.places) { state.place = "map"; $("place").value = "map"; onMap(); } else { onCircle(); }
+  colour = colourings()[0];
+  setMethod(DATA.main);
+  choose(ranked()[0] ?? 0);
+  showRanked();
+  showCharts();
+  listen();
+}
+if (N) begin();
+else document.body.dataset.drawn = "yes";  // a page of several parts, of which none is asked for

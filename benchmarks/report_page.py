@@ -1,0 +1,93 @@
+"""How long the report page takes to open in Chromium, on the clock and of the processor, by the number of clients.
+
+    python benchmarks/report_page.py [--clients 20,207,2000] [--times 5]
+
+Made-up runs of 20 rounds, with Local and FedAvg beside them. The clock runs from the page's address to its first
+drawing, in a new tab each time; the best of several is given, as other programs can only delay it.
+"""
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from playwright.sync_api import sync_playwright
+
+from kinfed.core.history import History
+from kinfed.core.summary import Summary
+from kinfed.core.tasks import Classification
+from kinfed.experiments.run_folder import RunFolder
+from kinfed.report.page import write
+
+ROUNDS, GROUPS, CLASSES = 20, 5, 10
+
+
+def main():
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--clients", default="20,207,2000")
+    asked.add_argument("--times", type=int, default=5)
+    asked = asked.parse_args()
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for count in map(int, asked.clients.split(",")):
+            run = made_up(Path(folder) / str(count), count)
+            begin, page = time.process_time(), Path(folder) / f"{count}.html"
+            write([run], page)
+            wrote, size = time.process_time() - begin, page.stat().st_size / 1e6
+            clock, processor = zip(*(opened(browser, page) for _ in range(asked.times)), strict=True)
+            best = f"{min(clock):.2f} s on the clock, {min(processor):.2f} s of the processor (best of {asked.times})"
+            print(
+                f"{count:,} clients: {size:.2f} MB, written in {wrote:.1f} s of the processor; open in {best}",
+                flush=True,
+            )
+        browser.close()
+
+
+def made_up(path, count):
+    """The folder of a run whose clients hear their group, with Local and FedAvg beside it."""
+    draw = np.random.default_rng(0)
+    groups = np.arange(count) % GROUPS
+    for base, lift in (("local", 0.5), ("fedavg", 0.45), ("fedaghn", 0.6)):
+        folder = RunFolder(path if base == "fedaghn" else RunFolder(path).beside(base).path)
+        folder.make()
+        names = tuple(f"client-{i}" for i in range(count))
+        history = History(names, Classification(CLASSES))
+        for t in range(ROUNDS):
+            scores = torch.from_numpy(draw.binomial(50, lift * (t + 5) / (ROUNDS + 5), count) / 50).float()
+            history.rounds.append(t)
+            every = {("test", "accuracy"): scores, ("test", "loss"): 1 - scores, ("validation", "accuracy"): scores}
+            history.scores.append({("own", *key): one for key, one in every.items()})
+            if base == "fedaghn":
+                weights = draw.random((count, count), np.float32) * np.where(groups[:, None] == groups, 1, 0.1)
+                history.kept_relations.append(torch.from_numpy((weights / weights.sum(1, keepdims=True)).astype("f4")))
+        history.chosen = "own"
+        known = {"method": base, "dataset": "made up", "federation": {"dataset": {"name": "made up"}}, "seed": 0}
+        known |= {"parameters": 1000, "executor": "loop", "seconds": 1.0, "leaking": False}
+        known |= {"relation": {"origin": "learned"}} if history.kept_relations else {}
+        summary = Summary.of(history, **known)
+        folder.write_history(history, "learned", [])
+        folder.write_tested([torch.arange(50).lt(round(50 * one)).float() for one in scores.tolist()])
+        folder.write_summary(summary)
+    return path
+
+
+def opened(browser, page):
+    """Seconds from the address to the first drawing, on the clock and of the page's process."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    tab = context.new_page()
+    watch = context.new_cdp_session(tab)
+    watch.send("Performance.enable", {"timeDomain": "threadTicks"})
+    begin = time.perf_counter()
+    tab.goto(page.as_uri())
+    tab.locator("body[data-drawn]").wait_for(state="attached")
+    clock = time.perf_counter() - begin
+    spent = {one["name"]: one["value"] for one in watch.send("Performance.getMetrics")["metrics"]}
+    context.close()
+    return clock, spent["TaskDuration"]
+
+
+if __name__ == "__main__":
+    main()

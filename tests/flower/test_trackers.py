@@ -1,0 +1,119 @@
+"""Trackers of a federation's run: asked for on the command line, made in the run's own process."""
+
+import csv
+import json
+import os
+import stat
+from statistics import fmean
+
+import pytest
+
+from kinfed.cli import main
+from kinfed.errors import RunError, UsageError
+from kinfed.experiments import following
+from kinfed.flower import trackers
+from kinfed.flower.grid import GridTransport
+from kinfed.flower.server import serve
+
+OWN = '''
+import json
+
+class Mine:
+    """Appends to a file of the run's folder; is away while there is a file `away`."""
+
+    def begin(self, run):
+        self.path = run.folder / "mine.jsonl"
+        self.check()
+        return max((one["round"] for one in self.known()), default=0)
+
+    def check(self):
+        if (self.path.parent / "away").exists():
+            raise ConnectionError("nobody answers")
+
+    def known(self):
+        lines = map(json.loads, self.path.read_text().splitlines()) if self.path.exists() else []
+        return [line for line in lines if "round" in line]
+
+    def record(self, round, seconds, values, picture):
+        self.check()
+        with self.path.open("a") as file:
+            print(json.dumps({"round": round, "values": values}), file=file)
+
+    def end(self, outcome):
+        with self.path.open("a") as file:
+            print(json.dumps({"end": outcome}), file=file)
+'''
+
+
+@pytest.fixture
+def out(tmp_path, monkeypatch):
+    """The folder of a run that a tracker of one's own is to follow."""
+    (tmp_path / "mine.py").write_text(OWN)
+    monkeypatch.setattr(following, "PAUSES", (0.001, 0.002))
+    monkeypatch.setattr(following, "PICTURES", 0)
+    folder = tmp_path / "followed"
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    trackers.ask(folder, ["mine.py:Mine"])
+    monkeypatch.chdir("/")  # the run's process works in another folder
+    return folder
+
+
+def carry_out(trial, out, log=lambda text: None):
+    return serve(trial.planned, GridTransport(trial.grid), out, log=log, poll=0.001)
+
+
+def sent(out, kind):
+    return [one for one in map(json.loads, (out / "mine.jsonl").read_text().splitlines()) if kind in one]
+
+
+def test_a_federations_run_is_followed_and_a_resumed_one_goes_on(trial, out):
+    trial = trial("fedaghn", rounds=4)
+
+    def stop(text):
+        if text.startswith("round 2 of 4"):
+            raise RunError("the process ended")
+
+    with pytest.raises(RunError, match="the process ended"):
+        carry_out(trial, out, stop)
+    carry_out(trial, out)
+    assert [one["round"] for one in sent(out, "round")] == [1, 2, 3, 4]
+    assert [one["end"] for one in sent(out, "end")] == ["failed", "finished"]
+    with (out / "history.csv").open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if (r["round"], r["split"], r["metric"]) == ("4", "test", "accuracy")]
+    for model in {row["model"] for row in rows}:
+        mean = fmean(float(row["value"]) for row in rows if row["model"] == model)
+        assert sent(out, "round")[-1]["values"][f"test/accuracy/{model}"] == pytest.approx(mean, rel=1e-5)
+
+
+def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(trial, out, recwarn, capsys):
+    (out / "away").touch()
+    trial = trial("fedavg", rounds=2)
+    summary = carry_out(trial, out)
+    assert summary.rounds == 2
+    said = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
+    assert "fails, and the run goes on without: ConnectionError: nobody answers" in said[0]
+    assert said[1].endswith(f"lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}")
+    (out / "away").unlink()
+    (out / "config.toml").write_text("rounds = 2\n")
+    assert main(["flower", "run", "--resume", str(out)]) == 0
+    assert [one["round"] for one in sent(out, "round")] == [1, 2]
+
+
+def test_what_trackers_need_of_the_environment_goes_along_and_is_private(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:1")
+    trackers.ask(tmp_path, ["mlflow"])
+    assert stat.S_IMODE((tmp_path / trackers.FILE).stat().st_mode) == 0o600
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")
+    assert trackers.asked(tmp_path) == ["mlflow"]
+    assert os.environ["MLFLOW_TRACKING_URI"] == "http://ada:secret@127.0.0.1:1"
+
+
+def test_trackers_that_cannot_be_used_are_refused_before_anything_is_begun(tmp_path):
+    with pytest.raises(UsageError, match="did you mean 'tensorboard'"):
+        trackers.ask(tmp_path, ["tensorbord"])
+    assert trackers.asked(tmp_path) == []
+    (tmp_path / trackers.FILE).write_text("{")
+    with pytest.raises(RunError, match="delete it to go on without trackers"):
+        trackers.asked(tmp_path)
