@@ -20,6 +20,7 @@ from ..experiments.config import Learning, Table
 
 NUMBERS: dict[str, type] = {"Regression": Regression, "Forecasting": Forecasting}  # tasks without classes
 STALE = ("keep", "decay", "drop")
+BESIDE = (["local", "fedavg"], ["local"], [])
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Deployment:
     categories: int = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
     horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
+    beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -62,6 +64,9 @@ class Deployment:
             raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
         if self.categories < 1:
             raise UsageError(f"flower.categories is a number of categories, at least 1; got {self.categories}")
+        if sorted(self.beside, reverse=True) not in BESIDE:
+            known = " or ".join(map(str, BESIDE))
+            raise UsageError(f"flower.beside must be {known}; got {list(self.beside)!r:.80}")
         if not 0 < self.decay < 1:
             raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
 

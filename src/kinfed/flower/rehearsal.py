@@ -73,7 +73,7 @@ def rehearse(
             links = Path(folder) / "links.csv"
             links.write_text(f"from,to\n{client},{client}-twin\n")
             kept = {key: flower[key] for key in KEPT if key in flower}
-            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links)}
+            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links), "beside": []}
             planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
             told: list[str] = []
             names = (client, f"{client}-twin")
@@ -110,6 +110,7 @@ def _leaving(left: dict[str, Message], modelled: bool) -> list[str]:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
     else:
         lines.append("round     its scores (validation and test), and what the method uploads")
+    lines.append("verdict   the test score of a model that it learns alone")
     return lines
 
 

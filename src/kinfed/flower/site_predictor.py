@@ -51,13 +51,13 @@ def predictor_at(folder: Path) -> Predictor:
     with expecting_own(folder / "description.json"):
         description = Description.from_dict(known["columns"]) if "columns" in known else None
         series = Series.from_dict(known["series"], known["reading"]) if "series" in known else None
-    module, source = _model(folder, planned, words)
+    module, source = model_of(folder, planned, words)
     answers = _answers(words, description, series)
     shape = tuple(words["shape"])
     return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, description, series)
 
 
-def _model(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
+def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
     """The selected model, and the method and the kind of model that it is of."""
     path, model = folder / "model.safetensors", planned.model(tuple(words["shape"]), words["outputs"])
     arrays, text = read_tensors(path)
