@@ -120,9 +120,7 @@ def test_the_sentence_says_what_the_test_examples_say():
     assert judged(alone, local=alone, fedavg=mine).sentence.startswith("one model for all does better here")
     assert judged(mine, local=alone, fedavg=mine).sentence.startswith("one model for all does as well here")
     assert judged(mine, local=alone, fedavg=alone).sentence.startswith("kin help here")
-    errors = judge_one(
-        "sfl", scores(*[1.0] * 9), {"local": scores(*[2.0] * 9)}, metric="mae", higher_is_better=False
-    )
+    errors = judge_one("sfl", scores(*[1.0] * 9), {"local": scores(*[2.0] * 9)}, metric="mae", higher_is_better=False)
     assert errors.sentence.startswith("kin help here: mae 1 with sfl, 2 when learning alone; better than alone on 9")
     whole = judge_one("sfl", scores(0.9), {"local": scores(0.5)}, metric="auc", higher_is_better=True)
     assert whole.sentence == "cannot tell whether kin help here: auc 0.9 with sfl, 0.5 when learning alone"

@@ -223,7 +223,7 @@ def why_not(agreed: Words, words: Words) -> str:
         return f"{len(new)} of its classes are not among the {len(agreed['classes'])} of the federation"
     if bool(table["labels"]) < bool(agreed["classes"]):
         return f"its target '{agreed['target']}' is a number, at other sites it has classes"
-    if agreed["classes"] is None and not all(map(_numeric, table["labels"])):
+    if agreed["classes"] is None and not all(map(is_number, table["labels"])):
         return f"its target '{agreed['target']}' is text, at other sites it is a number"
     return ""
 
@@ -262,7 +262,7 @@ def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
             kinds["category"] += names_rows
             inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
     labels = {label for table in tables.values() for label in table["labels"]}
-    numeric = all(map(_numeric, labels))
+    numeric = all(map(is_number, labels))
     votes = sum(1 if table["labels"] else -1 for table in tables.values())
     some_numbers = any(not table["labels"] for table in tables.values())
     numbers = votes < 0 or (numeric and (some_numbers or len(labels) > FEW or not planned.deployment.labels))
@@ -279,7 +279,8 @@ def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
     return {name: disclosed.from_json(said[name], kind) for name, kind in agreed["inputs"]}
 
 
-def _numeric(label: str) -> bool:
+def is_number(label: str) -> bool:
+    """Whether a label is a number."""
     try:
         return bool(np.isfinite(float(label)))
     except ValueError:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core import trees
+from ..data.cells import FEW
 from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
 from . import messages, plan
+from .describing import is_number
 from .messages import Message, Words
 from .nodes import Failure, Node, check_name
 from .server import serve
@@ -33,7 +35,7 @@ CALLED = {
 
 
 @dataclass
-class _Here:
+class Here:
     """A transport to sites in this process; keeps what the first one replies."""
 
     sites: Sequence[Site]
@@ -78,7 +80,7 @@ def rehearse(
             told: list[str] = []
             names = (client, f"{client}-twin")
             sites = [Site(name, data, Path(folder), device, reading, code, told.append) for name in names]
-            here = _Here(sites)
+            here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
                 raise UsageError(told[0].removeprefix(f"client {client}: "))
             try:
@@ -89,6 +91,8 @@ def rehearse(
     outputs = several(summary.outputs or 0, "output")
     report(f"file      {data} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
     for line in dict.fromkeys(line for line in told if not line.startswith("client ")):
+        report(f"note      {line}")
+    if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
     if run:
         named = own_parts.called(planned.table["model"]["name"])
@@ -126,7 +130,8 @@ def _greeting(words: Words) -> list[str]:
     if table := words.get("table"):
         named = [f"{name} ({CALLED[kind]})" for name, kind in table["kinds"].items()]
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
-        labels = f"; its classes: {_some(table['labels'])}" if table["labels"] else ", numbers"
+        labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
+        labels = labels if table["labels"] else ", numbers"
         lines.append(f"the target: {table['target']}{labels}")
     elif series := words.get("series"):
         count = int(sum(part[2] for part in series["times"]))
@@ -137,6 +142,23 @@ def _greeting(words: Words) -> list[str]:
     else:
         lines.append(f"the shape of an example, {words['shape']}, and {several(words['outputs'], 'class or output')}")
     return lines
+
+
+def _whole(table: Words) -> bool:
+    """Whether the labels of a table are numbers."""
+    return bool(table["labels"]) and all(map(is_number, table["labels"]))
+
+
+def _undecided(words: Words, flower: Words) -> str:
+    """What a site by itself cannot say of its target; empty if nothing."""
+    table = words.get("table")
+    if table is None or not _whole(table) or not flower.get("labels", True):
+        return ""
+    return (
+        f"'{table['target']}' has {several(len(table['labels']), 'different whole number')} here: that these are classes "
+        f"is decided with all sites' counts; with more than {FEW} in all, or other numbers at any site, it is a number, "
+        "and a model has one output"
+    )
 
 
 def _description(words: Words) -> list[str]:

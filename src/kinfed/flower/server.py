@@ -153,7 +153,15 @@ class _Run:
         self.fleet.finish()
         verdict = self._compared(serve)
         summary = summarise(
-            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.folder, verdict
+            self.planned,
+            self.facts,
+            self.model,
+            origin,
+            self.history,
+            self.fleet,
+            self.at.seconds,
+            self.folder,
+            verdict,
         )
         self.folder.checkpoint.unlink(missing_ok=True)
         return summary
