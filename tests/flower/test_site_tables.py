@@ -128,20 +128,37 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
             assert set(message.words["description"]["clients"]) <= {name}
 
 
-@pytest.mark.parametrize(("target", "method"), [("sold", "fedaghn"), ("fruit", "fedavg")])
-def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method):
+@pytest.mark.parametrize(
+    ("target", "method", "counts"),
+    [
+        ("sold", "fedaghn", False),
+        ("fruit", "fedavg", False),
+        ("sold,age", "fedavg", False),
+        ("age", "fedamp", True),
+    ],
+)
+def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts):
     def whole_numbers(name, rows):  # without holes among fractions, so that medians cannot differ by a hair
         return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
 
-    made = tables(target, rounds=3, change=whole_numbers, method=method)
+    made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts)
     summary = made.serve()
-    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, seed=11)
+    federation = kinfed.from_csv(
+        tmp_path / "all.csv",
+        client="who",
+        target=target.split(","),
+        labels=False if counts else None,
+        counts=counts,
+        seed=11,
+    )
+    assert summary.metric == federation.task.metric
+    assert summary.task.keys() == {"name", *vars(federation.task)}
     learning = made.planned.learning
     run = kinfed.fit(
         learning.method,
         federation,
         model_for(learning.method, module(made.planned, summary), seed=11),
-        rounds=3,
+        rounds=2,
         training=learning.training,
         seed=11,
         execution=kinfed.Execution(executor="loop"),
@@ -245,7 +262,7 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
         ),
         "month": lambda year, month, day, price: (f"{month}/{day}/{year}", f'"{price:,} €"'),
     }
-    agreed = {"target": "sold", "inputs": [["when", "date"], ["price", "number"]], "classes": None}
+    agreed = {"targets": ["sold"], "counts": False, "inputs": [["when", "date"], ["price", "number"]], "classes": None}
     columns = dict(zip(("when", "price", "sold"), map(list, zip(*rows, strict=True)), strict=True))
     whole = kinfed.from_frame(polars.DataFrame({"who": ["x", "y"] * 30, **columns}), client="who", target="sold")
     words = {"agreed": agreed, "description": whole.columns.to_dict()}
@@ -330,11 +347,12 @@ def meters(trial, tmp_path):
     return make
 
 
-def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path):
+@pytest.mark.parametrize("quantiles", [[], [0.1, 0.5, 0.9]])
+def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path, quantiles):
     miles = [f"{a},{b},{1 + abs(i - j)}\n" for i, a in enumerate("abcdef") for j, b in enumerate("abcdef") if i < j]
     (tmp_path / "map.csv").write_text("from,to,miles\n" + "".join(miles))
     graph = {"graph": str(tmp_path / "map.csv"), "distances": "miles", "sigma": 2.0, "horizons": [2]}
-    made = meters("sfl", rounds=2, **graph)
+    made = meters("sfl", rounds=2, quantiles=quantiles, **graph)
     summary = made.serve()
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
@@ -347,9 +365,11 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path)
         edges=tmp_path / "map.csv",
         distances="miles",
         sigma=2.0,
+        quantiles=quantiles,
         seed=11,
     )
-    assert (summary.shape, summary.outputs) == ([6, 2], 4)
+    assert (summary.shape, summary.outputs) == ([6, 2], 12 if quantiles else 4)
+    assert summary.metric == federation.task.metric
     learning = made.planned.learning
     run = kinfed.fit(
         learning.method,
@@ -394,7 +414,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     said = []
     (tmp_path / "d.csv").write_text("a,y\n1.5,2.5\n2.5,4.5\nfoo,6.5\n2.25,7.5\n")
     site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
-    agreed = {"target": "y", "inputs": [["a", "number"]], "classes": None}
+    agreed = {"targets": ["y"], "counts": False, "inputs": [["a", "number"]], "classes": None}
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
     assert refused == (
@@ -499,7 +519,12 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
     rows = [f"{i},c{i % 1500},no\n" for i in range(4000)]
     (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(rows))
     site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
-    agreed = {"target": "y", "inputs": [["a", "number"], ["b", "category"]], "classes": ["no", "yes"]}
+    agreed = {
+        "targets": ["y"],
+        "counts": False,
+        "inputs": [["a", "number"], ["b", "category"]],
+        "classes": ["no", "yes"],
+    }
     reply = site.reply("describe", messages.Message({"agreed": agreed, "split": {}, "seed": 0}, {}))
     assert len(reply.words["statistics"]["b"]["counts"]) == 1000
     assert said == [

@@ -94,7 +94,7 @@ def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypat
 
 
 def test_what_a_run_can_be_compared_with(trial):
-    with pytest.raises(UsageError, match="flower.beside must be"):
+    with pytest.raises(UsageError, match=r"flower\.beside must be"):
         trial("fedamp", beside=["fedavg"])
 
 

@@ -24,7 +24,15 @@ from .site_reading import Reading
 
 Report = Callable[[str], object]
 SHOWN = 12  # names that a line lists
-KEPT = ("scale", "categories", "labels", "horizons", "classes")  # settings of [flower] that say what examples are
+KEPT = (
+    "scale",
+    "categories",
+    "labels",
+    "counts",
+    "horizons",
+    "quantiles",
+    "classes",
+)  # settings of [flower] that say what examples are
 CALLED = {
     "number": "numbers",
     "category": "text",
@@ -132,7 +140,7 @@ def _greeting(words: Words) -> list[str]:
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
         labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
         labels = labels if table["labels"] else ", numbers"
-        lines.append(f"the target: {table['target']}{labels}")
+        lines.append(f"the target: {', '.join(table['targets'])}{labels}")
     elif series := words.get("series"):
         count = int(sum(part[2] for part in series["times"]))
         lines.append(
@@ -152,12 +160,12 @@ def _whole(table: Words) -> bool:
 def _undecided(words: Words, flower: Words) -> str:
     """What a site by itself cannot say of its target; empty if nothing."""
     table = words.get("table")
-    if table is None or not _whole(table) or not flower.get("labels", True):
+    if table is None or not _whole(table) or flower.get("counts") or not flower.get("labels", True):
         return ""
+    count = several(len(table["labels"]), "different whole number")
     return (
-        f"'{table['target']}' has {several(len(table['labels']), 'different whole number')} here: that these are classes "
-        f"is decided with all sites' counts; with more than {FEW} in all, or other numbers at any site, it is a number, "
-        "and a model has one output"
+        f"'{table['targets'][0]}' has {count} here: whether these are classes is decided with all sites' counts; with "
+        f"more than {FEW} in all, or other numbers at any site, it is a number, and a model has one output"
     )
 
 
@@ -168,8 +176,9 @@ def _description(words: Words) -> list[str]:
         lines.append(f"  {name}: {_told(known)}")
     if "begins" in words:
         lines.append("  at which steps windows begin")
-    if "answers" in words:
-        lines.append(f"  the target: {_told(words['answers'])}")
+    for i, one in enumerate(words.get("answers", [])):
+        number = f" {i + 1}" * (len(words["answers"]) > 1)
+        lines.append(f"  the target{number}: {_told(one)}")
     return lines
 
 

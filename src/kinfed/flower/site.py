@@ -29,12 +29,11 @@ from ..experiments import own_parts, parts
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
-from . import messages, plan, site_data, site_verdict
+from . import messages, plan, site_data
 from .messages import Message, Words
 from .model_store import ModelStore
 from .site_data import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
-from .site_predictor import model_of
 from .site_reading import Reading
 
 ALONE = torch.tensor([0])
@@ -166,6 +165,9 @@ class Site:
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
+        from . import site_verdict  # here, as they would add to the start of every message's program
+        from .site_predictor import model_of
+
         words = message.words
         messages.check("verdict", words)
         folder, kept = self._at(words), {}

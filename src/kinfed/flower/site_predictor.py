@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from ..core import trees
-from ..core.tasks import Classification
+from ..core.tasks import Classification, Counts, Quantiles
 from ..data.description import Description
 from ..data.series import Series
 from ..errors import UsageError
@@ -74,13 +74,14 @@ def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Sour
 
 def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:
     """What the outputs mean."""
+    task = plan.read_task(words["task"])
     if series is not None:
-        count = words["outputs"]
-        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count)
+        count, quantiles = words["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
     if description is None:
-        task = plan.read_task(words["task"])
         return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
-    [target] = description.targets
-    if target.classes:
-        return Answers((target.name,), target.classes)
-    return Answers((target.name,), (), (target.mean,), (target.deviation,))
+    names = tuple(one.name for one in description.targets)
+    if classes := description.targets[0].classes:
+        return Answers(names, classes)
+    mean, deviation = (tuple(getattr(one, part) for one in description.targets) for part in ("mean", "deviation"))
+    return Answers(names, (), mean, deviation, isinstance(task, Counts))

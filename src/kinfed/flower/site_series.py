@@ -98,7 +98,7 @@ class SiteSeries:
         parts = self._parts(dataset, agreed, split, seed)
         scaling: Any = dataset.prepare
         readings = disclosed.coarse(NumberStatistics.of(scaling.seen(parts["train"]).numpy(), median=False))
-        return {"answers": disclosed.to_json(readings._replace(distinct=(), missing=0)), "rows": len(parts["train"])}
+        return {"answers": [disclosed.to_json(readings._replace(distinct=(), missing=0))], "rows": len(parts["train"])}
 
     def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
         """A federation of this client alone, its windows as among those of all sites."""
