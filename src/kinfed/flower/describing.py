@@ -127,10 +127,10 @@ class Describing:
         if "times" in agreed:
             clock = Clock.of(np.array(disclosed.expanded(agreed["times"])), agreed["dated"])
             self.facts["shape"] = [agreed["past"], 1 if clock.daily is None else 2]
-            scale: Any = (whole[0].mean, whole[0].deviation, "absolute", tuple(agreed["horizons"]))
-            task: Task = Forecasting(*scale)
-            if quantiles := tuple(map(float, deployment.quantiles)):
-                task = Quantiles(*scale, quantiles)
+            known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
+            known |= {"horizons": tuple(agreed["horizons"])}
+            quantiles = tuple(map(float, deployment.quantiles))
+            task: Task = Quantiles(**known, quantiles=quantiles) if quantiles else Forecasting(**known)
             outputs = agreed["horizon"] * max(1, len(quantiles))
             self.facts |= {"outputs": outputs, "task": plan.describe_task(task)}
             return
@@ -139,15 +139,15 @@ class Describing:
         if not found.names:
             raise UsageError("no column is left for the inputs, as training rows say nothing of any")
         if classes:
-            known: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
+            predicted: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
             by_class = deployment.by_class
             task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
         else:
             each = zip(targets, whole, strict=True)
-            known = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
-            task = Regression(tuple(one.mean for one in known), tuple(one.deviation for one in known), tuple(targets))
-            task = Counts(known[0].mean) if agreed["counts"] else task
-        description = Description(found.client, found.inputs, known, found.clients)
+            predicted = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
+            scale = tuple(one.mean for one in predicted), tuple(one.deviation for one in predicted)
+            task = Counts(predicted[0].mean) if agreed["counts"] else Regression(*scale, tuple(targets))
+        description = Description(found.client, found.inputs, predicted, found.clients)
         self.facts |= {
             "description": description.to_dict(),
             "shape": [len(found.names)],

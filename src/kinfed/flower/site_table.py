@@ -151,7 +151,7 @@ class SiteTable:
             usable, y = codes >= 0, torch.from_numpy(codes)
         else:
             numbers = np.stack([frame.numbers(name) for name in agreed["targets"]], 1)
-            usable, y = ~np.isnan(numbers).any(1), torch.tensor(numbers)
+            usable, y = np.all(~np.isnan(numbers), axis=1), torch.tensor(numbers)
         if agreed["counts"]:
             tables.check_counts(frame, target, numbers[:, 0])
         if not usable.all():
