@@ -489,6 +489,30 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
     assert summary.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
 
 
+@pytest.mark.parametrize("place", [0, 4])
+def test_sites_in_euros_and_in_dollars_are_not_merged(tables, place):
+    """An input and the target: who is in another unit than most is left out, who names none is warned of."""
+    units = {"a": "€ {}", "b": "{} EUR", "c": "$ {}", "d": "{}"}
+
+    def change(name, rows):
+        cells = [f"{float(row[place] or 9.5):.2f}" for row in rows]
+        return [
+            [*row[:place], units.get(name, "{} €").format(cell), *row[place + 1 :]]
+            for row, cell in zip(rows, cells, strict=True)
+        ]
+
+    made = tables(change=change, rounds=1, clients=5)
+    assert made.serve().names == ["a", "b", "d", "e", "f"]
+    name = HEADING[place]
+    assert any(
+        line.startswith(f"left client c out: its column '{name}' is in USD, at other sites in EUR")
+        for line in made.lines
+    )
+    warned = [line for line in made.lines if "names no unit" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"client d: its column '{name}' names no unit, and at other sites it is in EUR")
+
+
 def test_a_site_names_as_many_categories_as_its_operator_allows(tables, tmp_path):
     def change(name, rows):
         return [[row[0], f"{row[1]}{i % 40}", *row[2:]] for i, row in enumerate(rows)]

@@ -52,7 +52,7 @@ def columns_misfit(words: Words) -> str:
             targets = table["targets"]
             fits &= bool(targets) and all(isinstance(name, str) for name in targets)
             fits &= len({*labels}) == len(labels) <= (MOST if len(targets) == 1 else 0)
-            fits &= all(isinstance(label, str) for label in labels)
+            fits &= all(isinstance(label, str) for label in labels) and _are_units(table["units"])
             fits &= len(labels) == words["task"].get("classes", 0)
         except (LookupError, TypeError, AttributeError):
             fits = False
@@ -60,11 +60,15 @@ def columns_misfit(words: Words) -> str:
     if series is not None:
         try:
             disclosed.expanded(series["times"])
-            fits = type(series["dated"]) is bool and type(series["zoned"]) is bool
+            fits = type(series["dated"]) is bool and type(series["zoned"]) is bool and _are_units(series["units"])
         except (UsageError, LookupError, TypeError):
             fits = False
         return "" if fits else f"its times are {series!r:.80}"
     return ""
+
+
+def _are_units(units: Any) -> bool:
+    return isinstance(units, dict) and all(isinstance(unit, str) and len(unit) < 4 for unit in units.values())
 
 
 def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:

@@ -17,6 +17,7 @@ from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
 from ..data.columns import ROUNDING
 from ..data.description import Description, Target, of_clients
+from ..data.forms import NAMED
 from ..data.statistics import NumberStatistics, Statistics, merged
 from ..errors import RunError, UsageError
 from . import plan
@@ -41,10 +42,18 @@ class Describing:
     def agree(self, alike: Mapping[str, Words]) -> None:
         """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
         first = next(iter(alike.values()))
-        if "table" in first:
-            self.facts["agreed"] = _columns(alike, self.planned)
-        else:
-            self.facts["agreed"] = self._times(alike)
+        agreed = _columns(alike, self.planned) if "table" in first else self._times(alike)
+        own = [] if self.planned.deployment.scale != "client" else [name for name, _ in agreed.get("inputs", [])]
+        counted = Counter(one for words in alike.values() for one in _units(words).items() if one[0] not in own)
+        agreed["units"] = dict(one for one, _ in reversed(counted.most_common()))
+        self.facts["agreed"] = agreed
+        for client, words in alike.items():
+            empty = [name for name, kind in words.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
+            for name in sorted(agreed["units"].keys() - _units(words).keys() - {*empty}):
+                self.broker.log(
+                    f"client {client}: its column '{name}' names no unit, and at other sites it is in "
+                    f"{agreed['units'][name]}; if it is in another unit there, correct that site's file"
+                )
 
     def describe(self, clients: list[str], needed: int) -> list[str]:
         """Ask sites for statistics, and describe the columns by them; returns the sites that told theirs.
@@ -221,6 +230,11 @@ class Describing:
 
 def why_not(agreed: Words, words: Words) -> str:
     """Why a site whose columns have the right names cannot take part; empty if it can."""
+    for name, unit in _units(words).items():
+        if unit != (known := agreed["units"].get(name, unit)):
+            return (
+                f"its column '{name}' is in {unit}, at other sites in {known}; convert it, or leave it out at all sites"
+            )
     table = words.get("table")
     if table is None:
         return ""
@@ -235,6 +249,12 @@ def why_not(agreed: Words, words: Words) -> str:
     if agreed["classes"] is None and not all(map(is_number, table["labels"])):
         return f"its target '{agreed['targets'][0]}' is text, at other sites it is a number"
     return ""
+
+
+def _units(words: Words) -> dict[str, str]:
+    """The units that a site's columns are written in, by code; none of columns that name none."""
+    units = (words.get("table") or words.get("series") or {}).get("units", {})
+    return {name: NAMED.get(unit, unit) for name, unit in units.items()}
 
 
 def for_one(facts: Words, client: str) -> Words:

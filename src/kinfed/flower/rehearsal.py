@@ -136,7 +136,8 @@ def _arrays(message: Message) -> str:
 def _greeting(words: Words) -> list[str]:
     lines = ["its name and version of kinfed"]
     if table := words.get("table"):
-        named = [f"{name} ({CALLED[kind]})" for name, kind in table["kinds"].items()]
+        units = {name: f" in {unit}" for name, unit in table["units"].items()}
+        named = [f"{name} ({CALLED[kind]}{units.get(name, '')})" for name, kind in table["kinds"].items()]
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
         labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
         labels = labels if table["labels"] else ", numbers"

@@ -75,6 +75,7 @@ class SiteSeries:
         reading, (moments, dated) = self.reading, self._times
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
             raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row")
+        written = self.frame.written(reading.target, dated=False)
         return {
             "shape": [reading.past, 1],
             "outputs": reading.horizon,
@@ -82,6 +83,7 @@ class SiteSeries:
             "columns": [reading.target],
             "series": {
                 "dated": dated,
+                "units": {} if written is None or not written.unit else {reading.target: written.unit},
                 "zoned": self.frame.is_zoned(reading.time),
                 "times": disclosed.stretches(np.unique(moments).tolist(), STRETCHES),
             },

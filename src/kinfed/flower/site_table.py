@@ -1,7 +1,7 @@
 """A site's table, every row an example: what it tells of its columns, and its examples by what all sites said."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -88,8 +88,13 @@ class SiteTable:
             "outputs": max(len(labels), len(targets)),
             "task": task,
             "columns": list(kinds),
-            "table": {"targets": targets, "kinds": kinds, "labels": labels},
+            "table": {"targets": targets, "kinds": kinds, "labels": labels, "units": self._units([*targets, *kinds])},
         }
+
+    def _units(self, names: Sequence[str]) -> Words:
+        """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
+        written = {name: self.frame.written(name, dated=False) for name in names if self.frame.kind(name) == "numbers"}
+        return {name: one.unit for name, one in written.items() if one is not None and one.unit}
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
