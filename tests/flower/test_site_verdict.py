@@ -63,6 +63,12 @@ def test_each_site_compares_with_learning_alone_and_with_one_model_for_all(trial
     assert over["fedavg"]["mean"] == pytest.approx(
         float((mine - torch.tensor(shared.of_clients[shared.chosen])).mean()), abs=1e-6
     )
+    # The site has two experiments, of which one was to compare with.
+    state = kinfed.load_model(tmp_path / "sites" / "a" / "a").state_dict()
+    assert (
+        state.keys()
+        == made.planned.model((6,), 3).layout.tensors(torch.zeros(made.planned.model((6,), 3).layout.size)).keys()
+    )
     replies = [message for _, kind, message in made.grid.sent if kind == "verdict"]
     assert len(replies) == 6
     assert all({*message.words} == {"experiment", "fedavg"} and not message.arrays for message in replies)

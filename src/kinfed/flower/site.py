@@ -182,7 +182,8 @@ class Site:
         assert joined is not None
         planned = self._plan(joined.words)
         federation, model = self._examples(joined, planned)
-        verdict, alone = site_verdict.compare(planned, federation, model, kept, folder.path, str(self._device))
+        beside = str(words.get("fedavg", ""))
+        verdict, alone = site_verdict.compare(planned, federation, model, kept, folder.path, str(self._device), beside)
         self._report(verdict.sentence)
         return Message({"client": self.name, "alone": alone}, {})
 

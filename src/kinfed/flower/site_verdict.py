@@ -24,18 +24,25 @@ from ..simulation.execution import Execution
 from . import plan
 from .messages import Words
 from .plan import Plan
+from .site_predictor import VERDICT
 
-FILE, ALONE = "verdict.json", "alone.safetensors"  # in the folder of an experiment at a site
+ALONE = "alone.safetensors"  # in the folder of an experiment at a site
 
 
 def compare(
-    planned: Plan, federation: Federation, model: Model, kept: Mapping[str, nn.Module], folder: Path, device: str
+    planned: Plan,
+    federation: Federation,
+    model: Model,
+    kept: Mapping[str, nn.Module],
+    folder: Path,
+    device: str,
+    beside: str = "",
 ) -> tuple[OwnVerdict, float]:
     """The verdict at a site of one client, and the test score of the model that it learns alone.
 
     `kept` are the site's models: "own", of the run's method, and perhaps "fedavg". `model` has the initial values. The
     site trains alone for as many rounds as it would have with others, and selects the round by its own validation
-    examples; that model and the verdict are written to `folder`.
+    examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
     """
     learning, task = planned.learning, federation.task
     alone = fit(
@@ -59,8 +66,8 @@ def compare(
         unit=unit_of(task),
     )
     checkpoint.write(alone.model.layout.tensors(alone.theta(0)), folder / ALONE, {})
-    with replacing(folder / FILE) as part:
-        part.write_text(json.dumps(verdict.to_dict(), indent=1) + "\n", encoding="utf-8")
+    with replacing(folder / VERDICT) as part:
+        part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
     return verdict, float(alone.history.test(alone.history.chosen)[0])
 
 
