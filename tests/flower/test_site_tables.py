@@ -653,6 +653,7 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "fits: by its own rows an example is [19], and a model has 1 output" in lines[0]
     assert "note      d.csv: 'fruit' has 4 categories, of which the 2 most frequent are named to the server" in text
     assert "model     Net fits: 85 parameters; method fedaghn" in lines
+    assert "tensors   shared 0.weight, 0.bias, 2.weight, 2.bias (85 numbers)" in lines
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
     assert "2 categories by name and count:" in text
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
@@ -675,6 +676,17 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
 def test_a_check_says_what_does_not_fit(check, reading, code, why):
     with pytest.raises(UsageError, match=why):
         check(reading, code)
+
+
+def test_a_check_says_what_only_all_sites_decide(check, tmp_path):
+    """Whole numbers may be classes at one site, and numbers among all."""
+    lines = check(Reading("kept"), run="")
+    assert any(
+        line.startswith("note      'kept' has 2 different whole numbers here: whether these are") for line in lines
+    )
+    (tmp_path / "plan.toml").write_text(PLAN + "labels = false\n")
+    assert "a model has 1 output" in check(Reading("kept"))[0]
+    assert not any("whole numbers here" in line for line in check(Reading("kept")))
 
 
 def test_a_check_of_a_name_that_no_site_can_have_says_so(check, tmp_path):

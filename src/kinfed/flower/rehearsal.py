@@ -98,13 +98,14 @@ def rehearse(
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.outputs or 0, "output")
     report(f"file      {data} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
-    for line in dict.fromkeys(line for line in told if not line.startswith("client ")):
+    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
         report(f"note      {line}")
     if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
     if run:
         named = own_parts.called(planned.table["model"]["name"])
         report(f"model     {named} fits: {summary.parameters:,} parameters; method {summary.method}")
+        report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, and why it refuses a message if it does:")

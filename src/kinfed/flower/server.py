@@ -137,6 +137,8 @@ class _Run:
             self._gather()
         names, parameters = self.fleet.names, self.model.layout.parameters
         self.log(f"{len(names)} clients: {', '.join(names)}; {parameters:,} parameters")
+        sharing = Sharing.of(self.planned.learning.method, self.model.layout)
+        self.log(f"tensors: {sharing.plan}")
         self.watch.begin(self.fleet, self.history, self.at.seconds)
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:

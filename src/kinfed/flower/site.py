@@ -21,6 +21,7 @@ from .. import __version__
 from ..core import trees
 from ..core.fleet import Evaluation
 from ..core.model import Model
+from ..core.sharing import Sharing
 from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..data.split import Split
@@ -29,11 +30,12 @@ from ..experiments import own_parts, parts
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
-from . import messages, plan, site_data
+from . import messages, plan, site_data, site_verdict
 from .messages import Message, Words
 from .model_store import ModelStore
 from .site_data import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
+from .site_predictor import model_of
 from .site_reading import Reading
 
 ALONE = torch.tensor([0])
@@ -104,11 +106,13 @@ class Site:
                 f"this site runs kinfed {__version__}, the server {words.get('kinfed')}; install the same version"
             )
         messages.check("join", words)
-        simulation = self._simulate(invitation, self._plan(words))
+        planned = self._plan(words)
+        simulation = self._simulate(invitation, planned)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": simulation.model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
+        self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
         data = site_data.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
@@ -165,9 +169,6 @@ class Site:
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
-        from . import site_verdict  # here, as they would add to the start of every message's program
-        from .site_predictor import model_of
-
         words = message.words
         messages.check("verdict", words)
         folder, kept = self._at(words), {}

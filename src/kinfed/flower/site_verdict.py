@@ -10,17 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..core import checkpoint
+from ..core import checkpoint, engine, trees
+from ..core.history import History
 from ..core.model import Model
 from ..core.tasks import unit_of
 from ..data.federation import Federation
 from ..experiments import own_parts
-from ..experiments.fit import fit
 from ..experiments.run import BLOCK
 from ..experiments.tested import of_examples
 from ..files import replacing
 from ..metrics.one_client import OwnVerdict, judge_one
 from ..simulation.execution import Execution
+from ..simulation.simulation import Simulation
 from . import plan
 from .messages import Words
 from .plan import Plan
@@ -44,18 +45,15 @@ def compare(
     site trains alone for as many rounds as it would have with others, and selects the round by its own validation
     examples; that model and the verdict are written to `folder`, with `beside`, the experiment that FedAvg's is of.
     """
-    learning, task = planned.learning, federation.task
-    alone = fit(
-        _local(planned).learning.method,
-        federation,
-        model.export(model.theta),
-        rounds=learning.rounds,
-        training=learning.training,
-        seed=learning.seed,
-        execution=Execution("loop", onednn=False, device=device, keep_state=False),
-    )
+    learning, rounds, task = planned.learning, planned.learning.rounds, federation.task
+    method = _local(planned).learning.method
+    execution = Execution("loop", onednn=False, device=device)
+    fleet = Simulation(federation, model, method, learning.training, seed=learning.seed, execution=execution)
+    history = History(tuple(federation.names), task, rounds.evaluate_every, select_by=rounds.select_by)
+    engine.run(fleet.method, fleet.roster(), fleet, history, rounds=rounds.count)
+    personal = {name: values[0].cpu() for name, values in history.models.items()}
     rows = federation.rows["test"][0]
-    modules = {**kept, "local": alone.load_model(0)}
+    modules = {**kept, "local": method.export(fleet.model, trees.named(personal))}
     scores = {name: _scores(module, federation, rows) for name, module in modules.items()}
     verdict = judge_one(
         own_parts.called(learning.method_name),
@@ -65,10 +63,10 @@ def compare(
         higher_is_better=task.higher_is_better,
         unit=unit_of(task),
     )
-    checkpoint.write(alone.model.layout.tensors(alone.theta(0)), folder / ALONE, {})
+    checkpoint.write(fleet.model.layout.tensors(personal["theta"]), folder / ALONE, {})
     with replacing(folder / VERDICT) as part:
         part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
-    return verdict, float(alone.history.test(alone.history.chosen)[0])
+    return verdict, float(history.test(history.chosen)[0])
 
 
 def _local(planned: Plan) -> Plan:
