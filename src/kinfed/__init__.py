@@ -68,8 +68,8 @@ if TYPE_CHECKING:
     from .experiments.results import save as save
     from .experiments.run import Run as Run
     from .experiments.saved import Saved as Saved
-    from .experiments.saved import load_model as load_model
     from .experiments.saved import load_run as load_run
+    from .flower.site_predictor import load_model as load_model
     from .graphs import GRAPHS as GRAPHS
     from .methods import METHODS as METHODS
     from .methods.bases import Averaging as Averaging
@@ -158,7 +158,8 @@ _PLACES = {  # each public name, by its module
     "experiments.fit": ("fit",),
     "experiments.results": ("save",),
     "experiments.run": ("Run",),
-    "experiments.saved": ("Saved", "load_model", "load_run"),
+    "experiments.saved": ("Saved", "load_run"),
+    "flower.site_predictor": ("load_model",),
     "graphs": ("GRAPHS",),
     "methods": ("METHODS",),
     "methods.bases": ("Averaging", "GraphMethod"),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from kinfed.attacks.poison import Poison
+from kinfed.cli import main
 from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.client import Training, towards
@@ -451,3 +452,20 @@ def test_an_attacker_lies_about_what_is_shared_and_keeps_its_own_part():
     assert torch.equal(told.theta[1:3], honest.theta[1:3])
     torch.testing.assert_close(told.theta[attackers], (2 * sent.theta - honest.theta)[attackers], rtol=0, atol=1e-14)
     assert torch.equal(fleet.state.personal, kept)
+
+
+def test_the_plan_names_what_travels_stays_and_never_moves_before_training(tmp_path, capsys):
+    """`kinfed run` prints it first; by hand of a net whose first layer is frozen and whose head is personal."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    method = FedAvg(personal=("2.*",), frozen=("0.*",))
+    plan = "shared 1.weight, 1.bias (20 numbers); personal 2.weight, 2.bias (10 numbers); "
+    plan += "frozen 0.weight, 0.bias (16 numbers)"
+    assert Sharing.of(method, Model(net).layout).plan == plan
+    said = []
+    x, client = torch.randn(24, 3), torch.arange(24) % 2
+    federation = Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
+    fit(method, federation, net, rounds=1, execution=Execution(planned=lambda sharing: said.append(sharing.plan)))
+    assert said == [plan]
+    command = ["run", "fedrep", "rounds=1", "--beside", "none", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert capsys.readouterr().err.startswith("tensors   shared fc1.weight, fc1.bias (4,160 numbers); personal head.")

@@ -128,20 +128,37 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
             assert set(message.words["description"]["clients"]) <= {name}
 
 
-@pytest.mark.parametrize(("target", "method"), [("sold", "fedaghn"), ("fruit", "fedavg")])
-def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method):
+@pytest.mark.parametrize(
+    ("target", "method", "counts"),
+    [
+        ("sold", "fedaghn", False),
+        ("fruit", "fedavg", False),
+        ("sold,age", "fedavg", False),
+        ("age", "fedamp", True),
+    ],
+)
+def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts):
     def whole_numbers(name, rows):  # without holes among fractions, so that medians cannot differ by a hair
         return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
 
-    made = tables(target, rounds=3, change=whole_numbers, method=method)
+    made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts)
     summary = made.serve()
-    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, seed=11)
+    federation = kinfed.from_csv(
+        tmp_path / "all.csv",
+        client="who",
+        target=target.split(","),
+        labels=False if counts else None,
+        counts=counts,
+        seed=11,
+    )
+    assert summary.metric == federation.task.metric
+    assert summary.task.keys() == {"name", *vars(federation.task)}
     learning = made.planned.learning
     run = kinfed.fit(
         learning.method,
         federation,
         model_for(learning.method, module(made.planned, summary), seed=11),
-        rounds=3,
+        rounds=2,
         training=learning.training,
         seed=11,
         execution=kinfed.Execution(executor="loop"),
@@ -170,6 +187,10 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     kept = [i for i, line in enumerate(table(1)) if line[HEADING.index(target)]]
     with torch.inference_mode():
         outputs = predictor_at(folder).module("b")(federation.x)
+        for place, client in ((folder, "b"), (folder.parent, 0), (str(folder.parent), None)):
+            assert torch.equal(kinfed.load_model(place, client)(federation.x), outputs)
+    with pytest.raises(UsageError, match="there is no client 'c'"):
+        kinfed.load_model(folder, "c")
     if target == "sold":
         wanted = outputs[:, 0] * task.deviation[0] + task.mean[0]
         assert [float(rows[i]["sold"]) for i in kept] == pytest.approx(wanted.tolist(), rel=1e-5, abs=1e-5)
@@ -245,7 +266,7 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
         ),
         "month": lambda year, month, day, price: (f"{month}/{day}/{year}", f'"{price:,} €"'),
     }
-    agreed = {"target": "sold", "inputs": [["when", "date"], ["price", "number"]], "classes": None}
+    agreed = {"targets": ["sold"], "counts": False, "inputs": [["when", "date"], ["price", "number"]], "classes": None}
     columns = dict(zip(("when", "price", "sold"), map(list, zip(*rows, strict=True)), strict=True))
     whole = kinfed.from_frame(polars.DataFrame({"who": ["x", "y"] * 30, **columns}), client="who", target="sold")
     words = {"agreed": agreed, "description": whole.columns.to_dict()}
@@ -330,11 +351,12 @@ def meters(trial, tmp_path):
     return make
 
 
-def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path):
+@pytest.mark.parametrize("quantiles", [[], [0.1, 0.5, 0.9]])
+def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path, quantiles):
     miles = [f"{a},{b},{1 + abs(i - j)}\n" for i, a in enumerate("abcdef") for j, b in enumerate("abcdef") if i < j]
     (tmp_path / "map.csv").write_text("from,to,miles\n" + "".join(miles))
     graph = {"graph": str(tmp_path / "map.csv"), "distances": "miles", "sigma": 2.0, "horizons": [2]}
-    made = meters("sfl", rounds=2, **graph)
+    made = meters("sfl", rounds=2, quantiles=quantiles, **graph)
     summary = made.serve()
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
@@ -347,9 +369,11 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path)
         edges=tmp_path / "map.csv",
         distances="miles",
         sigma=2.0,
+        quantiles=quantiles,
         seed=11,
     )
-    assert (summary.shape, summary.outputs) == ([6, 2], 4)
+    assert (summary.shape, summary.outputs) == ([6, 2], 12 if quantiles else 4)
+    assert summary.metric == federation.task.metric
     learning = made.planned.learning
     run = kinfed.fit(
         learning.method,
@@ -394,7 +418,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     said = []
     (tmp_path / "d.csv").write_text("a,y\n1.5,2.5\n2.5,4.5\nfoo,6.5\n2.25,7.5\n")
     site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
-    agreed = {"target": "y", "inputs": [["a", "number"]], "classes": None}
+    agreed = {"targets": ["y"], "counts": False, "inputs": [["a", "number"]], "classes": None}
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
     assert refused == (
@@ -469,6 +493,30 @@ def test_other_units_at_a_site_are_warned_of_by_name(tables):
     assert summary.columns["clients"].keys() == set("abcdef")  # and it is scaled by each client's own
 
 
+@pytest.mark.parametrize("place", [0, 4])
+def test_sites_in_euros_and_in_dollars_are_not_merged(tables, place):
+    """An input and the target: who is in another unit than most is left out, who names none is warned of."""
+    units = {"a": "€ {}", "b": "{} EUR", "c": "$ {}", "d": "{}"}
+
+    def change(name, rows):
+        cells = [f"{float(row[place] or 9.5):.2f}" for row in rows]
+        return [
+            [*row[:place], units.get(name, "{} €").format(cell), *row[place + 1 :]]
+            for row, cell in zip(rows, cells, strict=True)
+        ]
+
+    made = tables(change=change, rounds=1, clients=5)
+    assert made.serve().names == ["a", "b", "d", "e", "f"]
+    name = HEADING[place]
+    assert any(
+        line.startswith(f"left client c out: its column '{name}' is in USD, at other sites in EUR")
+        for line in made.lines
+    )
+    warned = [line for line in made.lines if "names no unit" in line]
+    assert len(warned) == 1
+    assert warned[0].startswith(f"client d: its column '{name}' names no unit, and at other sites it is in EUR")
+
+
 def test_a_site_names_as_many_categories_as_its_operator_allows(tables, tmp_path):
     def change(name, rows):
         return [[row[0], f"{row[1]}{i % 40}", *row[2:]] for i, row in enumerate(rows)]
@@ -499,7 +547,12 @@ def test_one_class_and_many_categories_are_told_to_the_operator(tmp_path):
     rows = [f"{i},c{i % 1500},no\n" for i in range(4000)]
     (tmp_path / "d.csv").write_text("a,b,y\n" + "".join(rows))
     site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append)
-    agreed = {"target": "y", "inputs": [["a", "number"], ["b", "category"]], "classes": ["no", "yes"]}
+    agreed = {
+        "targets": ["y"],
+        "counts": False,
+        "inputs": [["a", "number"], ["b", "category"]],
+        "classes": ["no", "yes"],
+    }
     reply = site.reply("describe", messages.Message({"agreed": agreed, "split": {}, "seed": 0}, {}))
     assert len(reply.words["statistics"]["b"]["counts"]) == 1000
     assert said == [
@@ -600,6 +653,7 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "fits: by its own rows an example is [19], and a model has 1 output" in lines[0]
     assert "note      d.csv: 'fruit' has 4 categories, of which the 2 most frequent are named to the server" in text
     assert "model     Net fits: 85 parameters; method fedaghn" in lines
+    assert "tensors   shared 0.weight, 0.bias, 2.weight, 2.bias (85 numbers)" in lines
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
     assert "2 categories by name and count:" in text
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
@@ -622,6 +676,17 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
 def test_a_check_says_what_does_not_fit(check, reading, code, why):
     with pytest.raises(UsageError, match=why):
         check(reading, code)
+
+
+def test_a_check_says_what_only_all_sites_decide(check, tmp_path):
+    """Whole numbers may be classes at one site, and numbers among all."""
+    lines = check(Reading("kept"), run="")
+    assert any(
+        line.startswith("note      'kept' has 2 different whole numbers here: whether these are") for line in lines
+    )
+    (tmp_path / "plan.toml").write_text(PLAN + "labels = false\n")
+    assert "a model has 1 output" in check(Reading("kept"))[0]
+    assert not any("whole numbers here" in line for line in check(Reading("kept")))
 
 
 def test_a_check_of_a_name_that_no_site_can_have_says_so(check, tmp_path):

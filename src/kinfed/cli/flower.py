@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError
-from ..experiments import config, own_parts, tracking
+from ..experiments import beside, config, own_parts, tracking
 from ..experiments.following import catch_up
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
@@ -143,6 +143,12 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         help="follow it in tensorboard, mlflow (at MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
         "repeated; --resume goes on where the run was followed (docs/tracking.md)",
     )
+    run.add_argument(
+        "--beside",
+        metavar="WHICH",
+        help="what each site compares its model with in the end: local (the default; sites train it by themselves), "
+        "local,fedavg (FedAvg takes as many rounds again), or none",
+    )
     run.add_argument("--quiet", action="store_true", help="print only the results")
     run.set_defaults(command=_run)
 
@@ -221,6 +227,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     from ..flower import follow, plan, superlink, trackers
 
     tracking.check(args.track)
+    if args.resume is not None and args.beside is not None:
+        raise UsageError("--beside is for a new run; a resumed one compares as its config says")
     if (args.plan is None) == (args.resume is None):
         raise UsageError("give a FILE.toml to start a run, or --resume and the folder of a run")
     if args.resume is not None:
@@ -235,6 +243,8 @@ def _run(args: argparse.Namespace, console: Console) -> None:
         raw = config.read(str(out / "config.toml"), [])
     else:
         raw = config.read(args.plan, args.overrides)
+        if args.beside is not None:
+            raw["flower"] = raw.get("flower", {}) | {"beside": _beside(args.beside)}
     planned = plan.resolve(raw)
     if args.resume is None:
         config.warn_of_idle(args.plan, args.overrides, {planned.learning.method_name: planned.learning.method})
@@ -259,6 +269,14 @@ def _run(args: argparse.Namespace, console: Console) -> None:
             f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv); the models are at "
             "the sites"
         )
+
+
+def _beside(text: str) -> list[str]:
+    """What --beside asks for; raises UsageError for anything else, "auto" included."""
+    wanted = beside.parse(text)
+    if isinstance(wanted, str):
+        raise UsageError(f"--beside is local, local,fedavg or none; got '{text}'")
+    return list(wanted)
 
 
 def _revoke(args: argparse.Namespace, console: Console) -> None:

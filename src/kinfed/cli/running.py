@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from ..core.history import History
+from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..errors import several
 from ..metrics.statistics import is_share
@@ -83,7 +84,7 @@ def options() -> argparse.ArgumentParser:
 
 def execution(args: argparse.Namespace, bar: "Bar") -> Execution:
     """The options as an Execution that reports to the bar."""
-    return replace(unwatched(args), progress=bar.update)
+    return replace(unwatched(args), progress=bar.update, planned=bar.plan)
 
 
 def unwatched(args: argparse.Namespace, workers: int | None = None) -> Execution:
@@ -114,6 +115,7 @@ class Bar:
     def __init__(self, console: Console, quiet: bool) -> None:
         columns = (BarColumn(30), activity_column(17, console), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+        self._console, self._quiet, self._planned = console, quiet, ""
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
 
@@ -128,6 +130,12 @@ class Bar:
         """Show which of several runs comes next."""
         self._name = f"{name}, "
         self._bar.reset(self._task, total=None, description=f"{self._name}loading data and model")
+
+    def plan(self, sharing: Sharing) -> None:
+        """Say which tensors travel, stay and never move, unless all travel; once for several runs that are alike."""
+        if sharing.divided and not self._quiet and sharing.plan != self._planned:
+            self._planned = sharing.plan
+            self._console.print(f"tensors   {sharing.plan}", soft_wrap=True)
 
     def count(self, done: int, several: int) -> None:
         """Show how many of several parallel runs have ended."""

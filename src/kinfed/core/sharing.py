@@ -30,6 +30,7 @@ from .trees import Tree
 
 Part = Literal["shared", "personal", "frozen"]
 PARTS: tuple[Part, ...] = ("shared", "personal", "frozen")
+SHOWN = 6  # names of tensors that a plan lists
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,17 @@ class Sharing:
         """How many tensors a part of the model has, and how many numbers."""
         sizes = [e.shape.numel() for e in self.layout.entries if self._part(e.name) == part]
         return len(sizes), sum(sizes)
+
+    @property
+    def plan(self) -> str:
+        """Which tensors travel, stay with the clients and never move, in a line."""
+        said = []
+        for part in PARTS:
+            names = [e.name for e in self.layout.entries if self._part(e.name) == part]
+            if names:
+                listed = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
+                said.append(f"{part} {listed} ({self.count(part)[1]:,} numbers)")
+        return "; ".join(said)
 
     def summary(self, down: int, up: int, rounds: int) -> dict[str, Any]:
         """Tensors and numbers of each part, and the mean over rounds of the bytes down to the clients and up again."""

@@ -16,6 +16,7 @@ SAMPLE = 1_000  # cells that tell whether a column may be in a form at all
 UNIT = r"%|€|\$|£|¥|₹|(?:EUR|USD|GBP|CHF|JPY|CNY|INR|AUD|CAD|SEK|NOK|DKK|PLN|CZK|BRL|MXN|ZAR)\b"
 MEASURE = r"kg|mg|lbs?|oz|km/h|mph|km|cm|mm|mi|ft|ml|cl|km²|m²|m³|kWh|MWh|Wh|kW|MW|hPa|bar|°C|°F|min|ms|ppm|k?Hz|[kMG]B"
 LETTER = r"[gtmslh]"  # units only after a blank, as 5m may be a name
+NAMED = {"€": "EUR", "$": "USD", "£": "GBP", "¥": "JPY", "₹": "INR", "lbs": "lb"}  # other names of the same unit
 SIGN = r"+\x{2212}-"  # a minus sign of typography, too
 SPACE = r" '\x{2019}\x{a0}\x{202f}"  # between thousands
 POWER = r"(?:[eE][+-]?\d+)?"

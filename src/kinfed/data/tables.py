@@ -15,7 +15,7 @@ from torch import Tensor
 from ..core.settings import Count, CountOrZero, Settings
 from ..core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ..errors import UsageError
-from .cells import DAY, FEW, Frame, Words, natural
+from .cells import DAY, FEW, Frame, Numbers, Words, natural
 from .dataset import Dataset, Prepare, rows_by_owner
 from .description import Raw, raw_of
 from .federation import Federation, divide
@@ -306,14 +306,19 @@ def _target(frame: Frame, reader: TableReader) -> tuple[Tensor, Task, tuple[str,
     if not reader.counts:
         return y, Regression(names=tuple(targets)), (), missing
     [(name, values)] = columns.items()
-    wrong = ((values < 0) | (values != np.round(values))) & ~missing[name]
+    check_counts(frame, name, values)
+    return y, Counts(), (), missing
+
+
+def check_counts(frame: Frame, name: str, values: Numbers) -> None:
+    """Raise UsageError that names the first of a column's values: [n] that is no count; NaN is none at all."""
+    wrong = ((values < 0) | (values != np.round(values))) & ~np.isnan(values)
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
             f"{frame.place(at, name)}: {values[at]:g} is no count, which is a whole number from 0; mend it, or predict "
             "the column as a number: leave counts out"
         )
-    return y, Counts(), (), missing
 
 
 def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Dataset:

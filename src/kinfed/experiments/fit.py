@@ -90,10 +90,9 @@ def fit(
     if attack is not None and attackers.any():
         history.honest, shared = ~attackers, Sharing.of(method, model.layout).shared
         whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
-    at = checkpointer.begin(divided, roster, fleet, history)
-
-    origin, layers = divided.origin_of(roster), Sharing.of(method, model.layout).layers
-    tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, layers)
+    at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
+    execution.planned(sharing := Sharing.of(method, model.layout))
+    tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
     with tracked as follow, checkpointer.guard():
 
         def after(round: int, server: Tree) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from ..attacks.attack import Attack
 from ..core import trees
@@ -26,9 +25,9 @@ from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
 from .left import Left
 from .predictor import Predictor, Source
-from .tested import Tested, intervals, verdict
+from .tested import Tested, intervals, of_examples, verdict
 
-BLOCK, MANY = 512, 1 << 16  # test examples in one pass through a model, and in one of scores
+BLOCK = 512  # test examples in one pass through a model
 
 
 @dataclass
@@ -109,17 +108,13 @@ class Run:
             place = device if plain else torch.device("cpu")
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 
-        def score(output: Tensor, truth: Tensor) -> Tensor:
-            return task.score(output[None], truth[None], output.new_ones(1))[task.metric]
-
         with torch.no_grad():
             if plain and "theta" in self.history.shared:  # one model for all clients
                 found = [outputs(torch.cat(list(rows)), 0)]
             else:
                 found = [outputs(at, i) for i, at in enumerate(rows)]
             truth = y[torch.cat(list(rows))].cpu()
-            blocks = zip(torch.cat(found).split(MANY), truth.split(MANY), strict=True)
-            scores = torch.cat([vmap(score)(*block) for block in blocks]).split([len(at) for at in rows])
+            scores = of_examples(task, torch.cat(found), truth).split([len(at) for at in rows])
         undefined = any(len(own) and not own.isfinite().any() for own in scores)
         return [] if undefined or not self._averages(scores, split) else list(scores)
 

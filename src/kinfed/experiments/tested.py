@@ -4,14 +4,20 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
+from torch.func import vmap
 
 from ..core.history import History
+from ..core.tasks import Task
 from ..metrics.statistics import interval
 from ..metrics.verdict import Evidence, Verdict, evidence, judge
 from .run_folder import RunFolder
 
 Array = NDArray[Any]
+
+MANY = 1 << 16  # test examples that are scored in one pass
 
 
 class Tested(NamedTuple):
@@ -38,6 +44,16 @@ class Tested(NamedTuple):
             by_name and {name: by_name[name] for name in honest},
             summary.leaking,
         )
+
+
+def of_examples(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """[n] the score of each example by itself, in the task's metric; outputs and y: [n, ...]."""
+
+    def score(output: Tensor, truth: Tensor) -> Tensor:
+        return task.score(output[None], truth[None], output.new_ones(1))[task.metric]
+
+    blocks = zip(outputs.split(MANY), y.split(MANY), strict=True)
+    return torch.cat([vmap(score)(*block) for block in blocks])
 
 
 def intervals(history: History) -> dict[str, dict[str, Any]]:

@@ -35,7 +35,7 @@ def kind(words: Words) -> str:
     """
     task, columns, shape = words.get("task", {}), words.get("columns") or [], words.get("shape")
     if (table := words.get("table")) is not None:
-        return json.dumps(["table", sorted(columns), table["target"]])
+        return json.dumps(["table", sorted(columns), table["targets"]])
     if (series := words.get("series")) is not None:
         return json.dumps(["series", columns, shape, words.get("outputs"), series["dated"]])
     outputs = None if task.get("name") == "Classification" else words.get("outputs")
@@ -49,8 +49,10 @@ def columns_misfit(words: Words) -> str:
         try:
             kinds, labels = table["kinds"], table["labels"]
             fits = [*kinds] == words["columns"] and all(isinstance(kind, str) for kind in kinds.values())
-            fits &= isinstance(table["target"], str) and len({*labels}) == len(labels) <= MOST
-            fits &= all(isinstance(label, str) for label in labels)
+            targets = table["targets"]
+            fits &= bool(targets) and all(isinstance(name, str) for name in targets)
+            fits &= len({*labels}) == len(labels) <= (MOST if len(targets) == 1 else 0)
+            fits &= all(isinstance(label, str) for label in labels) and _are_units(table["units"])
             fits &= len(labels) == words["task"].get("classes", 0)
         except (LookupError, TypeError, AttributeError):
             fits = False
@@ -58,11 +60,15 @@ def columns_misfit(words: Words) -> str:
     if series is not None:
         try:
             disclosed.expanded(series["times"])
-            fits = type(series["dated"]) is bool and type(series["zoned"]) is bool
+            fits = type(series["dated"]) is bool and type(series["zoned"]) is bool and _are_units(series["units"])
         except (UsageError, LookupError, TypeError):
             fits = False
         return "" if fits else f"its times are {series!r:.80}"
     return ""
+
+
+def _are_units(units: Any) -> bool:
+    return isinstance(units, dict) and all(isinstance(unit, str) and len(unit) < 4 for unit in units.values())
 
 
 def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:

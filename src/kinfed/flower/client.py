@@ -71,3 +71,9 @@ def join(envelope: Envelope, context: Context) -> Envelope:
 def round(envelope: Envelope, context: Context) -> Envelope:
     """Evaluate the models of the previous round, and train for this one."""
     return reply("round", envelope, context)
+
+
+@app.query("verdict")
+def verdict(envelope: Envelope, context: Context) -> Envelope:
+    """Say what learning from others was worth."""
+    return reply("verdict", envelope, context)

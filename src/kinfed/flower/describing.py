@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
 from ..data.columns import ROUNDING
 from ..data.description import Description, Target, of_clients
+from ..data.forms import NAMED
 from ..data.statistics import NumberStatistics, Statistics, merged
 from ..errors import RunError, UsageError
 from . import plan
@@ -41,10 +42,18 @@ class Describing:
     def agree(self, alike: Mapping[str, Words]) -> None:
         """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
         first = next(iter(alike.values()))
-        if "table" in first:
-            self.facts["agreed"] = _columns(alike, self.planned)
-        else:
-            self.facts["agreed"] = self._times(alike)
+        agreed = _columns(alike, self.planned) if "table" in first else self._times(alike)
+        own = [] if self.planned.deployment.scale != "client" else [name for name, _ in agreed.get("inputs", [])]
+        counted = Counter(one for words in alike.values() for one in _units(words).items() if one[0] not in own)
+        agreed["units"] = dict(one for one, _ in reversed(counted.most_common()))
+        self.facts["agreed"] = agreed
+        for client, words in alike.items():
+            empty = [name for name, kind in words.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
+            for name in sorted(agreed["units"].keys() - _units(words).keys() - {*empty}):
+                self.broker.log(
+                    f"client {client}: its column '{name}' names no unit, and at other sites it is in "
+                    f"{agreed['units'][name]}; if it is in another unit there, correct that site's file"
+                )
 
     def describe(self, clients: list[str], needed: int) -> list[str]:
         """Ask sites for statistics, and describe the columns by them; returns the sites that told theirs.
@@ -55,11 +64,11 @@ class Describing:
         if series:
             self._cut(clients, needed)
         replies = self._ask(clients, needed, self._problem)
-        answers: dict[str, Any] = {}
+        answers: dict[str, list[NumberStatistics]] = {}
         for client, reply in sorted(replies.items()):
             self.told[client] = {} if series else _statistics(reply.words, self.facts["agreed"])
-            if "answers" in reply.words:
-                answers[client] = disclosed.from_json(reply.words["answers"], "number")
+            if not self.facts["agreed"].get("classes"):
+                answers[client] = _answers(reply.words)
         self._found(answers)
         return list(replies)
 
@@ -104,45 +113,54 @@ class Describing:
         try:
             if "times" not in agreed:
                 _statistics(reply.words, agreed)
-            if not agreed.get("classes"):
-                disclosed.from_json(reply.words["answers"], "number")
+            if not agreed.get("classes") and len(_answers(reply.words)) != len(agreed["targets"]):
+                return "it sent no statistics of its targets"
         except UsageError as problem:
             return str(problem)
         except (LookupError, TypeError):
             return "it sent no statistics"
         return ""
 
-    def _found(self, answers: Mapping[str, NumberStatistics]) -> None:
+    def _found(self, answers: Mapping[str, list[NumberStatistics]]) -> None:
         """Complete the facts: the description, the shape of an example, the task."""
         agreed, deployment = self.facts["agreed"], self.planned.deployment
-        whole: NumberStatistics = merged(list(answers.values()) or [NumberStatistics(0, 0, 0.0, 1.0, (), {})])
-        if answers and not whole.deviation > 0:
-            raise UsageError("the target is the same in all training rows of all sites, so there is nothing to learn")
-        self._warn_of_units({client: {agreed["target"]: one} for client, one in answers.items()})
+        targets, classes = agreed["targets"], agreed.get("classes")
+        whole: list[NumberStatistics] = [merged(each) for each in zip(*answers.values(), strict=True)]
+        for name, one in zip(targets, whole, strict=False):
+            if not one.deviation > 0:
+                raise UsageError(
+                    f"'{name}' is the same in all training rows of all sites, so there is nothing to learn"
+                )
+        if not classes:
+            self._warn_of_units({client: dict(zip(targets, each, strict=True)) for client, each in answers.items()})
         if "times" in agreed:
             clock = Clock.of(np.array(disclosed.expanded(agreed["times"])), agreed["dated"])
             self.facts["shape"] = [agreed["past"], 1 if clock.daily is None else 2]
-            horizons = tuple(agreed["horizons"])
-            task: Task = Forecasting(whole.mean, whole.deviation, "absolute", horizons)
-            self.facts |= {"outputs": agreed["horizon"], "task": plan.describe_task(task)}
+            known: dict[str, Any] = {"mean": whole[0].mean, "deviation": whole[0].deviation}
+            known |= {"horizons": tuple(agreed["horizons"])}
+            quantiles = tuple(map(float, deployment.quantiles))
+            task: Task = Quantiles(**known, quantiles=quantiles) if quantiles else Forecasting(**known)
+            outputs = agreed["horizon"] * max(1, len(quantiles))
+            self.facts |= {"outputs": outputs, "task": plan.describe_task(task)}
             return
         found = of_clients("", self.told, deployment.scale, deployment.categories)
         self._warn_of_units(self.told)
         if not found.names:
             raise UsageError("no column is left for the inputs, as training rows say nothing of any")
-        classes = agreed["classes"]
         if classes:
-            target = Target(agreed["target"], tuple(classes))
+            predicted: tuple[Target, ...] = (Target(targets[0], tuple(classes)),)
             by_class = deployment.by_class
             task = Classification(len(classes), by_class=len(classes) < 3 if by_class is None else by_class)
         else:
-            target = Target(agreed["target"], (), whole.mean, whole.deviation)
-            task = Regression((whole.mean,), (whole.deviation,), (agreed["target"],))
-        description = Description(found.client, found.inputs, (target,), found.clients)
+            each = zip(targets, whole, strict=True)
+            predicted = tuple(Target(name, (), one.mean, one.deviation) for name, one in each)
+            scale = tuple(one.mean for one in predicted), tuple(one.deviation for one in predicted)
+            task = Counts(predicted[0].mean) if agreed["counts"] else Regression(*scale, tuple(targets))
+        description = Description(found.client, found.inputs, predicted, found.clients)
         self.facts |= {
             "description": description.to_dict(),
             "shape": [len(found.names)],
-            "outputs": len(classes) if classes else 1,
+            "outputs": len(classes or targets),
             "task": plan.describe_task(task),
         }
 
@@ -185,7 +203,7 @@ class Describing:
                 )
         first = next(iter(alike.values()))
         return {
-            "target": first["columns"][0],
+            "targets": first["columns"],
             "dated": first["series"]["dated"],
             "times": disclosed.stretches(whole.tolist(), disclosed.LONGEST),
             "past": first["shape"][0],
@@ -212,6 +230,11 @@ class Describing:
 
 def why_not(agreed: Words, words: Words) -> str:
     """Why a site whose columns have the right names cannot take part; empty if it can."""
+    for name, unit in _units(words).items():
+        if unit != (known := agreed["units"].get(name, unit)):
+            return (
+                f"its column '{name}' is in {unit}, at other sites in {known}; convert it, or leave it out at all sites"
+            )
     table = words.get("table")
     if table is None:
         return ""
@@ -222,10 +245,16 @@ def why_not(agreed: Words, words: Words) -> str:
     if agreed["classes"] and (new := {*table["labels"]} - {*agreed["classes"]}):
         return f"{len(new)} of its classes are not among the {len(agreed['classes'])} of the federation"
     if bool(table["labels"]) < bool(agreed["classes"]):
-        return f"its target '{agreed['target']}' is a number, at other sites it has classes"
-    if agreed["classes"] is None and not all(map(_numeric, table["labels"])):
-        return f"its target '{agreed['target']}' is text, at other sites it is a number"
+        return f"its target '{agreed['targets'][0]}' is a number, at other sites it has classes"
+    if agreed["classes"] is None and not all(map(is_number, table["labels"])):
+        return f"its target '{agreed['targets'][0]}' is text, at other sites it is a number"
     return ""
+
+
+def _units(words: Words) -> dict[str, str]:
+    """The units that a site's columns are written in, by code; none of columns that name none."""
+    units = (words.get("table") or words.get("series") or {}).get("units", {})
+    return {name: NAMED.get(unit, unit) for name, unit in units.items()}
 
 
 def for_one(facts: Words, client: str) -> Words:
@@ -262,16 +291,25 @@ def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
             kinds["category"] += names_rows
             inputs.append((name, max(kinds, key=lambda kind: (kinds[kind], kind == "category"))))
     labels = {label for table in tables.values() for label in table["labels"]}
-    numeric = all(map(_numeric, labels))
+    numeric = all(map(is_number, labels))
     votes = sum(1 if table["labels"] else -1 for table in tables.values())
     some_numbers = any(not table["labels"] for table in tables.values())
-    numbers = votes < 0 or (numeric and (some_numbers or len(labels) > FEW or not planned.deployment.labels))
+    targets, deployment = next(iter(tables.values()))["targets"], planned.deployment
+    if deployment.counts and len(targets) > 1:
+        raise UsageError(f"flower.counts: counts are one number for each row, and sites have {', '.join(targets)}")
+    numbers = votes < 0 or deployment.counts
+    numbers |= numeric and (some_numbers or len(labels) > FEW or not deployment.labels)
     classes = None if numbers else sorted(labels, key=natural)
     if classes is not None and len(classes) < 2:
         raise UsageError("the target is the same in all rows of all sites, so there is nothing to learn")
     if not inputs:
         raise UsageError("no column is left for the inputs: all are empty, or different in every row")
-    return {"target": next(iter(tables.values()))["target"], "inputs": inputs, "classes": classes}
+    return {"targets": targets, "inputs": inputs, "classes": classes, "counts": deployment.counts}
+
+
+def _answers(words: Words) -> list[NumberStatistics]:
+    """The statistics of targets that are numbers."""
+    return [disclosed.from_json(one, "number") for one in words["answers"]]
 
 
 def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
@@ -279,7 +317,8 @@ def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
     return {name: disclosed.from_json(said[name], kind) for name, kind in agreed["inputs"]}
 
 
-def _numeric(label: str) -> bool:
+def is_number(label: str) -> bool:
+    """Whether a label is a number."""
     try:
         return bool(np.isfinite(float(label)))
     except ValueError:

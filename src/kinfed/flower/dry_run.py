@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_map
 from ..core import trees
 from ..core.fleet import Key
 from ..core.model import Model
-from ..core.tasks import Classification, Task
+from ..core.tasks import Classification, Quantiles, Task
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..simulation.execution import Execution
@@ -26,7 +26,8 @@ class DryRun:
     def __init__(self, planned: Plan, model: Model, shape: tuple[int, ...], outputs: int, task: Task) -> None:
         self.task = task
         x = torch.zeros(4, *shape)
-        y = torch.zeros(4, dtype=torch.int64) if isinstance(task, Classification) else torch.zeros(4, outputs)
+        width = outputs // len(task.quantiles) if isinstance(task, Quantiles) else outputs
+        y = torch.zeros(4, dtype=torch.int64) if isinstance(task, Classification) else torch.zeros(4, width)
         rows: dict[str, list[Tensor]] = {
             "train": [torch.tensor([0, 1])],
             "validation": [torch.tensor([2])],

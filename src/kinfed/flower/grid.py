@@ -17,7 +17,13 @@ from .messages import Message
 from .nodes import Failure, Node
 
 # Names of Flower's message types.
-KINDS = {"hello": "query.hello", "describe": "query.describe", "join": "query.join", "round": "train.round"}
+KINDS = {
+    "hello": "query.hello",
+    "describe": "query.describe",
+    "join": "query.join",
+    "round": "train.round",
+    "verdict": "query.verdict",
+}
 GONE = (3, 4, 5)  # Flower's error codes for messages that were lost or whose node is offline
 CRASHED = 8
 

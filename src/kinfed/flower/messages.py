@@ -20,8 +20,16 @@ NEEDED: dict[str, dict[str, type]] = {  # what the server's messages must hold
     "join": {"experiment": str, "table": dict, "task": dict, "shape": list, "outputs": int, "layout": str},
     "describe": {"agreed": dict, "split": dict, "seed": int},
     "round": {"experiment": str, "layout": str},
+    "verdict": {"experiment": str},
 }
-OPTIONAL: dict[str, type] = {"selected": dict, "chosen": str, "judged": int, "agreed": dict, "description": dict}
+OPTIONAL: dict[str, type] = {
+    "selected": dict,
+    "chosen": str,
+    "judged": int,
+    "agreed": dict,
+    "description": dict,
+    "fedavg": str,
+}
 
 
 class Message(NamedTuple):

@@ -12,14 +12,15 @@ from ..core.graph import Graph
 from ..core.method import model_for
 from ..core.model import Model
 from ..core.seeding import generator
-from ..core.tasks import Classification, Forecasting, Regression, Task
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
 from ..data.split import Split
 from ..errors import UsageError
 from ..experiments import config, own_parts, parts
 from ..experiments.config import Learning, Table
 
-NUMBERS: dict[str, type] = {"Regression": Regression, "Forecasting": Forecasting}  # tasks without classes
+NUMBERS: dict[str, type] = {one.__name__: one for one in (Regression, Counts, Forecasting, Quantiles)}
 STALE = ("keep", "decay", "drop")
+BESIDE: tuple[list[str], ...] = (["local", "fedavg"], ["local"], [])
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ class Deployment:
     scale: Literal["auto", "federation", "client"] = "auto"  # of tables: whose training rows give the scale of inputs
     categories: int = 50  # of tables: of a column of text, the most that are told apart
     labels: bool = True  # of tables: whether few whole numbers as a target are classes
+    counts: bool = False  # of tables: whether the target counts something: whole numbers from 0
     horizons: Sequence[int] = ()  # of series: steps ahead that are scored too, from 1
+    quantiles: Sequence[float] = ()  # of series: to forecast in place of one number, such as [0.1, 0.5, 0.9]
+    beside: Sequence[str] = ("local",)  # what each site compares its model with in the end: local, and perhaps fedavg
 
     def __post_init__(self) -> None:
         if self.clients < 1:
@@ -62,6 +66,11 @@ class Deployment:
             raise UsageError(f"flower.stale must be one of {', '.join(STALE)}; got '{self.stale}'")
         if self.categories < 1:
             raise UsageError(f"flower.categories is a number of categories, at least 1; got {self.categories}")
+        if self.quantiles:
+            check_quantiles(self.quantiles)
+        if sorted(self.beside, reverse=True) not in BESIDE:
+            known = " or ".join(map(str, BESIDE))
+            raise UsageError(f"flower.beside must be {known}; got {list(self.beside)!r:.80}")
         if not 0 < self.decay < 1:
             raise UsageError(f"flower.decay must lie in (0, 1); got {self.decay}")
 
@@ -117,7 +126,7 @@ def describe_task(task: Task) -> dict[str, Any]:
         decided = {} if task.by_class is None else {"by_class": task.by_class}
         return {"name": "Classification", "classes": task.classes, **decided}
     settings: dict[str, Any] = asdict(task) if is_dataclass(task) else {}
-    return {"name": type(task).__name__, **{key: value for key, value in settings.items() if value != ()}}
+    return {"name": type(task).__name__, **settings}
 
 
 def read_task(words: dict[str, Any]) -> Task:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..core import trees
+from ..data.cells import FEW
 from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
 from . import messages, plan
+from .describing import is_number
 from .messages import Message, Words
 from .nodes import Failure, Node, check_name
 from .server import serve
@@ -22,7 +24,15 @@ from .site_reading import Reading
 
 Report = Callable[[str], object]
 SHOWN = 12  # names that a line lists
-KEPT = ("scale", "categories", "labels", "horizons", "classes")  # settings of [flower] that say what examples are
+KEPT = (
+    "scale",
+    "categories",
+    "labels",
+    "counts",
+    "horizons",
+    "quantiles",
+    "classes",
+)  # settings of [flower] that say what examples are
 CALLED = {
     "number": "numbers",
     "category": "text",
@@ -33,7 +43,7 @@ CALLED = {
 
 
 @dataclass
-class _Here:
+class Here:
     """A transport to sites in this process; keeps what the first one replies."""
 
     sites: Sequence[Site]
@@ -73,12 +83,12 @@ def rehearse(
             links = Path(folder) / "links.csv"
             links.write_text(f"from,to\n{client},{client}-twin\n")
             kept = {key: flower[key] for key in KEPT if key in flower}
-            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links)}
+            flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links), "beside": []}
             planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
             told: list[str] = []
             names = (client, f"{client}-twin")
             sites = [Site(name, data, Path(folder), device, reading, code, told.append) for name in names]
-            here = _Here(sites)
+            here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
                 raise UsageError(told[0].removeprefix(f"client {client}: "))
             try:
@@ -88,11 +98,14 @@ def rehearse(
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.outputs or 0, "output")
     report(f"file      {data} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
-    for line in dict.fromkeys(line for line in told if not line.startswith("client ")):
+    for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
+        report(f"note      {line}")
+    if line := _undecided(here.left["hello"].words, flower):
         report(f"note      {line}")
     if run:
         named = own_parts.called(planned.table["model"]["name"])
         report(f"model     {named} fits: {summary.parameters:,} parameters; method {summary.method}")
+        report(next(line.replace(": ", "   ", 1) for line in told if line.startswith("tensors: ")))
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, and why it refuses a message if it does:")
@@ -110,6 +123,7 @@ def _leaving(left: dict[str, Message], modelled: bool) -> list[str]:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
     else:
         lines.append("round     its scores (validation and test), and what the method uploads")
+    lines.append("verdict   the test score of a model that it learns alone")
     return lines
 
 
@@ -123,10 +137,12 @@ def _arrays(message: Message) -> str:
 def _greeting(words: Words) -> list[str]:
     lines = ["its name and version of kinfed"]
     if table := words.get("table"):
-        named = [f"{name} ({CALLED[kind]})" for name, kind in table["kinds"].items()]
+        units = {name: f" in {unit}" for name, unit in table["units"].items()}
+        named = [f"{name} ({CALLED[kind]}{units.get(name, '')})" for name, kind in table["kinds"].items()]
         lines.append(f"names and kinds of {several(len(named), 'column')}: {_some(named)}")
-        labels = f"; its classes: {_some(table['labels'])}" if table["labels"] else ", numbers"
-        lines.append(f"the target: {table['target']}{labels}")
+        labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
+        labels = labels if table["labels"] else ", numbers"
+        lines.append(f"the target: {', '.join(table['targets'])}{labels}")
     elif series := words.get("series"):
         count = int(sum(part[2] for part in series["times"]))
         lines.append(
@@ -138,6 +154,23 @@ def _greeting(words: Words) -> list[str]:
     return lines
 
 
+def _whole(table: Words) -> bool:
+    """Whether the labels of a table are numbers."""
+    return bool(table["labels"]) and all(map(is_number, table["labels"]))
+
+
+def _undecided(words: Words, flower: Words) -> str:
+    """What a site by itself cannot say of its target; empty if nothing."""
+    table = words.get("table")
+    if table is None or not _whole(table) or flower.get("counts") or not flower.get("labels", True):
+        return ""
+    count = several(len(table["labels"]), "different whole number")
+    return (
+        f"'{table['targets'][0]}' has {count} here: whether these are classes is decided with all sites' counts; with "
+        f"more than {FEW} in all, or other numbers at any site, it is a number, and a model has one output"
+    )
+
+
 def _description(words: Words) -> list[str]:
     """What is told of the training rows, column by column."""
     lines = [f"of {several(words['rows'], 'training row')}:"]
@@ -145,8 +178,9 @@ def _description(words: Words) -> list[str]:
         lines.append(f"  {name}: {_told(known)}")
     if "begins" in words:
         lines.append("  at which steps windows begin")
-    if "answers" in words:
-        lines.append(f"  the target: {_told(words['answers'])}")
+    for i, one in enumerate(words.get("answers", [])):
+        number = f" {i + 1}" * (len(words["answers"]) > 1)
+        lines.append(f"  the target{number}: {_told(one)}")
     return lines
 
 

@@ -17,6 +17,7 @@ from ..experiments import own_parts, results
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import intervals
 from ..files import make_folder, replacing
+from ..metrics.verdict import Verdict
 from .describing import scale_of
 from .fleet import FlowerFleet
 from .messages import Words
@@ -32,6 +33,7 @@ def summarise(
     fleet: FlowerFleet,
     seconds: float,
     out: RunFolder,
+    verdict: Verdict | None = None,
 ) -> Summary:
     """Write the results of a finished run to its folder, and return its summary."""
     at = history.rounds.index(history.select(history.chosen))
@@ -67,6 +69,7 @@ def summarise(
         scale=scale_of(facts),
         columns=facts.get("description"),
         experiment=facts["experiment"],
+        verdict=None if verdict is None else verdict.to_dict(),
         out=str(out),
     )
     results.draw_recall(summary, out)

@@ -28,7 +28,8 @@ from ..experiments import own_parts
 from ..experiments.following import followed
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
-from . import describing, messages, plan, trackers
+from ..metrics.verdict import Verdict
+from . import beside, describing, messages, plan, trackers
 from .agreement import agree, fitting
 from .broker import Broker
 from .dry_run import DryRun
@@ -72,7 +73,11 @@ def serve(
             return folder.read_summary()
         watch = Watch(out, planned.learning.rounds.count, broker)
         try:
-            summary = _Run(planned, broker, out, log, watch).run()
+
+            def beside(other: Plan, folder: Path, told: Log) -> Summary:
+                return serve(other, transport, folder, told, poll, members)
+
+            summary = _Run(planned, broker, out, log, watch).run(beside)
         except Exception as problem:
             watch.write("failed", messages.plain(problem))
             raise
@@ -124,14 +129,16 @@ class _Run:
         self.method = self._wrapped(inner)
         self.at = Progress(0, None, None, 0.0)  # after the last complete round
 
-    def run(self) -> Summary:
-        """Run all rounds that are left, and write the results."""
+    def run(self, serve: beside.Serve) -> Summary:
+        """Run all rounds that are left, have the sites compare, and write the results; `serve` runs what is beside."""
         if self.resumed:
             self._restore()
         else:
             self._gather()
         names, parameters = self.fleet.names, self.model.layout.parameters
         self.log(f"{len(names)} clients: {', '.join(names)}; {parameters:,} parameters")
+        sharing = Sharing.of(self.planned.learning.method, self.model.layout)
+        self.log(f"tensors: {sharing.plan}")
         self.watch.begin(self.fleet, self.history, self.at.seconds)
         self.roster, self.seconds_before = self._roster(), self.at.seconds
         if self.at.done:
@@ -146,8 +153,17 @@ class _Run:
                 "start again with another --out"
             )
         self.fleet.finish()
+        verdict = self._compared(serve)
         summary = summarise(
-            self.planned, self.facts, self.model, origin, self.history, self.fleet, self.at.seconds, self.folder
+            self.planned,
+            self.facts,
+            self.model,
+            origin,
+            self.history,
+            self.fleet,
+            self.at.seconds,
+            self.folder,
+            verdict,
         )
         self.folder.checkpoint.unlink(missing_ok=True)
         return summary
@@ -175,6 +191,17 @@ class _Run:
     def _layers(self) -> list[str]:
         """Names of the layers that a relation may have graphs for."""
         return Sharing.of(self.planned.learning.method, self.model.layout).layers
+
+    def _compared(self, serve: beside.Serve) -> Verdict | None:
+        """What learning from others was worth: each site is told by itself, and here the mean scores say."""
+        wanted, names = beside.wanted(self.planned), self.fleet.names
+        if not wanted:
+            return None
+        here = [name for name in names if self.broker.nodes.is_online(name)]
+        fedavg = beside.train(self.planned, here, self.out, serve, self.log) if "fedavg" in wanted else {}
+        self.log("each site compares its model with one that it learns alone")
+        alone = beside.ask(self.broker, names, self.facts["experiment"], fedavg, self.history)
+        return beside.judged(self.planned, self.history, alone, fedavg)
 
     def _wrapped(self, inner: Method) -> Method:
         """The method, and around it what ignores stale clients if the config says so."""

@@ -1,9 +1,10 @@
 """One client at its own place: its examples, its private state, its personalised model.
 
-A site replies to four kinds of messages. "hello": the server asks who it is and what its examples look like.
+A site replies to five kinds of messages. "hello": the server asks who it is and what its examples look like.
 "describe": the server says what columns all sites have, and a site replies with counts and sums of its training rows.
 "join": the server invites it to an experiment, with the description of all sites' training rows. "round": evaluate the
-models of the previous round, and train for this one.
+models of the previous round, and train for this one. "verdict": the run is over, and the site finds what learning
+from others was worth to it.
 Everything that a round changes is in one file, which is replaced as a whole; so a site that was killed replies again as
 if nothing had happened, and never trains the same round twice.
 """
@@ -19,18 +20,22 @@ from torch.utils._pytree import tree_map
 from .. import __version__
 from ..core import trees
 from ..core.fleet import Evaluation
+from ..core.model import Model
+from ..core.sharing import Sharing
 from ..core.trees import Axis, Tree
+from ..data.federation import Federation
 from ..data.split import Split
 from ..errors import RunError, UsageError
 from ..experiments import own_parts, parts
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
-from . import messages, plan, site_data
+from . import messages, plan, site_data, site_verdict
 from .messages import Message, Words
 from .model_store import ModelStore
 from .site_data import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
+from .site_predictor import model_of
 from .site_reading import Reading
 
 ALONE = torch.tensor([0])
@@ -59,7 +64,13 @@ class Site:
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
-        actions = {"hello": self._hello, "describe": self._describe, "join": self._join, "round": self._round}
+        actions = {
+            "hello": self._hello,
+            "describe": self._describe,
+            "join": self._join,
+            "round": self._round,
+            "verdict": self._verdict,
+        }
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
             try:
@@ -95,11 +106,13 @@ class Site:
                 f"this site runs kinfed {__version__}, the server {words.get('kinfed')}; install the same version"
             )
         messages.check("join", words)
-        simulation = self._simulate(invitation, self._plan(words))
+        planned = self._plan(words)
+        simulation = self._simulate(invitation, planned)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": simulation.model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
+        self._report(f"tensors: {Sharing.of(planned.learning.method, simulation.model.layout).plan}")
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
         data = site_data.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
@@ -154,6 +167,27 @@ class Site:
         folder.save_state(state)
         return reply
 
+    def _verdict(self, message: Message) -> Message:
+        """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
+        words = message.words
+        messages.check("verdict", words)
+        folder, kept = self._at(words), {}
+        named = {"own": words["experiment"]} | ({"fedavg": words["fedavg"]} if "fedavg" in words else {})
+        for name, experiment in named.items():
+            place = self._at(words | {"experiment": experiment})
+            invitation = place.invitation()
+            if invitation is None or not (place.path / "model.safetensors").exists():
+                raise UsageError(f"this site has no model of the experiment {experiment}, so it cannot compare")
+            kept[name] = model_of(place.path, self._plan(invitation.words), invitation.words)[0]
+        joined = folder.invitation()
+        assert joined is not None
+        planned = self._plan(joined.words)
+        federation, model = self._examples(joined, planned)
+        beside = str(words.get("fedavg", ""))
+        verdict, alone = site_verdict.compare(planned, federation, model, kept, folder.path, str(self._device), beside)
+        self._report(verdict.sentence)
+        return Message({"client": self.name, "alone": alone}, {})
+
     def _evaluate(self, message: Message, simulation: Simulation, state: SiteState, models: ModelStore) -> None:
         """Evaluate the models made of what was sent, save them, and add their scores to the reply."""
         arrays = {
@@ -197,6 +231,19 @@ class Site:
 
     def _simulate(self, invitation: Message, planned: plan.Plan) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
+        federation, model = self._examples(invitation, planned)
+        learning = planned.learning
+        return Simulation(
+            federation,
+            model,
+            learning.method,
+            learning.training,
+            seed=learning.seed,
+            execution=Execution("loop", onednn=False, device=str(self._device)),
+        )
+
+    def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
+        """The examples of this client, and the model with the initial values that the server sent."""
         words, data = invitation.words, site_data.find(self._data, self.name, self._reading)
         task = plan.read_task(words["task"])
         with at_home(data), understanding():
@@ -219,15 +266,7 @@ class Site:
                 "install the same version of kinfed"
             )
         model.theta = theta
-        learning = planned.learning
-        return Simulation(
-            federation,
-            model,
-            learning.method,
-            learning.training,
-            seed=learning.seed,
-            execution=Execution("loop", onednn=False, device=str(self._device)),
-        )
+        return federation, model
 
     def _at(self, words: Words) -> ExperimentFolder:
         return ExperimentFolder(self.folder, words["experiment"])

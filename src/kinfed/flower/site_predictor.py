@@ -6,18 +6,20 @@ from pathlib import Path
 from torch import nn
 
 from ..core import trees
-from ..core.tasks import Classification
+from ..core.method import Method
+from ..core.tasks import Classification, Counts, Quantiles
 from ..data.description import Description
 from ..data.series import Series
 from ..errors import UsageError
-from ..experiments import own_parts
+from ..experiments import own_parts, saved
 from ..experiments.predictor import Answers, Predictor, Source
+from ..experiments.run import client_index
 from . import plan
 from .messages import Words
 from .plan import Plan
 from .site_files import ExperimentFolder, expecting_own, read_tensors
 
-JOINED = "join.safetensors"
+JOINED, VERDICT = "join.safetensors", "verdict.json"
 
 
 def experiment_at(path: Path) -> Path | None:
@@ -28,9 +30,33 @@ def experiment_at(path: Path) -> Path | None:
     if (path / JOINED).exists():
         return path
     found = sorted(one.parent for depth in ("*", "*/*") for one in path.glob(f"{depth}/{JOINED}"))
+    beside = [json.loads(file.read_text()).get("beside") for one in found if (file := one / VERDICT).exists()]
+    found = [one for one in found if one.name not in beside]  # FedAvg, which another one was compared with
     if len(found) > 1:
         raise UsageError(f"{path} holds {len(found)} experiments of sites; name one of them, such as {found[-1]}")
     return found[0] if found else None
+
+
+def load_model(
+    folder: str | Path,
+    client: int | str | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> nn.Module:
+    """A client's personalised model from a run's folder, or a site's own from its folder at the site.
+
+    It is a plain module in evaluation mode: what was scored. See `kinfed.experiments.saved.load_model`; a site's folder
+    has one client, which need not be named, and its architecture, so that it needs none of the others.
+    """
+    path = Path(folder)
+    experiment = None if (path / "summary.json").exists() else experiment_at(path)
+    if experiment is None:
+        if client is None:
+            raise UsageError(f"{folder}: name the client whose model to load, such as load_model(folder, 0)")
+        return saved.load_model(folder, client, module, method, head)
+    predictor = predictor_at(experiment)
+    return predictor.module(predictor.names[0 if client is None else client_index(predictor.names, client)])
 
 
 def predictor_at(folder: Path) -> Predictor:
@@ -51,13 +77,13 @@ def predictor_at(folder: Path) -> Predictor:
     with expecting_own(folder / "description.json"):
         description = Description.from_dict(known["columns"]) if "columns" in known else None
         series = Series.from_dict(known["series"], known["reading"]) if "series" in known else None
-    module, source = _model(folder, planned, words)
+    module, source = model_of(folder, planned, words)
     answers = _answers(words, description, series)
     shape = tuple(words["shape"])
     return Predictor([client], client, shape, answers, lambda _: module, lambda _: source, description, series)
 
 
-def _model(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
+def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
     """The selected model, and the method and the kind of model that it is of."""
     path, model = folder / "model.safetensors", planned.model(tuple(words["shape"]), words["outputs"])
     arrays, text = read_tensors(path)
@@ -74,13 +100,14 @@ def _model(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source
 
 def _answers(words: Words, description: Description | None, series: Series | None) -> Answers:
     """What the outputs mean."""
+    task = plan.read_task(words["task"])
     if series is not None:
-        count = words["outputs"]
-        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count)
+        count, quantiles = words["outputs"], task.quantiles if isinstance(task, Quantiles) else ()
+        return Answers((series.target,), (), (series.mean,) * count, (series.deviation,) * count, False, quantiles)
     if description is None:
-        task = plan.read_task(words["task"])
         return Answers((), tuple(map(str, range(task.classes)))) if isinstance(task, Classification) else Answers()
-    [target] = description.targets
-    if target.classes:
-        return Answers((target.name,), target.classes)
-    return Answers((target.name,), (), (target.mean,), (target.deviation,))
+    names = tuple(one.name for one in description.targets)
+    if classes := description.targets[0].classes:
+        return Answers(names, classes)
+    mean, deviation = (tuple(getattr(one, part) for one in description.targets) for part in ("mean", "deviation"))
+    return Answers(names, (), mean, deviation, isinstance(task, Counts))

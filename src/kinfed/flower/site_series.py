@@ -75,6 +75,7 @@ class SiteSeries:
         reading, (moments, dated) = self.reading, self._times
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
             raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row")
+        written = self.frame.written(reading.target, dated=False)
         return {
             "shape": [reading.past, 1],
             "outputs": reading.horizon,
@@ -82,6 +83,7 @@ class SiteSeries:
             "columns": [reading.target],
             "series": {
                 "dated": dated,
+                "units": {} if written is None or not written.unit else {reading.target: written.unit},
                 "zoned": self.frame.is_zoned(reading.time),
                 "times": disclosed.stretches(np.unique(moments).tolist(), STRETCHES),
             },
@@ -98,7 +100,7 @@ class SiteSeries:
         parts = self._parts(dataset, agreed, split, seed)
         scaling: Any = dataset.prepare
         readings = disclosed.coarse(NumberStatistics.of(scaling.seen(parts["train"]).numpy(), median=False))
-        return {"answers": disclosed.to_json(readings._replace(distinct=(), missing=0)), "rows": len(parts["train"])}
+        return {"answers": [disclosed.to_json(readings._replace(distinct=(), missing=0))], "rows": len(parts["train"])}
 
     def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
         """A federation of this client alone, its windows as among those of all sites."""

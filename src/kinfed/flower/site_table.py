@@ -1,7 +1,7 @@
 """A site's table, every row an example: what it tells of its columns, and its examples by what all sites said."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -48,18 +48,29 @@ class SiteTable:
     def frame(self) -> Frame:
         """The table, its columns named as the sites agreed."""
         frame = open_table(self.path).renamed(self.reading.columns)
-        frame.need([self.reading.target])
+        frame.need(self._targets(frame))
         frame.need([*self.reading.ignore])
         return frame
 
+    def _targets(self, frame: Frame) -> list[str]:
+        """The columns to predict."""
+        target = self.reading.target
+        return [target] if target in frame.columns else [name.strip() for name in target.split(",")]
+
     def hello(self) -> Words:
         """What the server must know to see which tables fit together."""
-        frame, target = self.frame, self.reading.target
-        taken = {target, *self.reading.ignore, *frame.added}
+        frame, targets = self.frame, self._targets(self.frame)
+        target = targets[0]
+        taken = {*targets, *self.reading.ignore, *frame.added}
         kinds = {name: _kind(frame, name) for name in frame.columns if name not in taken}
         if not kinds:
-            raise UsageError(f"{frame.name}: no column is left for the inputs beside '{target}'")
-        found = frame.labels(target)
+            raise UsageError(f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'")
+        if len(targets) > 1:
+            found = None
+            for name in targets:
+                frame.numbers(name)  # raises if it holds anything else
+        else:
+            found = frame.labels(target)
         labels = [] if found is None else sorted({*found.names} - {""}, key=natural)
         if found is None:
             task: Words = {"name": "Regression"}
@@ -74,11 +85,16 @@ class SiteTable:
             task = {"name": "Classification", "classes": len(labels)}
         return {
             "shape": [len(kinds)],
-            "outputs": max(len(labels), 1),
+            "outputs": max(len(labels), len(targets)),
             "task": task,
             "columns": list(kinds),
-            "table": {"target": target, "kinds": kinds, "labels": labels},
+            "table": {"targets": targets, "kinds": kinds, "labels": labels, "units": self._units([*targets, *kinds])},
         }
+
+    def _units(self, names: Sequence[str]) -> Words:
+        """The unit in which each of these columns is written, a sign of money or %, of those that have one."""
+        written = {name: self.frame.written(name, dated=False) for name in names if self.frame.kind(name) == "numbers"}
+        return {name: one.unit for name, one in written.items() if one is not None and one.unit}
 
     def describe(self, agreed: Words, split: Split, seed: int) -> Words:
         """Statistics of the training rows, none of them of a single row."""
@@ -101,8 +117,9 @@ class SiteTable:
             warnings.warn(f"all {rows} are of one class, '{name}', so a model learns nothing else here", stacklevel=2)
         words: Words = {"statistics": said, "rows": len(train)}
         if not agreed["classes"]:
-            numbers = NumberStatistics.of(found.y[found.parts["train"], 0].numpy(), median=False)
-            words["answers"] = disclosed.to_json(disclosed.coarse(numbers)._replace(distinct=()))
+            columns = found.y[found.parts["train"]].T.numpy()
+            each = [disclosed.coarse(NumberStatistics.of(values, median=False)) for values in columns]
+            words["answers"] = [disclosed.to_json(one._replace(distinct=())) for one in each]
         return words
 
     def federate(self, words: Words, task: Task, split: Split, seed: int) -> Federation:
@@ -118,8 +135,8 @@ class SiteTable:
     def kept(self, words: Words) -> Words:
         """What new rows need: the description in the names of this file, and how this file is written."""
         agreed, description = words["agreed"], description_of(words)
-        kinds = dict(agreed["inputs"]) | ({} if agreed["classes"] else {agreed["target"]: "number"})
-        used = {agreed["target"], *kinds}
+        kinds = dict(agreed["inputs"]) | ({} if agreed["classes"] else dict.fromkeys(agreed["targets"], "number"))
+        used = {*agreed["targets"], *kinds}
         description = replace(
             description,
             written=tables.written_in(self.frame, kinds),
@@ -130,7 +147,7 @@ class SiteTable:
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
         """The examples in this table's order, and how they are split: as among those of all sites."""
-        frame, target = self.frame, agreed["target"]
+        frame, target = self.frame, agreed["targets"][0]
         classes = agreed["classes"]
         if classes:
             found = frame.labels(target) or frame.words(target)
@@ -138,11 +155,16 @@ class SiteTable:
             codes = np.array([index.get(name, -1) for name in found.names], np.int64)[found.codes]
             usable, y = codes >= 0, torch.from_numpy(codes)
         else:
-            numbers = frame.numbers(target)
-            usable, y = ~np.isnan(numbers), torch.tensor(numbers)[:, None]
+            numbers = np.stack([frame.numbers(name) for name in agreed["targets"]], 1)
+            usable, y = np.all(~np.isnan(numbers), axis=1), torch.tensor(numbers)
+        if agreed["counts"]:
+            tables.check_counts(frame, target, numbers[:, 0])
         if not usable.all():
             few, first = f"{int((~usable).sum()):,} of {len(usable):,}", frame.row(int(usable.argmin()))
-            warnings.warn(f"{few} rows have no {target} and were left out (the first: {first})", stacklevel=2)
+            warnings.warn(
+                f"{few} rows have no {' or no '.join(agreed['targets'])} and were left out (the first: {first})",
+                stacklevel=2,
+            )
         used = np.flatnonzero(usable)
         raw = {}
         for name, kind in agreed["inputs"]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from ..core.history import History
 from ..core.settings import Count, NonNegative, Settings
+from ..core.sharing import Sharing
 from ..errors import UsageError
 
 Progress = Callable[[History, int], None]
@@ -30,13 +31,13 @@ class Execution(Settings):
     track: tuple[str, ...] = ()  # tensorboard, mlflow, or FILE.py:NAME of yours; see docs/tracking.md
     keep_state: bool = True  # whether a finished run keeps the state with which it can go on and newcomers can join
     progress: Progress = lambda history, rounds: None  # called with the history so far and the number of rounds
+    planned: Callable[[Sharing], None] = lambda sharing: None  # called with what will travel, before the first round
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not callable(self.progress):
-            raise UsageError(
-                f"progress must be a function of a history and the number of rounds; got {self.progress!r:.80}"
-            )
+        for name, takes in (("progress", "a history and the number of rounds"), ("planned", "a Sharing")):
+            if not callable(given := getattr(self, name)):
+                raise UsageError(f"{name} must be a function of {takes}; got {given!r:.80}")
 
     @property
     def requested(self) -> dict[str, Any]:
@@ -45,5 +46,5 @@ class Execution(Settings):
         return {name: value for name, value in given.items() if value not in (None, "auto")}
 
 
-NOT_ROUNDING = ("checkpoint_seconds", "track", "keep_state", "progress")
+NOT_ROUNDING = ("checkpoint_seconds", "track", "keep_state", "progress", "planned")
 ROUNDING = tuple(f.name for f in fields(Execution) if f.name not in NOT_ROUNDING)
