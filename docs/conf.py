@@ -1,10 +1,14 @@
 """The site that `make docs` builds from the pages in this folder, which are plain Markdown for a code host, too."""
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "site"), str(HERE.parent / "src")]
+
+# Pages and notebooks are made side by side, one on each core: PyTorch's own threads would only be in their way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import kinfed  # noqa: E402
 

@@ -7,8 +7,10 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Union, get_args, get_type_hints
 
+from numpy.typing import ArrayLike
 from sphinx.application import Sphinx
 
 import kinfed
@@ -134,6 +136,25 @@ def _docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, line
         ]
 
 
+class Array:
+    """What numpy takes for an array, in signatures; numpy's own word for it is ten lines long."""
+
+
+def _annotations(app: Sphinx, function: Any, bound: bool) -> None:
+    """Plain types in signatures: what a setting may be is said in words, below them."""
+    for key, hint in getattr(function, "__annotations__", {}).items():
+        with contextlib.suppress(NameError):  # a name that is imported for a type checker alone
+            found = get_type_hints(SimpleNamespace(__annotations__={key: hint}), getattr(function, "__globals__", {}))
+            function.__annotations__[key] = _shorter(found[key])
+
+
+def _shorter(hint: Any) -> Any:
+    kinds, arrays = get_args(hint), get_args(ArrayLike)
+    if not set(arrays) <= set(kinds):
+        return hint
+    return Union[(Array, *(kind for kind in kinds if kind not in arrays))]
+
+
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
     def made(match: re.Match[str]) -> str:
         kind, asked = match[1], match[2]
@@ -145,8 +166,15 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = MARK.sub(made, source[0])
 
 
+def _outdated(app: Sphinx, env: Any, *changed: set[str]) -> list[str]:
+    """Pages with marks are made anew every time: the code may have changed, which Sphinx does not see."""
+    return [name for name in env.found_docs if MARK.search(env.doc2path(name).read_text(encoding="utf-8"))]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("env-get-outdated", _outdated)
     app.connect("source-read", _read)
+    app.connect("autodoc-before-process-signature", _annotations)
     app.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
