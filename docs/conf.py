@@ -46,6 +46,7 @@ nb_execution_excludepatterns = ["notebooks/federation.md"]  # minutes on a busy 
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
+highlight_language = "none"  # a block without a language is what a program prints
 smartquotes = False  # settings are shown as they are typed
 default_role = "literal"  # docstrings write `name` as Markdown does
 autodoc_typehints = "signature"

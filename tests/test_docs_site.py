@@ -4,6 +4,7 @@ import doctest
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -96,9 +97,15 @@ def test_signatures_name_plain_types():
         assert made.__annotations__["alpha"] is float
     finally:
         made.__annotations__.update(given)
-    function = SimpleNamespace(__annotations__={"x": ArrayLike | torch.Tensor, "of": "NotImported"})
+    function = SimpleNamespace(
+        __annotations__={"x": ArrayLike | torch.Tensor, "of": "NotImported", "call": Callable[[int], str]}
+    )
     generated._annotations(None, function, False)
-    assert function.__annotations__ == {"x": generated.Array | torch.Tensor, "of": "NotImported"}
+    assert function.__annotations__ == {
+        "x": generated.Array | torch.Tensor,
+        "of": "NotImported",
+        "call": Callable[[int], str],
+    }
 
 
 def test_blocks_of_commands_alone_may_be_wrapped(tmp_path):

@@ -63,12 +63,18 @@ def top() -> Iterator[str]:
 
 
 def table(rows: Any) -> Iterator[str]:
-    """Settings as a table."""
-    yield "| setting | default | what it may be | what it is for |\n| --- | --- | --- | --- |"
+    """Settings as a table; without the last column where no setting has a sentence."""
+    rows = list(rows)
+    columns = 4 if any(use for *_, use in rows) else 3
+    yield _row(["setting", "default", "what it may be", "what it is for"][:columns]) + "\n" + _row(["---"] * columns)
     for name, default, kind, use in rows:
         shown = "" if default is None else f"`{_cell(_toml(default))}`"
-        yield f"| `{name}` | {shown} | {_cell(kind)} | {_cell(use)} |"
+        yield _row([f"`{name}`", shown, _cell(kind), _cell(use or "")][:columns])
     yield ""
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:
@@ -148,9 +154,16 @@ def _annotations(app: Sphinx, function: Any, bound: bool) -> None:
             function.__annotations__[key] = _shorter(found[key])
 
 
+def _signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """A default that a function makes has no name: `<factory>` is no Python, and Sphinx would show all as it is."""
+    return re.sub(r"<[\w. ]+>", "...", signature) if signature else None, returned
+
+
 def _shorter(hint: Any) -> Any:
     kinds, arrays = get_args(hint), get_args(ArrayLike)
-    if not set(arrays) <= set(kinds):
+    if any(kind not in kinds for kind in arrays):
         return hint
     return Union[(Array, *(kind for kind in kinds if kind not in arrays))]
 
@@ -176,5 +189,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("env-get-outdated", _outdated)
     app.connect("source-read", _read)
     app.connect("autodoc-before-process-signature", _annotations)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
