@@ -111,11 +111,11 @@ def test_signatures_name_plain_types():
 def test_blocks_of_commands_alone_may_be_wrapped(tmp_path):
     contents = importlib.import_module("contents")
     page = nodes.section()
-    for language, text in (("console", "$ a \\\n  b\n$ c"), ("console", "a"), ("console", "$ a\nb"), ("python", "a")):
+    for language, text in (("console", "$ a \\\n  b\n$ c"), ("console", "a"), ("console", "$ a\nb"), ("", "kinfed a")):
         page += nodes.literal_block(text, text, language=language)
     document = SimpleNamespace(findall=page.findall)
     contents._mark(None, document)
-    assert [block["classes"] for block in page] == [["commands"], ["commands"], [], []]
+    assert [block["classes"] for block in page] == [["commands"], ["commands"], [], ["commands"]]
 
 
 def test_every_setting_of_every_part_is_on_its_page():

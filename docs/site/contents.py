@@ -85,8 +85,10 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
 def _mark(app: Sphinx, page: nodes.document) -> None:
     """Name blocks of commands alone, which may be wrapped; what a program prints may not."""
     for block in page.findall(nodes.literal_block):
-        prompts = [line.startswith("$ ") for line in block.astext().replace("\\\n", "").splitlines() if line]
-        if block.get("language") == "console" and (all(prompts) or not any(prompts)):
+        lines = [line for line in block.astext().replace("\\\n", "").splitlines() if line]
+        prompts = [line.startswith("$ ") for line in lines]
+        bare = block.get("language") == "console" or all(line.startswith("kinfed ") for line in lines)
+        if all(prompts) or (bare and not any(prompts)):
             block["classes"].append("commands")
 
 
