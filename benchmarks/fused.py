@@ -154,7 +154,7 @@ def measure(name, load, asked):
     steps = load.clients * load.epochs * -(-load.examples // load.batch)
     parameters = sum(p.numel() for p in module.parameters())
     lines = [
-        f"## {name}",
+        f"### {name}",
         "",
         f"{parameters:,} parameters, {load.clients} clients x {load.examples}, batch {load.batch}, "
         f"{load.epochs} epoch{'s' * (load.epochs > 1)}: {steps} steps.",
@@ -195,7 +195,7 @@ def main():
     PAGE.write_text(before + "\n".join([MARK, "", machine, "", *lines]).rstrip() + "\n")
 
 
-MARK = "# Measured"
+MARK = "## Measured"
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
 """The site that `make docs` builds from the pages in this folder, which are plain Markdown for a code host, too."""
 
+import os
 import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "site"), str(HERE.parent / "src")]
+
+# Pages and notebooks are made side by side, one on each core: PyTorch's own threads would only be in their way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import kinfed  # noqa: E402
 
@@ -42,6 +46,7 @@ nb_execution_excludepatterns = ["notebooks/federation.md"]  # minutes on a busy 
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 
+highlight_language = "none"  # a block without a language is what a program prints
 smartquotes = False  # settings are shown as they are typed
 default_role = "literal"  # docstrings write `name` as Markdown does
 autodoc_typehints = "signature"

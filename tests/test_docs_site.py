@@ -4,9 +4,14 @@ import doctest
 import importlib
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
+from docutils import nodes
+from numpy.typing import ArrayLike
 
 import kinfed
 from kinfed.cli import main
@@ -35,8 +40,11 @@ def test_a_notebook_runs_from_beginning_to_end(path, tmp_path, monkeypatch, caps
     assert len(cells) >= 5
     names = {"__name__": "notebook"}
     monkeypatch.setitem(sys.modules, "notebook", type(sys)("notebook"))  # where dataclasses look for their names
-    for cell in cells:
-        exec(compile(cell, path.name, "exec"), names)
+    try:
+        for cell in cells:
+            exec(compile(cell, path.name, "exec"), names)
+    finally:
+        names.get("end", int)()  # what the notebook started
     assert capsys.readouterr().out
 
 
@@ -67,6 +75,47 @@ def test_links_that_leave_the_docs_lead_somewhere_on_the_site():
     assert contents.inside("methods/sfl", " ".join(text.split()[1:])) == (
         "[b](../contributing.md) [c](../data.md) d (`examples/own_data.py` in the sources)"
     )
+
+
+def test_what_only_readers_of_the_sources_need_is_not_on_the_site():
+    contents = importlib.import_module("contents")
+    text = "It is so.\n<!-- sources only -->The site says\nmore.<!-- end of sources only -->\nAnd so on."
+    assert contents.inside("data", text) == "It is so.\nAnd so on."
+    for path in DOCS.rglob("*.md"):
+        text = path.read_text()
+        assert "`make docs` builds" not in contents.inside(path.relative_to(DOCS).with_suffix("").as_posix(), text), (
+            path
+        )
+
+
+def test_signatures_name_plain_types():
+    generated = importlib.import_module("generated")
+    made = kinfed.Dirichlet.__init__
+    given = dict(made.__annotations__)
+    try:
+        generated._annotations(None, made, True)
+        assert made.__annotations__["alpha"] is float
+    finally:
+        made.__annotations__.update(given)
+    function = SimpleNamespace(
+        __annotations__={"x": ArrayLike | torch.Tensor, "of": "NotImported", "call": Callable[[int], str]}
+    )
+    generated._annotations(None, function, False)
+    assert function.__annotations__ == {
+        "x": generated.Array | torch.Tensor,
+        "of": "NotImported",
+        "call": Callable[[int], str],
+    }
+
+
+def test_blocks_of_commands_alone_may_be_wrapped(tmp_path):
+    contents = importlib.import_module("contents")
+    page = nodes.section()
+    for language, text in (("console", "$ a \\\n  b\n$ c"), ("console", "a"), ("console", "$ a\nb"), ("", "kinfed a")):
+        page += nodes.literal_block(text, text, language=language)
+    document = SimpleNamespace(findall=page.findall)
+    contents._mark(None, document)
+    assert [block["classes"] for block in page] == [["commands"], ["commands"], [], ["commands"]]
 
 
 def test_every_setting_of_every_part_is_on_its_page():

@@ -1,18 +1,21 @@
 """The site's navigation is the list of pages in docs/README.md, which people read on a code host.
 
 A page below another, in an indented list, is a chapter of it. Links that leave docs/ become the path in the sources,
-but for CONTRIBUTING.md, which is a page of the site.
+but for CONTRIBUTING.md, which is a page of the site. What stands between `<!-- sources only -->` and
+`<!-- end of sources only -->` is for readers of the sources, and is left out.
 """
 
 import re
 from pathlib import Path
 from typing import NamedTuple
 
+from docutils import nodes
 from sphinx.application import Sphinx
 
 DOCS = Path(__file__).parents[1]
 ITEM = re.compile(r"^( *)- \[([^\]]+)\]\(([^)#\s]+)\.md\)")
 OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
+SOURCES_ONLY = re.compile(r"\s*<!-- sources only -->.*?<!-- end of sources only -->", re.DOTALL)
 CONTRIBUTING = "contributing"
 
 
@@ -56,7 +59,7 @@ def chapters(name: str, pages: list[Listed]) -> str:
 
 
 def inside(name: str, text: str) -> str:
-    """A page's text with no link that leaves docs/."""
+    """A page's text with no link that leaves docs/, and without what is for readers of the sources."""
 
     def link(match: re.Match[str]) -> str:
         label, path, anchor = match[1], match[2], match[3] or ""
@@ -68,7 +71,7 @@ def inside(name: str, text: str) -> str:
             return f"[{label}]({to_docs}{CONTRIBUTING}.md{anchor})"
         return f"{label} (`{target.relative_to(DOCS.parent)}` in the sources)"
 
-    return OUTSIDE.sub(link, text)
+    return OUTSIDE.sub(link, SOURCES_ONLY.sub("", text))
 
 
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
@@ -77,6 +80,16 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
         text = (DOCS.parent / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
     pages = listed((DOCS / "README.md").read_text(encoding="utf-8"))
     source[0] = inside(name, text) + chapters(name, pages)
+
+
+def _mark(app: Sphinx, page: nodes.document) -> None:
+    """Name blocks of commands alone, which may be wrapped; what a program prints may not."""
+    for block in page.findall(nodes.literal_block):
+        lines = [line for line in block.astext().replace("\\\n", "").splitlines() if line]
+        prompts = [line.startswith("$ ") for line in lines]
+        bare = block.get("language") == "console" or all(line.startswith("kinfed ") for line in lines)
+        if all(prompts) or (bare and not any(prompts)):
+            block["classes"].append("commands")
 
 
 def _home(app: Sphinx, problem: Exception | None) -> None:
@@ -89,5 +102,6 @@ def _home(app: Sphinx, problem: Exception | None) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
+    app.connect("doctree-read", _mark)
     app.connect("build-finished", _home)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,8 +7,10 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Union, get_args, get_type_hints
 
+from numpy.typing import ArrayLike
 from sphinx.application import Sphinx
 
 import kinfed
@@ -61,12 +63,18 @@ def top() -> Iterator[str]:
 
 
 def table(rows: Any) -> Iterator[str]:
-    """Settings as a table."""
-    yield "| setting | default | what it may be | what it is for |\n| --- | --- | --- | --- |"
+    """Settings as a table; without the last column where no setting has a sentence."""
+    rows = list(rows)
+    columns = 4 if any(use for *_, use in rows) else 3
+    yield _row(["setting", "default", "what it may be", "what it is for"][:columns]) + "\n" + _row(["---"] * columns)
     for name, default, kind, use in rows:
         shown = "" if default is None else f"`{_cell(_toml(default))}`"
-        yield f"| `{name}` | {shown} | {_cell(kind)} | {_cell(use)} |"
+        yield _row([f"`{name}`", shown, _cell(kind), _cell(use or "")][:columns])
     yield ""
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def _cell(text: str) -> str:
@@ -134,6 +142,32 @@ def _docstring(app: Sphinx, what: str, name: str, thing: Any, options: Any, line
         ]
 
 
+class Array:
+    """What numpy takes for an array, in signatures; numpy's own word for it is ten lines long."""
+
+
+def _annotations(app: Sphinx, function: Any, bound: bool) -> None:
+    """Plain types in signatures: what a setting may be is said in words, below them."""
+    for key, hint in getattr(function, "__annotations__", {}).items():
+        with contextlib.suppress(NameError):  # a name that is imported for a type checker alone
+            found = get_type_hints(SimpleNamespace(__annotations__={key: hint}), getattr(function, "__globals__", {}))
+            function.__annotations__[key] = _shorter(found[key])
+
+
+def _signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, signature: str | None, returned: str | None
+) -> tuple[str | None, str | None]:
+    """A default that a function makes has no name: `<factory>` is no Python, and Sphinx would show all as it is."""
+    return re.sub(r"<[\w. ]+>", "...", signature) if signature else None, returned
+
+
+def _shorter(hint: Any) -> Any:
+    kinds, arrays = get_args(hint), get_args(ArrayLike)
+    if any(kind not in kinds for kind in arrays):
+        return hint
+    return Union[(Array, *(kind for kind in kinds if kind not in arrays))]
+
+
 def _read(app: Sphinx, name: str, source: list[str]) -> None:
     def made(match: re.Match[str]) -> str:
         kind, asked = match[1], match[2]
@@ -145,8 +179,16 @@ def _read(app: Sphinx, name: str, source: list[str]) -> None:
     source[0] = MARK.sub(made, source[0])
 
 
+def _outdated(app: Sphinx, env: Any, *changed: set[str]) -> list[str]:
+    """Pages with marks are made anew every time: the code may have changed, which Sphinx does not see."""
+    return [name for name in env.found_docs if MARK.search(env.doc2path(name).read_text(encoding="utf-8"))]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
+    app.connect("env-get-outdated", _outdated)
     app.connect("source-read", _read)
+    app.connect("autodoc-before-process-signature", _annotations)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _docstring)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
