@@ -68,7 +68,7 @@ def columns_misfit(words: Words) -> str:
 
 
 def _are_units(units: Any) -> bool:
-    return isinstance(units, dict) and all(isinstance(unit, str) and len(unit) < 4 for unit in units.values())
+    return isinstance(units, dict) and all(isinstance(unit, str) and len(unit) < 8 for unit in units.values())
 
 
 def too_many_classes(clients: dict[str, Words]) -> dict[str, str]:
