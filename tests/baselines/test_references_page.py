@@ -4,6 +4,8 @@ import argparse
 import importlib
 from pathlib import Path
 
+from kinfed.report.claims import of_csv
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -11,8 +13,9 @@ def test_means_over_sensors_at_the_selected_round_stand_beside_print(tmp_path, m
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     program = importlib.import_module("references")
     monkeypatch.setattr(program, "PAGE", tmp_path / "references.md")
-    asked = argparse.Namespace(datasets=["pems08_partial"], epochs=3, share=0.5, keep=tmp_path / "runs")
-    assert program.part(asked) == ""
+    monkeypatch.setattr(program, "TABLE", tmp_path / "tables" / "sfl.table1-references" / "table.csv")
+    named = {"datasets": ["pems08_partial=3/2"], "epochs": {"pems08_partial": "3"}, "stride": {"pems08_partial": 2}}
+    asked = argparse.Namespace(**named, keep=tmp_path / "runs")
     program.write(asked)
     assert not program.PAGE.exists()
     run = program.folder("stgcn", "pems08_partial", asked)
@@ -27,6 +30,9 @@ def test_means_over_sensors_at_the_selected_round_stand_beside_print(tmp_path, m
     run.history.write_text("round,client,model,split,metric,value\n" + "".join(lines))
     program.write(asked)
     text = program.PAGE.read_text()
-    assert "| pems08_partial | STGCN | 20.75 (18.88) | 30.50 | 40.50 (27.87) | 61 |" in text  # no MAPE is printed
-    assert "papers/sfl/table1/DATASET reference.epochs=3 federation.split.share=0.5`" in text
-    assert "<!-- short -->" in text
+    # No MAPE is printed.
+    assert "| pems08_partial | STGCN | 3 of 50 | every 2 steps | 20.75 (18.88) | 30.50 | 40.50 (27.87) | 61 |" in text
+    assert "benchmarks/references.py pems08_partial=3/2`" in text
+    mae = of_csv(program.TABLE)[0]
+    assert (mae.printed, mae.metric, mae.by_seed) == ("STGCN", "MAE", {0: 20.75})
+    assert mae.flags == ("subset", "scaled 0.03")

@@ -208,6 +208,7 @@ def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys
     made.serve()
     [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
     rows = str(tmp_path / "sites" / "b" / "data.csv")
+    capsys.readouterr()  # what training says
 
     def told(place, *words, code=2):
         assert main(["predict", str(place), *words, rows]) == code

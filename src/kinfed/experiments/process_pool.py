@@ -68,9 +68,9 @@ def carry_out(
 ) -> Generator[Outcome]:
     """Run each experiment in its folder, or resume it, unless it is finished; yield the outcome of each as it ends.
 
-    With `jobs` above one, that many processes share the cores, and progress is not shown. `on_begin` is called with
-    the name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts the runs; they can be resumed.
-    Raises UsageError, before the first run begins, for a folder that holds another experiment.
+    With `jobs` above one, that many processes share the cores, and neither plans nor progress are shown. `on_begin` is
+    called with the name of each run before it begins. Closing the iterator, or Ctrl-C, interrupts the runs; they can be
+    resumed. Raises UsageError, before the first run begins, for a folder that holds another experiment.
     """
     if jobs < 1:
         raise UsageError(f"jobs counts parallel runs, so it must be at least 1; got {jobs}")
@@ -105,7 +105,8 @@ def side_by_side(
     # Forked from a server process that has everything imported, so that a process starts at once.
     context: Any = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     context.set_forkserver_preload(["kinfed.experiments.launch"])
-    options = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name != "progress"}
+    shown = ("progress", "planned")
+    options = {field.name: getattr(execution, field.name) for field in fields(execution) if field.name not in shown}
     threads = max(1, torch.get_num_threads() // jobs)
     waiting = list(requested.items())[::-1]
     running: dict[connection.Connection, tuple[str, Any]] = {}
