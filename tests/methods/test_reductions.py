@@ -128,11 +128,11 @@ CASES = {
         FedAH(rate=0.0, head_epochs=0), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING
     ),
     "fedah, W 1, only the head": Case(
-        FedAH(rate=0.0, base_epochs=0), "mixed", FedAvg(frozen=BASE), "shared", **ROUNDING
+        FedAH(rate=0.0, head_epochs=None, base_epochs=0), "mixed", FedAvg(frozen=BASE), "shared", **ROUNDING
     ),
     "fedala, W 1": Case(FedALA(rate=0.0), "mixed", *SHARED, exact=LOOP),
     "fedala, W 0": Case(FedALA(rate=0.0), "own", *OWN, norm=False, prepare=own_models_only, **ROUNDING),
-    "fedpac, own heads": Case(OwnHeads(pull=0.0), "combined", FedRep(head_epochs=1), "mixed", **EVERYONE),
+    "fedpac, own heads": Case(OwnHeads(pull=0.0), "combined", FedRep(), "mixed", **EVERYONE),
     "fedamp, no attention": Case(FedAMP(Gaussian(alpha=0.0)), "own", *OWN),
     "fedamp by cosines, no share": Case(FedAMP(Cosine(share=0.0)), "own", *OWN),
     "heurfedamp, nothing from others": Case(HeurFedAMP(Heuristic(home=1.0)), "own", *OWN, **ROUNDING),

@@ -36,6 +36,11 @@ MODELS = {  # the names that methods use for scored models
     "shared": "the one sent to all clients",
     "adapted": "shared, after a few steps at the client",
     "cluster": "the client's cluster's",
+    "generated": "written by the server's network",
+    "combined": "the shared base under the client's mixture of heads",
+    "both": "the shared model with the client's head added",
+    "generic": "the shared model without the client's head",
+    "split": "the shared model, which divides features between the shared head and the client's",
 }
 
 

@@ -32,6 +32,11 @@ KINDS = {  # what the models are that methods return under these names
     "shared": "one for all clients",
     "adapted": "shared, after a few local steps",
     "cluster": "its cluster's",
+    "generated": "written by the server's network",
+    "combined": "with the client's mixture of heads",
+    "both": "shared, with its own head added",
+    "generic": "shared, without its own head",
+    "split": "features divided between two heads",
 }
 EXACT, WRITTEN = 1 << 23, 1 << 30  # limits in bytes: relations written exactly, and relations of all rounds written
 

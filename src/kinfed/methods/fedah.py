@@ -17,9 +17,9 @@ class FedAH(Averaging):
     Then it trains the head, and after it the base, as in FedRep; both are averaged.
     """
 
-    rate: NonNegative = 1.0  # learning rate of W; 0: it stays 1, and heads are those of all
+    rate: NonNegative = 20.0  # learning rate of W; 0: it stays 1, and heads are those of all
     mix_epochs: CountOrZero = 1  # passes over the training examples that learn W, in a round
-    head_epochs: CountOrZero | None = None  # of the head, in a round; None: as many as in the training settings
+    head_epochs: CountOrZero | None = 5  # of the head, in a round; None: as many as in the training settings
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
 
     def _head(self, client):

@@ -52,7 +52,7 @@ class FedPAC(Method):
     """
 
     pull: NonNegative = 1.0  # lambda: of features to the centroids of their classes, from the second round on
-    head_epochs: CountOrZero = 1  # of the head, in a round
+    head_epochs: CountOrZero = 5  # of the head, in a round
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
     head_lr: Positive | None = None  # learning rate of the head; None: as in the training settings
     least: Share = 0.001  # weights of heads below this are taken as zero

@@ -24,10 +24,10 @@ class Heuristic(Settings):
     """
 
     sharpness: NonNegative = 10.0  # sigma: how strongly weights favour those who are alike; 0: all others alike
-    home: Share = 0.5  # a client's weight for its own model
+    home: Share = 0.7  # a client's weight for its own model
     # cosines of how far models moved from the first, of models, or of their answers
     compare: Literal["moved", "models"] | Answers = "moved"
-    share: Share = 0.8  # of the way from a client's own model to its mixture, where local training starts
+    share: Share = 0.5  # of the way from a client's own model to its mixture, where local training starts
     pull: NonNegative = 0.0  # lambda / alpha in the paper: of the proximal term to the mixture
 
     remedy: ClassVar[str] = "lower the learning rate or method.attention.pull"
