@@ -113,7 +113,7 @@ def write(asked):
     """Put the finished runs on the page and in the table."""
     if found := list(cells(asked)):
         page.put(PAGE, "references", part(asked, found), "Centralised references on traffic")
-        TABLE.parent.mkdir(exist_ok=True)
+        TABLE.parent.mkdir(parents=True, exist_ok=True)
         with TABLE.open("w", newline="") as file:
             lines = csv.DictWriter(file, list(found[0]), lineterminator="\n")
             lines.writeheader()

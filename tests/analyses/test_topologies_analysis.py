@@ -34,8 +34,10 @@ def clustered(tmp_path, finished):
                     one.mkdir(parents=True)
                     weights = np.stack([mixture(label) for label in labels]).astype(np.float32)
                     at = 5 * np.arange(1, len(labels) + 1)
-                    np.savez(one / "relations.npz", round=at, relation=weights, origin="learned", layers=np.array([]))
-                    finished(one, {"own": {"round": 5}}, relation={})
+                    names = [str(i) for i in range(len(labels[0]))]
+                    about = {"origin": "learned", "layers": np.array([]), "clients": names}
+                    np.savez(one / "relations.npz", round=at, relation=weights, **about)
+                    finished(one, {"own": {"round": 5}}, relation={}, names=names)
                 finished(folder, seeds=list(range(len(seeds))))
             return {name: RunFolder(tmp_path / name) for name in wanted}
 

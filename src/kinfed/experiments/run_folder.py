@@ -306,7 +306,7 @@ class RunFolder:
     def read_relations(self) -> Relations:
         """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
         summary = self.read_summary()
-        names = summary.client_names if summary.seeds or summary.names else None
+        names = summary.client_names
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
         at = summary.scores[summary.chosen]["round"]
@@ -318,7 +318,7 @@ class RunFolder:
             raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept") from None
         except (OSError, ValueError, LookupError, BadZipFile) as problem:
             raise UsageError(f"{self.relations} cannot be read ({problem!s:.200}); run again") from None
-        if (names and theirs != names) or at not in rounds:
+        if theirs != names or at not in rounds:
             raise UsageError(
                 f"{self}: its files do not belong together: {self.relations.name} is of another run than "
                 f"{self.summary.name}; copy the whole folder again, or run again"
