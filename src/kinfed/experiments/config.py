@@ -135,7 +135,12 @@ class Experiment:
         """The model with its initial parameters, the same for every client; the global random state is unchanged."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(seed, "model").initial_seed())
-            return self.model(tuple(federation.x.shape[1:]), federation.outputs)
+            return self.model(tuple(federation.x.shape[1:]), federation.outputs, columns=federation.columns)
+
+    def architecture(self, known: Summary) -> nn.Module:
+        """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
+        columns = None if known.columns is None else Description.from_dict(known.columns)
+        return self.model(tuple(known.shape or ()), known.outputs or 0, columns=columns)
 
 
 def read(source: str, overrides: list[str]) -> Table:

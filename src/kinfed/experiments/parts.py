@@ -8,6 +8,7 @@ from typing import Any
 
 from ..core.settings import check, kinds_of, name_of, options_of, parted, wanted
 from ..core.shelf import Shelf
+from ..data.description import Description
 from ..errors import UsageError, nearest
 from . import own_parts
 from .own_parts import Table
@@ -16,17 +17,25 @@ from .own_parts import Table
 def settings(part: Callable[..., Any], given: int = 0) -> dict[str, inspect.Parameter]:
     """A part's settings: its constructor's arguments after the first `given`, which the user cannot set.
 
-    All arguments of a dataclass are settings; its objects are called with the `given` arguments.
+    All arguments of a dataclass are settings; its objects are called with the `given` arguments. A description of a
+    table's columns is none: the data give it.
     """
     parameters = list(inspect.signature(part).parameters.values())
     given = 0 if is_dataclass(part) else given
-    return {p.name: p for p in parameters[given:] if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    not_set = {*_described(part), *(p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD))}
+    return {p.name: p for p in parameters[given:] if p.name not in not_set}
+
+
+def _described(part: Callable[..., Any]) -> list[str]:
+    """The arguments that are the description of a table's columns, by their annotation."""
+    return [name for name, kind in kinds_of(inspect.unwrap(part)).items() if Description in options_of(kind)]
 
 
 def make(shelf: Shelf, requested: Any, where: str, given: int = 0) -> tuple[Any, Table]:
     """The part that `requested` names, with its settings, and the complete table.
 
-    With `given` the part is a function whose first arguments are passed later: it is returned with the others set.
+    With `given` the part is a function whose first arguments are passed later: it is returned with the others set, and
+    takes `columns`, the description of a table's columns, for a part that has an argument for it.
     """
     requested = named(requested, where, shelf)
     name = requested.pop("name")
@@ -61,7 +70,8 @@ def call(
     if missing:
         raise UsageError(f"{where} needs a value for {', '.join(missing)}")
     if given and not is_dataclass(part):
-        return (lambda *first: part(*first, **values)), table
+        described = _described(part)
+        return (lambda *first, columns=None: part(*first, **dict.fromkeys(described, columns), **values)), table
     return part(**values, **ready), table
 
 

@@ -240,7 +240,7 @@ def _experiment(folder: RunFolder) -> Experiment:
 def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:
     if summary.shape is None or summary.outputs is None:
         raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
-    return experiment.model(tuple(summary.shape), summary.outputs)
+    return experiment.architecture(summary)
 
 
 def _unfit(folder: RunFolder, problem: Exception) -> UsageError:

@@ -13,6 +13,7 @@ from ..core.method import model_for
 from ..core.model import Model
 from ..core.seeding import generator
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task, check_quantiles
+from ..data.description import Description
 from ..data.split import Split
 from ..errors import UsageError
 from ..experiments import config, own_parts, parts
@@ -84,11 +85,15 @@ class Plan:
     split: Split
     deployment: Deployment
 
-    def model(self, shape: tuple[int, ...], outputs: int) -> Model:
-        """The architecture with the initial values that the seed gives, in float32."""
+    def model(self, shape: tuple[int, ...], outputs: int, described: Table | None = None) -> Model:
+        """The architecture with the initial values that the seed gives, in float32.
+
+        `described` is what all sites' training rows say of a table's columns, in the names that the sites agreed on.
+        """
+        columns = None if described is None else Description.from_dict(described)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(self.learning.seed, "model").initial_seed())
-            module: nn.Module = self.learning.model(shape, outputs)
+            module: nn.Module = self.learning.model(shape, outputs, columns=columns)
         return model_for(self.learning.method, module, dtype=torch.float32, seed=self.learning.seed)
 
 

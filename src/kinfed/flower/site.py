@@ -256,7 +256,7 @@ class Site:
             raise UsageError(
                 f"{self._data} needs {federation.outputs} outputs, but the server's model has {words['outputs']}"
             )
-        model = planned.model(tuple(words["shape"]), words["outputs"])
+        model = planned.model(tuple(words["shape"]), words["outputs"], words.get("description"))
         if "theta" not in invitation.arrays:
             raise UsageError("the server's message lacks the model")
         theta = invitation.arrays["theta"]

@@ -1,4 +1,6 @@
-"""The models, by the name that a config or the command line uses: each is called with one example's shape and C."""
+"""The models, by the name that a config or the command line uses: each is called with one example's shape and C.
+
+One with an argument annotated `Description | None` is also given what training rows say of a table's columns."""
 
 from ..core.shelf import Shelf
 
@@ -7,6 +9,7 @@ MODELS = Shelf(
     {
         "linear": "linear:linear",
         "mlp": "mlp:mlp",
+        "embedded": "embedded:embedded",
         "cnn": "cnn:cnn",
         "cnn-bn": "cnn_bn:cnn_bn",
         "vgg": "vgg:vgg",

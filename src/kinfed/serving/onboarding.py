@@ -78,10 +78,9 @@ class Frozen:
     @cached_property
     def bare(self) -> Model:
         """The module without layers that the method adds, as Local and FedAvg train it."""
-        experiment, summary = self.experiment, self.saved.summary
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(generator(self.roster.seed, "model").initial_seed())
-            module = experiment.model(tuple(summary.shape or ()), summary.outputs or 0)
+            module = self.experiment.architecture(self.saved.summary)
         return Model(module, dtype=self.model.theta.dtype)
 
     def fleet(self, federation: Federation, method: Method, model: Model) -> Simulation:
