@@ -129,19 +129,20 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("target", "method", "counts"),
+    ("target", "method", "counts", "model"),
     [
-        ("sold", "fedaghn", False),
-        ("fruit", "fedavg", False),
-        ("sold,age", "fedavg", False),
-        ("age", "fedamp", True),
+        ("sold", "fedaghn", False, "mlp"),
+        ("fruit", "fedavg", False, "mlp"),
+        ("sold,age", "fedavg", False, "mlp"),
+        ("age", "fedamp", True, "mlp"),
+        ("sold", "fedaghn", False, "embedded"),
     ],
 )
-def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts):
+def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts, model):
     def whole_numbers(name, rows):  # without holes among fractions, so that medians cannot differ by a hair
         return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
 
-    made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts)
+    made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts, model=model)
     summary = made.serve()
     federation = kinfed.from_csv(
         tmp_path / "all.csv",
@@ -157,7 +158,7 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
     run = kinfed.fit(
         learning.method,
         federation,
-        model_for(learning.method, module(made.planned, summary), seed=11),
+        model_for(learning.method, module(made.planned, summary, federation.columns), seed=11),
         rounds=2,
         training=learning.training,
         seed=11,
@@ -171,10 +172,13 @@ def predicted(folder, rows, capsys):
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
-@pytest.mark.parametrize(("target", "method"), [("sold", "fedaghn"), ("fruit", "knn-per")])
-def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method):
+@pytest.mark.parametrize(
+    ("target", "method", "model"),
+    [("sold", "fedaghn", "mlp"), ("fruit", "knn-per", "mlp"), ("sold", "fedaghn", "embedded")],
+)
+def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, capsys, target, method, model):
     """The site of which columns have other names; its own rows, through its own model, are the other way."""
-    made = tables(target, rounds=2, method=method)
+    made = tables(target, rounds=2, method=method, model=model)
     made.serve()
     [folder] = [path.parent for path in (tmp_path / "sites" / "b").rglob("join.safetensors")]
     rows = predicted(folder, tmp_path / "sites" / "b" / "data.csv", capsys)
@@ -304,11 +308,11 @@ def compare(made, summary, run):
             torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
 
 
-def module(planned, summary):
+def module(planned, summary, columns=None):
     """The network with the initial values that a server gives it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(planned.learning.seed, "model").initial_seed())
-        return planned.learning.model(tuple(summary.shape), summary.outputs)
+        return planned.learning.model(tuple(summary.shape), summary.outputs, columns=columns)
 
 
 START = np.datetime64("2024-03-01T00:00")

@@ -8,6 +8,8 @@ from kinfed.core.method import Params
 from kinfed.core.model import Model
 from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Classification
+from kinfed.data.columns import Category, Number
+from kinfed.data.description import Description
 from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.methods import FedAvg
@@ -20,7 +22,15 @@ SERIES = ("rnn", "gru")
 
 def shape_for(name):
     """A small example's shape that the model takes."""
-    return (5, 2) if name in SERIES else (7,) if name == "text" else (1, 16, 20)
+    return (5, 2) if name in SERIES else {"text": (7,), "embedded": (4,)}.get(name, (1, 16, 20))
+
+
+def made(name, outputs, **settings):
+    """A model for examples of that shape."""
+    if name == "embedded":
+        columns = Number("price", 0.0, 1.0, 0.0, 0), Category("town", ("Bonn", "Ulm"), 5, 3, 0)
+        settings["columns"] = Description("shop", columns)
+    return MODELS[name](shape_for(name), outputs, **settings)
 
 
 def parameters(module):
@@ -71,7 +81,7 @@ def test_buffers_of_batch_norm():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_last_layer_is_the_head(name):
-    layout = Layout.of(MODELS[name](shape_for(name), 5))
+    layout = Layout.of(made(name, 5))
     assert layout.head == ({"head.weight"} if name == "resnet9" else {"head.weight", "head.bias"})
 
 
@@ -112,7 +122,7 @@ def test_loop_and_vmap_train_alike(name):
         torch.manual_seed(0)
         # On so small an image the other stem leaves one pixel to normalise, and rounding errors explode.
         settings = {"stem": "cifar"} if name == "resnet18" else {}
-        module = MODELS[name](shape_for(name), 2, **settings).double()
+        module = made(name, 2, **settings).double()
     method, everyone, found, scores = FedAvg(), torch.arange(3), {}, {}
     for executor in ("loop", "vmap"):
         training = Training(epochs=1, batch=4, optimiser=SGD(lr=0.01))

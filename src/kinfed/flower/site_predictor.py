@@ -85,10 +85,8 @@ def predictor_at(folder: Path) -> Predictor:
 
 def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Source]:
     """The selected model, and the method and the kind of model that it is of."""
-    path, model = (
-        folder / "model.safetensors",
-        planned.model(tuple(words["shape"]), words["outputs"], words.get("description")),
-    )
+    path = folder / "model.safetensors"
+    model = planned.model(tuple(words["shape"]), words["outputs"], words.get("description"))
     arrays, text = read_tensors(path)
     with expecting_own(path):
         origin = str(json.loads(text["origin"])["model"])

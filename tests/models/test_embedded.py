@@ -1,0 +1,138 @@
+"""A model whose categories are learned vectors: by hand, and from a table to its answers."""
+
+import json
+from importlib import import_module
+
+import polars
+import pytest
+import torch
+
+import kinfed
+from kinfed import UsageError
+from kinfed.cli import main
+from kinfed.data.columns import Calendar, Category, Number, Unused
+from kinfed.data.description import Description, Raw
+from kinfed.models import MODELS
+
+TOWN = Category("town", ("Bonn", "Ulm"), 4, 3, 2)  # 4 inputs, of which one is of other towns, one of none
+PRICE = Number("price", 5.0, 2.0, 5.0, 1)  # 2 inputs
+KIND = Category("kind", ("new", "old"), 2, 0, 0)  # 2 inputs, and none for another kind
+COLUMNS = Description("shop", (TOWN, Unused("code", "empty"), PRICE, Calendar("day", 2025.0, 1.0, False, 0), KIND))
+WIDTH = 4 + 2 + 10 + 2
+
+
+def rows():
+    """Rows with towns that are known, rare and missing, and with a kind that no training row had."""
+    raw = {
+        "town": Raw([0.0, 1.0, 2.0, float("nan")], ("Bonn", "Ulm", "Rome")),
+        "price": Raw([5.0, float("nan"), 9.0, 1.0]),
+        "day": Raw([1.7e9, 1.71e9, 1.72e9, 1.73e9]),
+        "kind": Raw([0.0, 1.0, 2.0, 0.0], ("new", "old", "lent")),
+        "code": Raw([0.0] * 4),
+    }
+    raw = {name: one._replace(values=torch.tensor(one.values).double().numpy()) for name, one in raw.items()}
+    return COLUMNS.features(raw, ["A"], torch.zeros(4, dtype=torch.int64).numpy(), torch.float32)
+
+
+def test_with_identities_for_embeddings_it_is_an_mlp():
+    module = MODELS["embedded"]((WIDTH,), 3, COLUMNS, width=4, hidden=(5,))
+    assert dict(module.embeddings.named_parameters()).keys() == {"town", "kind"}
+    plain = MODELS["mlp"]((WIDTH + 2,), 3, hidden=(5,))
+    state = module.state_dict()
+    plain.load_state_dict({name: state[name] for name in plain.state_dict()})
+    with torch.no_grad():
+        module.embeddings.town.copy_(torch.eye(4))
+        module.embeddings.kind.copy_(torch.eye(2, 4))  # two of four places stay 0
+    x = rows()
+    assert torch.equal(module(x), plain(torch.nn.functional.pad(x, (0, 2))))
+
+
+def test_a_category_is_a_row_of_its_matrix_and_a_new_one_is_zero():
+    module = MODELS["embedded"]((WIDTH,), 3, COLUMNS).embeddings
+    town, kind = module.town, module.kind
+    assert (town.shape, kind.shape, module.outputs) == ((4, 2), (2, 1), 2 + 2 + 10 + 1)  # half of the inputs
+    x = rows()
+    found = module(x)
+    assert torch.equal(found[:, :2], town)  # Bonn, Ulm, another, none
+    assert torch.equal(found[:, 2:14], x[:, 4:16])
+    assert torch.equal(found[:, 14:], torch.stack([kind[0], kind[1], torch.zeros(1), kind[0]]))
+    wide = Category("town", tuple(map(str, range(50))), 50, 0, 0)
+    assert MODELS["embedded"]((50,), 3, Description("shop", (wide,))).embeddings.town.shape == (50, 16)
+
+
+def test_any_name_of_a_column_names_its_embedding():
+    names = ["a.b", "a_b", "type", "training", "kind of shop", "größe"]
+    columns = Description("shop", tuple(Category(name, ("x", "y"), 2, 0, 0) for name in names))
+    module = MODELS["embedded"]((12,), 3, columns)
+    assert list(dict(module.embeddings.named_parameters())) == [
+        *("a_b", "a_b_", "type_", "training_", "kind of shop", "größe")
+    ]
+    assert module(torch.eye(12)).shape == (12, 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "columns", "settings", "said"),
+    [
+        ((3, 8, 8), None, {}, "embedded: the data has no categories; use model=mlp"),
+        ((2,), Description("shop", (PRICE,)), {}, "embedded: the data has no categories; use model=mlp"),
+        ((5,), COLUMNS, {}, r"embedded: the columns make 18 inputs, but the shape is \[5\]"),
+        ((WIDTH,), COLUMNS, {"width": -1}, "embedded: width must be at least 1, or 0 for half .*; got -1"),
+        ((WIDTH,), COLUMNS, {"hidden": (0,)}, r"hidden widths must be at least 1; got \[0\]"),
+    ],
+)
+def test_what_it_cannot_be_made_for(shape, columns, settings, said):
+    with pytest.raises(UsageError, match=said):
+        MODELS["embedded"](shape, 3, columns, **settings)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of the shops of the examples, shops.csv, and of a run on them, run."""
+    folder = tmp_path_factory.mktemp("embedded")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend("examples/own_data/shops")
+        import_module("make").main(folder / "shops.csv", rows=30)
+    words = ["--client", "shop", "--target", "sold", "--method", "fedavg", "--beside", "none", "--quiet"]
+    settings = ["model=embedded", "model.hidden=[6]", 'method.personal=["embeddings.article"]', "rounds=2"]
+    settings += ["federation.newcomers=2"]
+    assert main(["run", str(folder / "shops.csv"), *words, *settings, "--out", str(folder / "run")]) == 0
+    return folder
+
+
+def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
+    run = kinfed.load_run(trained / "run")
+    summary, config = run.summary, (trained / "run" / "config.toml").read_text()
+    assert 'name = "embedded"\nwidth = 0' in config
+    assert "columns" not in config
+    parts = {one.name: one.parts for one in run.description.inputs}
+    first, second = (kinfed.load_model(trained / "run", i).state_dict() for i in (0, 1))
+    assert first["embeddings.article"].shape == (len(parts["article"]), -(-len(parts["article"]) // 2))
+    assert not torch.equal(first["embeddings.article"], second["embeddings.article"])  # each client's own
+    assert torch.equal(first["embeddings.weather"], second["embeddings.weather"])
+    frame = polars.read_csv(trained / "shops.csv").filter(polars.col("shop") == summary.names[1])
+    assert main(["predict", str(trained / "run"), str(trained / "shops.csv"), "--client", summary.names[1]]) == 0
+    capsys.readouterr()
+    answers = run.predictor(summary.names[1])(frame)["sold"].to_numpy()
+    x = run.description.encode(kinfed.data.reading.frame_of(frame), summary.names[1])
+    target = summary.scale["targets"]["sold"]
+    with torch.no_grad():
+        outputs = kinfed.load_model(trained / "run", 1)(x)[:, 0] * target["deviation"] + target["mean"]
+    assert answers == pytest.approx(outputs.numpy(), rel=1e-5)
+
+
+def test_it_exports_and_takes_newcomers(trained, capsys):
+    for form in ("onnx", "pt2"):
+        words = ["export", str(trained / "run"), "--client", "Shop 1", "--format", form, "--out", str(trained / form)]
+        assert main([*words, "--json"]) == 0
+        [one] = json.loads(capsys.readouterr().out)["models"]
+        assert form != "onnx" or one["apart"] < 1e-5
+    assert main(["onboard", str(trained / "run"), "--shots", "0,6", "--out", str(trained / "joined")]) == 0
+    [name, _] = kinfed.load_run(trained / "joined").names
+    assert "embeddings.article" in kinfed.load_model(trained / "joined", name).state_dict()
+
+
+def test_data_without_text_are_refused_before_anything_is_written(trained, tmp_path, capsys):
+    words = ["--client", "shop", "--target", "sold", "--ignore", "article,weather", "--out", str(tmp_path / "run")]
+    assert main(["run", str(trained / "shops.csv"), *words, "model=embedded"]) == 2
+    assert "embedded: the data has no categories; use model=mlp" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
