@@ -12,6 +12,7 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.data.columns import Calendar, Category, Number, Unused
 from kinfed.data.description import Description, Raw
+from kinfed.experiments import parts
 from kinfed.models import MODELS
 
 TOWN = Category("town", ("Bonn", "Ulm"), 4, 3, 2)  # 4 inputs, of which one is of other towns, one of none
@@ -19,6 +20,19 @@ PRICE = Number("price", 5.0, 2.0, 5.0, 1)  # 2 inputs
 KIND = Category("kind", ("new", "old"), 2, 0, 0)  # 2 inputs, and none for another kind
 COLUMNS = Description("shop", (TOWN, Unused("code", "empty"), PRICE, Calendar("day", 2025.0, 1.0, False, 0), KIND))
 WIDTH = 4 + 2 + 10 + 2
+
+
+OWN = """
+from torch import nn
+
+from kinfed.data.description import Description
+
+
+class Net(nn.Sequential):
+    def __init__(self, shape, outputs, columns: Description | None, width: int = 3):
+        assert len(columns.names) == shape[0]
+        super().__init__(nn.Linear(shape[0], outputs))
+"""
 
 
 def rows():
@@ -85,6 +99,18 @@ def test_what_it_cannot_be_made_for(shape, columns, settings, said):
         MODELS["embedded"](shape, 3, columns, **settings)
 
 
+def test_what_the_data_say_is_no_setting(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(OWN)
+    for name, width in (("embedded", 0), ("net.py:Net", 3)):
+        make, table = parts.make(MODELS, name, "model", given=2)
+        assert table == {"name": name, "width": width} | ({"hidden": [64]} if name == "embedded" else {})
+        assert make((WIDTH,), 3, columns=COLUMNS)(rows()).shape == (4, 3)
+        with pytest.raises(UsageError, match=r"unknown key 'model\.columns'"):
+            parts.make(MODELS, {"name": name, "columns": 2}, "model", given=2)
+    assert parts.make(MODELS, "mlp", "model", given=2)[0]((WIDTH,), 3, columns=COLUMNS)(rows()).shape == (4, 3)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """The folder of the shops of the examples, shops.csv, and of a run on them, run."""
@@ -93,8 +119,8 @@ def trained(tmp_path_factory):
         patch.syspath_prepend("examples/own_data/shops")
         import_module("make").main(folder / "shops.csv", rows=30)
     words = ["--client", "shop", "--target", "sold", "--method", "fedavg", "--beside", "none", "--quiet"]
-    settings = ["model=embedded", "model.hidden=[6]", 'method.personal=["embeddings.article"]', "rounds=2"]
-    settings += ["federation.newcomers=2"]
+    settings = ["model=embedded", "model.hidden=[6]", 'method.personal=["embeddings.article"]', "rounds=1"]
+    settings += ["federation.newcomers=1"]
     assert main(["run", str(folder / "shops.csv"), *words, *settings, "--out", str(folder / "run")]) == 0
     return folder
 
@@ -104,9 +130,9 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
     summary, config = run.summary, (trained / "run" / "config.toml").read_text()
     assert 'name = "embedded"\nwidth = 0' in config
     assert "columns" not in config
-    parts = {one.name: one.parts for one in run.description.inputs}
+    inputs = {one.name: one.parts for one in run.description.inputs}
     first, second = (kinfed.load_model(trained / "run", i).state_dict() for i in (0, 1))
-    assert first["embeddings.article"].shape == (len(parts["article"]), -(-len(parts["article"]) // 2))
+    assert first["embeddings.article"].shape == (len(inputs["article"]), -(-len(inputs["article"]) // 2))
     assert not torch.equal(first["embeddings.article"], second["embeddings.article"])  # each client's own
     assert torch.equal(first["embeddings.weather"], second["embeddings.weather"])
     frame = polars.read_csv(trained / "shops.csv").filter(polars.col("shop") == summary.names[1])
@@ -121,13 +147,12 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
 
 
 def test_it_exports_and_takes_newcomers(trained, capsys):
-    for form in ("onnx", "pt2"):
-        words = ["export", str(trained / "run"), "--client", "Shop 1", "--format", form, "--out", str(trained / form)]
-        assert main([*words, "--json"]) == 0
-        [one] = json.loads(capsys.readouterr().out)["models"]
-        assert form != "onnx" or one["apart"] < 1e-5
-    assert main(["onboard", str(trained / "run"), "--shots", "0,6", "--out", str(trained / "joined")]) == 0
-    [name, _] = kinfed.load_run(trained / "joined").names
+    words = ["export", str(trained / "run"), "--client", "Shop 1", "--out", str(trained / "onnx"), "--json"]
+    assert main(words) == 0
+    [one] = json.loads(capsys.readouterr().out)
+    assert one["apart"] < 1e-5
+    assert main(["onboard", str(trained / "run"), "--shots", "6", "--out", str(trained / "joined")]) == 0
+    [name] = kinfed.load_run(trained / "joined").names
     assert "embeddings.article" in kinfed.load_model(trained / "joined", name).state_dict()
 
 
