@@ -30,17 +30,16 @@ class Remixed:
     def __init__(self, run: Reopened, client: int) -> None:
         """`client` is a position. Raises UsageError unless its mixture by `row` is what the method sends to it."""
         method, summary = run.method, run.saved.summary
-        kept = undivided(method).mixes
-        if not kept:
+        models = getattr(run.server, undivided(method).mixes, None)
+        if models is None:
             raise UsageError(f"{summary.method} keeps no clients' models that its server mixes by these weights")
         if run.former.names != run.saved.names:
             raise UsageError(f"{run.saved.folder} ended before its late clients joined")
-        self.run, self.client = run, client
+        self.run, self.client, self._models = run, client, models  # [N, d]
         roster = replace(run.roster, round=run.former.done - 1)  # as when the last round was scored
         self._sent = trees.pick(method.send(roster, run.server, roster.everyone), torch.tensor([client]))
         relation = method.relation(roster, run.server, roster.everyone)
         sent = trees.model_of(self._sent)
-        self.models: Tensor = getattr(run.server, kept)  # [N, d]
         if relation is None or sent is None:
             raise UsageError(f"what {summary.method} sends is no mixture of models")
         self.row = relation[..., client, :]
@@ -53,7 +52,7 @@ class Remixed:
         """[d] the mixture of the clients' models by a row: [N] or [L, N]."""
         method = self.run.method
         layout = method.sharing.shared if isinstance(method, Divided) else self.run.model.layout
-        return (mix_freely if row.ndim == 1 else mix)(row[..., None, :], self.models, layout)[0]
+        return (mix_freely if row.ndim == 1 else mix)(row[..., None, :], self._models, layout)[0]
 
     def load(self, data_dir: Path | None = None) -> "Scored":
         """The client with its test examples; raises UsageError unless the data are those of the run."""

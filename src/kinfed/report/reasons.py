@@ -148,12 +148,12 @@ def explain(
     if of is not None and heard.mean[heard.selected, places[0]] == 0:
         notes.append(f"client '{names[i]}' does not hear '{names[places[0]]}' in round {heard.rounds[heard.selected]}")
     opened = _opened(folder, notes)
-    alike, overlap = _compared(opened, i, places, notes), _labels(folder, names, i)
+    alike, labels = _compared(opened, i, places, notes), _labels(folder, names, [i, *places])
     scores = _measured(opened, i, places, data_dir, notes)
 
     def source(j: int) -> Source:
         compared = math.nan if alike is None else float(alike.values[j])
-        return heard.source(names[j], j, compared, float(overlap[j]), scores)
+        return heard.source(names[j], j, compared, labels.get(j, math.nan), scores)
 
     return Reasons(
         run=str(run),
@@ -234,14 +234,13 @@ def _measured(
     return _Scores(dict(enumerate(weights)), whole, own, scores)
 
 
-def _labels(folder: RunFolder, names: list[str], i: int) -> Array:
-    """[N] the share of its labels that each client has in common with client i; NaN where labels are not known."""
+def _labels(folder: RunFolder, names: list[str], clients: list[int]) -> dict[int, float]:
+    """The share of its labels that each of these has in common with the first; nothing where labels are not known."""
     facts = folder.read_clients()
     if facts.get("names") != names or "counts" not in facts:
-        return np.full(len(names), math.nan)
-    counts = torch.tensor(facts["counts"])
-    pairs = [label_overlap(counts[[i, j]])[0, 1] for j in range(len(names))]
-    return np.array([float(pair) for pair in pairs])
+        return {}
+    common = label_overlap(torch.tensor(facts["counts"])[clients])[0]
+    return dict(zip(clients, common.tolist(), strict=True))
 
 
 def _about(summary: Summary, scores: _Scores) -> list[str]:

@@ -16,7 +16,7 @@ from ..core.history import spread
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.seeding import generator, tags
-from ..core.sharing import Divided
+from ..core.sharing import Divided, undivided
 from ..core.tasks import Task
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -59,7 +59,7 @@ class Frozen(Reopened):
             raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
         super().__init__(saved, task)
         self.execution = execution
-        kind = type(saved.method)
+        kind = type(undivided(self.method))
         self.name = called(self.experiment.method_name)
         # Whether its models are tuned as any module is.
         self.plain = kind.predict is Method.predict and kind.extend is Method.extend
