@@ -1,5 +1,6 @@
 """Remixed: what one client's mixture of models would score if it heard others, by a finished run's last state."""
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,7 +61,9 @@ class Remixed:
         folder, seed = run.saved.folder, run.saved.summary.seed
         if experiment.attack is not None:
             raise UsageError(f"the clients of {folder} were trained under an attack")
-        federation = experiment.federation(data_dir, seed, known=further.known(folder, seed))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the run itself said what is to be known of its data
+            federation = experiment.federation(data_dir, seed, known=further.known(folder, seed))
         if experiment.rounds.select_by:
             federation = replace(federation, task=selected_task(federation.task, experiment.rounds.select_by))
         if federation.digest() != run.former.how.get("data"):

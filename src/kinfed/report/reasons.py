@@ -297,7 +297,7 @@ def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
     rows = [cells(AS_IT_IS, math.nan, found.score)]
     rows += [cells(f"without {one.client}", one.last, one.without) for one in found.sources]
     rows.append(cells("its own model alone", found.itself.last, found.alone))
-    unit = ", %" if found.is_share else ""
+    unit = (", %" if found.is_share else "") + ("" if found.higher_is_better else ", lower is better")
     title = (
         f"its mixture of the models of round {found.last}, the last, on its own test examples ({found.metric}{unit})"
     )
