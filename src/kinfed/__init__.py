@@ -125,6 +125,8 @@ if TYPE_CHECKING:
     from .partitions.topologies import Topologies as Topologies
     from .report.difference import Difference as Difference
     from .report.difference import diff as diff
+    from .report.reasons import Reasons as Reasons
+    from .report.reasons import explain as explain
     from .simulation.execution import Execution as Execution
 
 __version__ = "0.1.0"
@@ -212,6 +214,7 @@ _PLACES = {  # each public name, by its module
     "partitions.shards": ("Shards",),
     "partitions.topologies": ("Topologies",),
     "report.difference": ("Difference", "diff"),
+    "report.reasons": ("Reasons", "explain"),
     "simulation.execution": ("Execution",),
 }
 _MODULES = {name: module for module, names in _PLACES.items() for name in names}

@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": Command("serve", "answer rows by HTTP with the models of a finished run"),
     "compare": Command("compare", "compare finished runs side by side"),
     "diff": Command("diff", "what changed between the relations of two runs: edges, weights, collapse"),
+    "explain": Command("explain", "why one client hears another: weights, what was compared, the score without it"),
     "report": Command("report", "write one HTML page on finished runs: verdict, graph, clients, curves, settings"),
     "onboard": Command("onboard", "give newcomers to a finished run their models, and say how these do"),
     "reference": Command("reference", "train one published network on all clients' series together"),

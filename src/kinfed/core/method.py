@@ -117,6 +117,7 @@ class Method(Settings, ABC):
     #                    "train" reuses them, "validation" takes the validation examples, which should fit a few
     #                    numbers at most, "test" the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
+    mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
     refuses: ClassVar[str] = ""  # why a newcomer to a finished federation would be given nothing, if that is so
     keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
 

@@ -1,14 +1,11 @@
 """Compared: what a finished run's method compared to choose whom each client hears, from what the run has left."""
 
-from dataclasses import replace
 from typing import Any
 
 from ..core.method import Compared
-from ..core.probe import Probe
-from ..core.sharing import divide
 from ..errors import UsageError
 from . import own_parts
-from .left import Former
+from .reopened import Reopened
 from .run_folder import RunFolder
 from .saved import Saved
 
@@ -22,22 +19,16 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | None:
     if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
         return None
     try:
-        former = Former(folder)
-        if _has_own_code(folder) or former.names != former.summary.client_names:
+        if _has_own_code(folder):
             return None
         saved = Saved.open(folder.path)
-        experiment, method, model, summary = saved.experiment, saved.method, saved.model, saved.summary
-        assert experiment is not None
-        assert method is not None
-        roster = former.roster(model.layout, experiment.training, summary.seed)
-        model.theta = roster.theta.to(model.theta.dtype)
-        method, model = divide(method, model)
-        probe = Probe(model, tuple(summary.shape or ()), saved.task, summary.seed)
-        roster = replace(roster, layout=model.layout, probe=probe)
-        found = method.compared(roster, former.server(method.start(replace(roster, round=0))))
+        run = Reopened(saved, saved.task)
+        if run.former.names != saved.names:
+            return None
+        found = run.method.compared(run.roster, run.server)
     except UsageError:  # of another version, or with parts that are gone: nothing else of the run is lost
         return None
-    return None if found is None else (found, former.done)
+    return None if found is None else (found, run.former.done)
 
 
 def _has_own_code(folder: RunFolder) -> bool:

@@ -48,6 +48,7 @@ class GraphMethod(Method):
     """The server half of a method that mixes the clients' own models, `server.theta: [N, d]`, along a graph."""
 
     origin: ClassVar[Origin] = "learned"
+    mixes: ClassVar[str] = "theta"
 
     @abstractmethod
     def graph(self, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:

@@ -47,6 +47,7 @@ class PFedGAT(Method):
     channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server obtains or estimates G
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples of L_i; test leaks
     origin = "learned"
+    mixes = "uploads"
 
     def __post_init__(self):
         super().__post_init__()

@@ -46,6 +46,7 @@ class SFL(Method):
     pull: NonNegative = 0.0  # lambda: weight of the proximal terms towards w and towards u
     begin: Literal["own", "mixed", "shared"] = "mixed"  # where local training starts: v (own), u (mixed) or w (shared)
     structure: Known | Moved | Similarity | QP = Known()  # the graph: known, or learned from the models
+    mixes = "theta"
 
     def origin_of(self, roster):
         return self.structure.origin_of(roster)

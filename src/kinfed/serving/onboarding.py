@@ -15,15 +15,14 @@ from ..core.graph import Graph
 from ..core.history import spread
 from ..core.method import Method, Roster
 from ..core.model import Model
-from ..core.probe import Probe
 from ..core.seeding import generator, tags
-from ..core.sharing import Divided, divide
+from ..core.sharing import Divided, undivided
 from ..core.tasks import Task
 from ..core.trees import Tree
 from ..data.federation import Federation
 from ..errors import UsageError
-from ..experiments.left import Former
 from ..experiments.own_parts import called
+from ..experiments.reopened import Reopened
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from ..files import replacing
@@ -50,30 +49,20 @@ class Outcome(NamedTuple):
     existing: str = ""  # whose model is the best existing one, by the newcomer's examples
 
 
-class Frozen:
+class Frozen(Reopened):
     """A finished federation that newcomers join one by one, each as if it were the only one; nothing else changes."""
 
     def __init__(self, saved: Saved, task: Task, execution: Execution = Execution()) -> None:
         """Raises UsageError if the run kept no state, or if its method has nothing for a newcomer."""
-        experiment, method = saved.experiment, saved.method
-        if experiment is None or method is None:
-            raise UsageError(f"{saved.folder} has no config.toml, as kinfed.save writes none, so newcomers cannot join")
-        if method.refuses:
-            name = experiment.method_name
-            raise UsageError(f"{saved.folder} was trained by {name}, which no newcomer can join: {method.refuses}")
-        self.saved, self.task, self.experiment, self.execution = saved, task, experiment, execution
-        self.former = Former(saved.folder)
-        kind = type(method)
-        self.name = called(experiment.method_name)
+        if saved.method is not None and saved.method.refuses:
+            why = saved.method.refuses
+            raise UsageError(f"{saved.folder} was trained by {saved.summary.method}, which no newcomer can join: {why}")
+        super().__init__(saved, task)
+        self.execution = execution
+        kind = type(undivided(self.method))
+        self.name = called(self.experiment.method_name)
         # Whether its models are tuned as any module is.
         self.plain = kind.predict is Method.predict and kind.extend is Method.extend
-        model = saved.model
-        roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
-        model.theta = roster.theta.to(model.theta.dtype)
-        self.method, self.model = divide(method, model)
-        probe = Probe(self.model, tuple(saved.summary.shape or ()), task, saved.summary.seed)
-        self.roster = replace(roster, layout=self.model.layout, probe=probe)
-        self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
 
     @cached_property
     def bare(self) -> Model:

@@ -1,0 +1,29 @@
+"""Reopened: the server of a finished run as it was after the last round, to ask it something."""
+
+from dataclasses import replace
+
+from ..core.probe import Probe
+from ..core.sharing import divide
+from ..core.tasks import Task
+from ..errors import UsageError
+from .left import Former
+from .saved import Saved
+
+
+class Reopened:
+    """A finished run's method, model, roster and server, from the state that its folder keeps."""
+
+    def __init__(self, saved: Saved, task: Task) -> None:
+        """Raises UsageError if the run kept no state, or has no config."""
+        experiment, method = saved.experiment, saved.method
+        if experiment is None or method is None:
+            raise UsageError(f"{saved.folder} has no config.toml, as kinfed.save writes none, so it cannot be reopened")
+        self.saved, self.task, self.experiment = saved, task, experiment
+        self.former = Former(saved.folder)
+        model = saved.model
+        roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
+        model.theta = roster.theta.to(model.theta.dtype)
+        self.method, self.model = divide(method, model)
+        probe = Probe(self.model, tuple(saved.summary.shape or ()), task, saved.summary.seed)
+        self.roster = replace(roster, layout=self.model.layout, probe=probe)
+        self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
