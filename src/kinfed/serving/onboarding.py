@@ -7,17 +7,16 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..core import checkpoint, trees
 from ..core.graph import Graph
 from ..core.history import spread
-from ..core.method import Method, Roster
+from ..core.method import Method, Roster, exporter
 from ..core.model import Model
 from ..core.probe import Probe
 from ..core.seeding import generator, tags
-from ..core.sharing import Divided, divide
+from ..core.sharing import Divided, divide, undivided
 from ..core.tasks import Task
 from ..core.trees import Tree
 from ..data.federation import Federation
@@ -36,7 +35,18 @@ from .newcomers import Newcomer, share_for_validation
 ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
 TUNED = ", tuned"
 NOT_THEIRS: Any = dict.fromkeys(
-    ("intervals", "clients_selected", "relation", "by_class", "clients_recall", "always", "attack", "verdict")
+    (
+        "intervals",
+        "clients_selected",
+        "relation",
+        "by_class",
+        "clients_recall",
+        "always",
+        "attack",
+        "verdict",
+        "bounded",
+        "bytes_by_client",
+    )
 )
 
 
@@ -63,6 +73,11 @@ class Frozen:
             raise UsageError(f"{saved.folder} was trained by {name}, which no newcomer can join: {method.refuses}")
         self.saved, self.task, self.experiment, self.execution = saved, task, experiment, execution
         self.former = Former(saved.folder)
+        if self.former.every_name != saved.names:
+            raise UsageError(
+                f"{saved.folder}: its files do not belong together: {saved.folder.state.name} is of another run than "
+                f"{saved.folder.summary.name}; copy the whole folder again"
+            )
         kind = type(method)
         self.name = called(experiment.method_name)
         # Whether its models are tuned as any module is.
@@ -174,11 +189,14 @@ class Frozen:
 
     @cached_property
     def shared(self) -> Tensor | None:
-        """[d] FedAvg's model, of the run beside this one; None if it has none."""
+        """[d] FedAvg's model, of the run beside this one; None if it has none. Of sites it is the last round's."""
         beside = self.saved.folder.beside("fedavg")
         if self.name == "fedavg" or not beside.is_finished:
             return None
-        return Saved.open(beside.path).theta(0)
+        if not self.saved.at_sites:
+            return Saved.open(beside.path).theta(0)
+        other = Frozen(Saved.for_newcomers(beside.path), self.task, self.execution)
+        return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
         """The member whose model has the least loss on the newcomer's first examples, and its score on the others."""
@@ -200,7 +218,8 @@ def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None =
             result[frozen.name + TUNED] = frozen.tuned(newcomer, count, personal.theta, frozen.model)
     if count:
         result[ALONE] = frozen.trained_alone(newcomer, count, rounds)
-        best, result[BEST] = frozen.best_existing(newcomer, count)
+        if not frozen.saved.at_sites:
+            best, result[BEST] = frozen.best_existing(newcomer, count)
     if (theta := frozen.shared) is not None:
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
         if count:
@@ -235,11 +254,11 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
         parts = dict(one.personal._asdict())
         parts |= frozen.model.layout.tensors(parts.pop("theta"))
         arrays |= {f"{name}/{key}": value for key, value in parts.items()}
-    with safe_open(frozen.saved.folder.models, "pt") as file:
-        checkpoint.write(arrays, folder.models, file.metadata())
+    whole = frozen.saved.summary
+    marks = {"method": exporter(undivided(frozen.method)), "identity": whole.identity or ""}
+    checkpoint.write(arrays, folder.models, {key: one for key, one in marks.items() if one})
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [one.scores[frozen.name] for one in best.values()]
-    whole = frozen.saved.summary
     folder.write_summary(
         replace(
             whole,
@@ -249,6 +268,7 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
             clients_scores={whole.chosen: scores},
             **NOT_THEIRS,
             warnings=[],
+            experiment=None,
             origin={"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False},
             out=str(folder),
         )
