@@ -173,8 +173,8 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
     compare(made, summary, run)
 
 
-def predicted(folder, rows, capsys):
-    assert main(["predict", str(folder), str(rows)]) == 0
+def predicted(folder, rows, capsys, *words):
+    assert main(["predict", str(folder), str(rows), *words]) == 0
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
@@ -241,9 +241,15 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     simulated = resolve({**plain, "federation": {**plain["federation"], "dataset": data}})
     beside = ("fedavg",) if "beside" in flower else ()
     launch(simulated, tmp_path / "simulated", kinfed.Execution("loop", 1), beside=beside)
-    write(tmp_path / "new.csv", [("new", row) for row in whole_numbers("new", table(6, 60))])
-    handed = shutil.copytree(tmp_path / "out", tmp_path / "elsewhere" / "handed")  # all that the newcomer is given
+    write(tmp_path / "new.csv", [("new", row) for row in table(6, 60) if all(row)])
+    handed = tmp_path / "elsewhere" / "handed"  # all that the newcomer is given
+    for source in [*(tmp_path / "out").rglob("*.toml")]:
+        folder = handed / source.parent.relative_to(tmp_path / "out")
+        folder.mkdir(parents=True)
+        for name in ("config.toml", "summary.json", "state.safetensors"):
+            shutil.copy(source.with_name(name), folder)
     shutil.rmtree(tmp_path / "sites")
+    shutil.rmtree(tmp_path / "out")
     before = hashes(handed)
     found = onboarded(handed, tmp_path / "new.csv", tmp_path / "joined", capsys)
     wanted = onboarded(tmp_path / "simulated", tmp_path / "new.csv", tmp_path / "too", capsys)
@@ -255,7 +261,8 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     assert {"fedavg", "local"} <= found[8].keys() or "beside" not in flower
     mine, theirs = (kinfed.load_model(tmp_path / one, "new").state_dict() for one in ("joined", "too"))
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
-    told = [predicted(tmp_path / one, tmp_path / "new.csv", capsys) for one in ("joined", "too")]
+    told = [predicted(tmp_path / "joined", tmp_path / "new.csv", capsys)]
+    told += [predicted(tmp_path / "too", tmp_path / "new.csv", capsys, "--client", "new")]
     assert {row["client"] for row in told[0]} == {"new"}
     if target == "fruit":
         assert [row["fruit"] for row in told[0]] == [row["fruit"] for row in told[1]]

@@ -29,7 +29,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
         "federation.newcomers=4 left out of a run: kinfed onboard my-run",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="the folder of a finished run, also of a server of real sites"
+    )
     parser.add_argument(
         "--data",
         type=Path,
