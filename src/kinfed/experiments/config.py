@@ -202,15 +202,16 @@ def of_sites(path: Path) -> Experiment:
             f"{path} is not a config of a federation for this version of kinfed ({problem}); use the version and the "
             "files that it was run with"
         ) from None
+    absent: Any = stayed
     return Experiment(
         **parts._asdict() | {"table": table},
         dataset_name="sites",
-        dataset=stayed,
+        dataset=absent,
         clients=0,
-        partition=stayed,
+        partition=absent,
         split=split,
         graph_name="given",
-        graph=stayed,
+        graph=absent,
         by_class={},
     )
 
