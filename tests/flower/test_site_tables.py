@@ -1,6 +1,7 @@
 """Tables as they are at sites: what is told of them, and the same description, examples and models as all rows give."""
 
 import csv
+import hashlib
 import io
 import json
 import shutil
@@ -24,6 +25,9 @@ from kinfed.data.description import Description
 from kinfed.data.reading import open_table
 from kinfed.data.split import Split
 from kinfed.data.statistics import NumberStatistics
+from kinfed.experiments.config import resolve
+from kinfed.experiments.launch import launch
+from kinfed.experiments.saved import Saved
 from kinfed.flower import messages, plan, site_data
 from kinfed.flower.claims import read_scores
 from kinfed.flower.describing import Describing
@@ -33,6 +37,7 @@ from kinfed.flower.site import Site
 from kinfed.flower.site_files import ExperimentFolder
 from kinfed.flower.site_predictor import predictor_at
 from kinfed.flower.site_reading import Reading, names_of
+from kinfed.serving import newcomers
 from kinfed.serving.requests import answer
 
 KINDS = {"fruit": ("apple", "pear", "plum", "quince"), "level": ("low", "high")}
@@ -128,6 +133,11 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
             assert set(message.words["description"]["clients"]) <= {name}
 
 
+def whole_numbers(name, rows):
+    """Without holes among fractions, so that medians cannot differ by a hair."""
+    return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
+
+
 @pytest.mark.parametrize(
     ("target", "method", "counts", "model"),
     [
@@ -139,9 +149,6 @@ def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_p
     ],
 )
 def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts, model):
-    def whole_numbers(name, rows):  # without holes among fractions, so that medians cannot differ by a hair
-        return [["7.500" if not cell and i == 0 else cell for i, cell in enumerate(row)] for row in rows]
-
     made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts, model=model)
     summary = made.serve()
     federation = kinfed.from_csv(
@@ -167,8 +174,8 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
     compare(made, summary, run)
 
 
-def predicted(folder, rows, capsys):
-    assert main(["predict", str(folder), str(rows)]) == 0
+def predicted(folder, rows, capsys, *words):
+    assert main(["predict", str(folder), str(rows), *words]) == 0
     return list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
 
 
@@ -205,6 +212,100 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     assert answer(opened(folder)[0], text, "text/csv").frame.rows(named=True)[5][target] == pytest.approx(
         float(rows[5][target]) if target == "sold" else rows[5][target]
     )
+
+
+def onboarded(folder, rows, out, capsys):
+    """What a newcomer is told by the command, by number of examples."""
+    asked = ["onboard", str(folder), "--data", str(rows), "--shots", "0,8,all", "--rounds", "2", "--out", str(out)]
+    assert main([*asked, "--executor", "loop", "--json", "--quiet"]) == 0
+    return {one["examples"]: one["scores"] for one in json.loads(capsys.readouterr().out)}
+
+
+def hashes(folder):
+    return {path: hashlib.sha256(path.read_bytes()).digest() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "flower"),
+    [
+        ("sold", "fedavg", {"stale": "drop"}),
+        ("sold", "fedaghn", {"beside": ["local", "fedavg"]}),
+        ("fruit", "ifca", {}),
+        ("sold", "fedrep", {}),
+    ],
+)
+def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
+    tables, tmp_path, capsys, target, method, flower
+):
+    made = tables(target, rounds=2, change=whole_numbers, method=method, **flower)
+    made.serve()
+    capsys.readouterr()
+    data = {"name": "csv", "path": str(tmp_path / "all.csv"), "client": "who", "target": target}
+    plain = {key: value for key, value in made.planned.table.items() if key != "flower"}
+    simulated = resolve({**plain, "federation": {**plain["federation"], "dataset": data}})
+    beside = ("fedavg",) if "beside" in flower else ()
+    launch(simulated, tmp_path / "simulated", kinfed.Execution("loop", 1), beside=beside)
+    write(tmp_path / "new.csv", [("new", row) for row in table(6, 60) if all(row)])
+    handed = tmp_path / "elsewhere" / "handed"  # all that the newcomer is given
+    for source in [*(tmp_path / "out").rglob("*.toml")]:
+        folder = handed / source.parent.relative_to(tmp_path / "out")
+        folder.mkdir(parents=True)
+        for name in ("config.toml", "summary.json", "state.safetensors"):
+            shutil.copy(source.with_name(name), folder)
+    shutil.rmtree(tmp_path / "sites")
+    shutil.rmtree(tmp_path / "out")
+    before = hashes(handed)
+    found = onboarded(handed, tmp_path / "new.csv", tmp_path / "joined", capsys)
+    wanted = onboarded(tmp_path / "simulated", tmp_path / "new.csv", tmp_path / "too", capsys)
+    assert hashes(handed) == before
+    assert found.keys() == wanted.keys()
+    for count, scores in wanted.items():
+        scores.pop("best existing", None)  # whose model stayed at its site
+        assert found[count] == pytest.approx(scores, rel=1e-4)
+    assert {"fedavg", "local"} <= found[8].keys() or "beside" not in flower
+    mine, theirs = (kinfed.load_model(tmp_path / one, "new").state_dict() for one in ("joined", "too"))
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    told = [predicted(tmp_path / "joined", tmp_path / "new.csv", capsys)]
+    told += [predicted(tmp_path / "too", tmp_path / "new.csv", capsys, "--client", "new")]
+    assert {row["client"] for row in told[0]} == {"new"}
+    if target == "fruit":
+        assert [row["fruit"] for row in told[0]] == [row["fruit"] for row in told[1]]
+
+
+def test_what_a_servers_folder_cannot_give_is_told_in_one_line(tables, trial, tmp_path, capsys):
+    out = tmp_path / "out"
+    tables(rounds=1).serve()
+    write(tmp_path / "new.csv", [("new", row) for row in table(9)])
+
+    def refused(*words):
+        capsys.readouterr()
+        assert main([*words]) == 2
+        shown = capsys.readouterr().err
+        assert shown.count("kinfed: ") == 1
+        return " ".join(shown.split())
+
+    new = ("--data", str(tmp_path / "new.csv"))
+    assert "stayed at its sites: name the newcomer's own with --data FILE" in refused("onboard", str(out))
+    assert "is of real sites, whose rows and private states stayed there" in refused("run", "--from", str(out))
+    write(tmp_path / "a.csv", [("a", row) for row in table(9)])
+    assert "client 'a' took part in" in refused("onboard", str(out), "--data", str(tmp_path / "a.csv"))
+    assert main(["onboard", str(out), *new, "--shots", "8", "--rounds", "1"]) == 0
+    shown = " ".join("".join(capsys.readouterr()).split())
+    assert "the members' models stayed at their sites, so none is tried as the best existing model" in shown
+    summary = json.loads((out / "summary.json").read_text())
+    (out / "summary.json").write_text(json.dumps(summary | {"names": [*"abcdeg"]}))
+    assert "its files do not belong together: state.safetensors is of another run" in refused("onboard", str(out), *new)
+    (out / "summary.json").write_text(json.dumps(summary))
+    (out / "state.safetensors").unlink()
+    assert "has no state.safetensors" in refused("onboard", str(out), *new)
+    (out / "config.toml").unlink()
+    assert "config.toml" in refused("onboard", str(out), *new)
+
+
+def test_no_file_joins_sites_with_arrays(trial, tmp_path):
+    trial("fedavg", rounds=1).serve()
+    with pytest.raises(UsageError, match="was not trained on tables whose rows are examples"):
+        newcomers.of_table(Saved.for_newcomers(tmp_path / "out"), tmp_path / "new.csv", None)
 
 
 def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys):

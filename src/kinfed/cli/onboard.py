@@ -13,7 +13,7 @@ from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from ..serving import newcomers
-from ..serving.onboarding import ALONE, Frozen, Outcome, onboard, write
+from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
 from .running import Bar, data_dir, execution, options, score_text
 
 ALL = "all"
@@ -29,7 +29,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
         "federation.newcomers=4 left out of a run: kinfed onboard my-run",
     )
-    parser.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="the folder of a finished run, also of a server of real sites"
+    )
     parser.add_argument(
         "--data",
         type=Path,
@@ -58,7 +60,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"--rounds must be at least 1; got {args.rounds}")
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
-    saved = Saved.open(args.run)
+    saved = Saved.for_newcomers(args.run)
     wanted = [name.strip() for name in args.newcomers.split(",") if name.strip()]
     if args.data is None:
         if args.edges is not None:
@@ -120,10 +122,10 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
         if mine:
             table.add_row(label, str(len(mine)), *cells)
     unit = ", %" * summary.is_share
-    console.print(
-        f"{several(len(clients), 'newcomer')} to {summary.out or frozen.saved.folder}: test {summary.metric}{unit}"
-    )
+    console.print(f"{several(len(clients), 'newcomer')} to {frozen.saved.folder}: test {summary.metric}{unit}")
     console.print(table)
+    if frozen.saved.at_sites:
+        console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
     console.print(sentence(means, frozen.name, summary.higher_is_better, summary.is_share))
 
 

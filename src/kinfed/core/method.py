@@ -258,6 +258,12 @@ class Method(Settings, ABC):
         return model.export(personal.theta)
 
 
+def exporter(method: Method) -> str:
+    """The name of a method that extends or exports models in its own way, as their file says it; "" of any other."""
+    kind = type(method)
+    return kind.__name__ if kind.export is not Method.export or kind.extend is not Method.extend else ""
+
+
 def model_for(
     method: Method, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None, seed: int = 0
 ) -> Model:

@@ -190,6 +190,37 @@ def of_run(path: Path) -> Experiment:
         ) from None
 
 
+def of_sites(path: Path) -> Experiment:
+    """The experiment of a federation of sites, by the config in its folder; its examples cannot be loaded."""
+
+    def stayed(*_: Any) -> Any:
+        raise UsageError(f"the examples of {path.parent} stayed at its sites")
+
+    raw = read(str(path), [])
+    try:
+        parts = learning(raw, frozenset({"federation", "flower"}))
+        split, split_table = call(Split, table_of(raw["federation"], "split", "federation."), "federation.split")
+        table = {**parts.table, "federation": {"split": split_table}, "flower": raw["flower"]}
+        table |= own_parts.code(table, raw.get("code", {}))
+    except (UsageError, LookupError, TypeError) as problem:
+        raise UsageError(
+            f"{path} is not a config of a federation for this version of kinfed ({problem}); use the version and the "
+            "files that it was run with"
+        ) from None
+    absent: Any = stayed
+    return Experiment(
+        **parts._asdict() | {"table": table},
+        dataset_name="sites",
+        dataset=absent,
+        clients=0,
+        partition=absent,
+        split=split,
+        graph_name="given",
+        graph=absent,
+        by_class={},
+    )
+
+
 def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Method]) -> None:
     """Warn of each of these methods, by name, that ignores training.optimiser if `overrides`, or a config file of
     yours, set it.

@@ -24,6 +24,11 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     summary = folder.read_summary()
     if not folder.is_begun:
         raise UsageError(f"{folder} has no config.toml, as kinfed.save writes none, so it cannot go on")
+    if summary.experiment is not None:
+        raise UsageError(
+            f"{folder} is of real sites, whose rows and private states stayed there, so it cannot go on here; a "
+            "newcomer can join it: kinfed onboard"
+        )
     for each in folder.repeats_of(summary):
         Former(each)
     method = config.of_run(folder.config).method_name

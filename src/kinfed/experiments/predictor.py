@@ -154,6 +154,8 @@ class Predictor:
                 "scale rows by hand as docs/data.md shows"
             )
         answers = Answers.of(summary, description)
+        if len(names) == 1 and description is not None and not description.client:  # one newcomer to real sites
+            client = names[0]
         kept = lru_cache(KEPT)(module)
         return cls(names, client, tuple(summary.shape), answers, kept, source, description, series, readings)
 

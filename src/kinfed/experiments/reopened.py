@@ -20,6 +20,11 @@ class Reopened:
             raise UsageError(f"{saved.folder} has no config.toml, as kinfed.save writes none, so it cannot be reopened")
         self.saved, self.task, self.experiment = saved, task, experiment
         self.former = Former(saved.folder)
+        if self.former.every_name != saved.names:
+            raise UsageError(
+                f"{saved.folder}: its files do not belong together: {saved.folder.state.name} is of another run than "
+                f"{saved.folder.summary.name}; copy the whole folder again"
+            )
         model = saved.model
         roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
         model.theta = roster.theta.to(model.theta.dtype)

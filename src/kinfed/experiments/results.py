@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.graph import Origin
 from ..core.history import KINDS, History
-from ..core.method import Method
+from ..core.method import exporter
 from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..datasets import called
@@ -64,10 +64,8 @@ def write_run(
     summary, layers = run.summary(), run.sharing.layers
     write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
     draw_recall(summary, folder)
-    kind = type(run.method)
-    own = kind.export is not Method.export or kind.extend is not Method.extend
     identity = _identity(table, summary.seed, folder)
-    folder.write_models(run.history, run.model.layout, kind.__name__ if own else "", identity)
+    folder.write_models(run.history, run.model.layout, exporter(run.method), identity)
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state)

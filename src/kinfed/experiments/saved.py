@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
@@ -100,6 +101,25 @@ class Saved:
                 f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
             )
         return cls(place, summary, model, method, experiment, dict(parts))
+
+    @classmethod
+    def for_newcomers(cls, folder: str | Path) -> "Saved":
+        """The run in a folder as newcomers need it, who join by what its server remembers.
+
+        A run of real sites has no models, as these stayed at the sites. Raises UsageError as `open` does.
+        """
+        place = RunFolder(folder)
+        summary = place.read_summary()
+        if summary.experiment is None:
+            return cls.open(folder)
+        experiment = _experiment(place)
+        model = model_for(experiment.method, _module(place, summary, experiment), None, torch.float32)
+        return cls(place, summary, model, experiment.method, experiment, {})
+
+    @property
+    def at_sites(self) -> bool:
+        """Whether its models and its clients' rows stayed at the sites of a real federation."""
+        return self.summary.experiment is not None
 
     @property
     def names(self) -> list[str]:
@@ -234,7 +254,8 @@ def _experiment(folder: RunFolder) -> Experiment:
             f"{folder} has no config.toml with the architecture, as kinfed.save writes none; pass the module: "
             "load_model(folder, client, module)"
         )
-    return config.of_run(folder.config)
+    made = config.of_sites if "flower" in folder.read_config() else config.of_run
+    return made(folder.config)
 
 
 def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.Module:

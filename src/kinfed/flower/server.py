@@ -24,8 +24,9 @@ from ..core.summary import Summary
 from ..core.trees import Tree
 from ..data import graph_files
 from ..errors import RunError, UsageError
-from ..experiments import own_parts
+from ..experiments import config, left, own_parts
 from ..experiments.following import followed
+from ..experiments.left import Left
 from ..experiments.run_folder import RunFolder
 from ..files import make_folder
 from ..metrics.verdict import Verdict
@@ -62,8 +63,8 @@ def serve(
     """Run the federation, or resume the one in the folder `out`, and return its summary.
 
     `members` gives at any time the public keys that may take part; without it anyone online may. The folder receives
-    what any run's folder holds, except models: these stay at the sites. Raises UsageError for requests that cannot work
-    and RunError if too few sites take part; the checkpoint of the last round is kept.
+    what any run's folder holds, except models and private states: these stay at the sites. Raises UsageError for
+    requests that cannot work and RunError if too few sites take part; the checkpoint of the last round is kept.
     """
     deployment = planned.deployment
     broker = Broker(transport, deployment.deadline, deployment.patience, log, poll, members)
@@ -155,6 +156,7 @@ class _Run:
             )
         self.fleet.finish()
         verdict = self._compared(serve)
+        self._leave()
         summary = summarise(
             self.planned,
             self.facts,
@@ -188,6 +190,14 @@ class _Run:
             except _NewClients:
                 self.history.settle()  # the scores of the clients so far
                 self._add_clients()
+
+    def _leave(self) -> None:
+        """Write what a newcomer joins by: what the server remembers; private states stay at their sites."""
+        server = self.at.server.inner if isinstance(self.method, StalenessWrapper) else self.at.server
+        end = self.at._replace(server=server, state=(), how={})
+        left.write(Left(end, self.roster, tuple(self.fleet.names)), self.history, self.folder.state)
+        if not self.folder.is_begun:
+            config.write(own_parts.absolute(self.planned.table), self.folder.config)
 
     def _layers(self) -> list[str]:
         """Names of the layers that a relation may have graphs for."""

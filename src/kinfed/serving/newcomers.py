@@ -44,6 +44,11 @@ def of_table(saved: Saved, path: Path, edges: Path | None) -> list[Newcomer]:
     Everything is done to its rows that was done to training rows. Raises UsageError for rows that do not fit.
     """
     description, experiment = saved.description, saved.experiment
+    if description is None and saved.at_sites:
+        raise UsageError(
+            f"{saved.folder} was not trained on tables whose rows are examples, so no newcomer's file can be read as "
+            "its sites' were"
+        )
     if experiment is None or description is None:
         raise UsageError(
             f"{saved.folder} was not trained on rows of a table, so newcomers come from its own data: leave some "
@@ -89,6 +94,8 @@ def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Te
 def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> list[Newcomer]:
     """The clients of the run's own data that were left out of it; all of them, or those that are `wanted`."""
     experiment = saved.experiment
+    if saved.at_sites:
+        raise UsageError(f"the rows of {saved.folder} stayed at its sites: name the newcomer's own with --data FILE")
     if experiment is None or not experiment.newcomers:
         raise UsageError(
             f"no client of its data was left out of {saved.folder}: name newcomers' rows with --data FILE, or train "

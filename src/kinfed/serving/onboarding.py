@@ -7,13 +7,12 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..core import checkpoint, trees
 from ..core.graph import Graph
 from ..core.history import spread
-from ..core.method import Method, Roster
+from ..core.method import Method, Roster, exporter
 from ..core.model import Model
 from ..core.seeding import generator, tags
 from ..core.sharing import Divided, undivided
@@ -35,7 +34,18 @@ from .newcomers import Newcomer, share_for_validation
 ALONE, SHARED, BEST = "local", "fedavg", "best existing"  # what a newcomer could have without the method
 TUNED = ", tuned"
 NOT_THEIRS: Any = dict.fromkeys(
-    ("intervals", "clients_selected", "relation", "by_class", "clients_recall", "always", "attack", "verdict")
+    (
+        "intervals",
+        "clients_selected",
+        "relation",
+        "by_class",
+        "clients_recall",
+        "always",
+        "attack",
+        "verdict",
+        "bounded",
+        "bytes_by_client",
+    )
 )
 
 
@@ -162,11 +172,14 @@ class Frozen(Reopened):
 
     @cached_property
     def shared(self) -> Tensor | None:
-        """[d] FedAvg's model, of the run beside this one; None if it has none."""
+        """[d] FedAvg's model, of the run beside this one; None if it has none. Of sites it is the last round's."""
         beside = self.saved.folder.beside("fedavg")
         if self.name == "fedavg" or not beside.is_finished:
             return None
-        return Saved.open(beside.path).theta(0)
+        if not self.saved.at_sites:
+            return Saved.open(beside.path).theta(0)
+        other = Frozen(Saved.for_newcomers(beside.path), self.task, self.execution)
+        return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
     def best_existing(self, newcomer: Newcomer, count: int) -> tuple[str, float]:
         """The member whose model has the least loss on the newcomer's first examples, and its score on the others."""
@@ -188,7 +201,8 @@ def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None =
             result[frozen.name + TUNED] = frozen.tuned(newcomer, count, personal.theta, frozen.model)
     if count:
         result[ALONE] = frozen.trained_alone(newcomer, count, rounds)
-        best, result[BEST] = frozen.best_existing(newcomer, count)
+        if not frozen.saved.at_sites:
+            best, result[BEST] = frozen.best_existing(newcomer, count)
     if (theta := frozen.shared) is not None:
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
         if count:
@@ -223,11 +237,11 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
         parts = dict(one.personal._asdict())
         parts |= frozen.model.layout.tensors(parts.pop("theta"))
         arrays |= {f"{name}/{key}": value for key, value in parts.items()}
-    with safe_open(frozen.saved.folder.models, "pt") as file:
-        checkpoint.write(arrays, folder.models, file.metadata())
+    whole = frozen.saved.summary
+    marks = {"method": exporter(undivided(frozen.method)), "identity": whole.identity or ""}
+    checkpoint.write(arrays, folder.models, {key: one for key, one in marks.items() if one})
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [one.scores[frozen.name] for one in best.values()]
-    whole = frozen.saved.summary
     folder.write_summary(
         replace(
             whole,
@@ -237,6 +251,7 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
             clients_scores={whole.chosen: scores},
             **NOT_THEIRS,
             warnings=[],
+            experiment=None,
             origin={"run": str(frozen.saved.folder), "rounds": whole.rounds, "joined": list(best), "scores": False},
             out=str(folder),
         )
