@@ -161,7 +161,8 @@ def crowd(run):
             print("| answer | requests |\n| --- | --- |")
             for answer, count in sorted(counts.items()):
                 print(f"| {answer} | {count:,} |")
-            print(f"\nMemory: {used[0]:.0f} MB before, {used[1]:.0f} after, {used[2]:.0f} after a second crowd. Then the service answered as ever.")
+            megabytes = "{:.0f} before, {:.0f} after, {:.0f} after a second crowd".format(*used)
+            print(f"\nMB of memory: {megabytes}. Then the service answered as ever.")
         finally:
             served.terminate()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -10,15 +10,17 @@ OPEN = 512  # at a time
 def server(config: Any, patience: float) -> Any:
     """A server of uvicorn that takes no more connections than it can have open.
 
-    uvicorn itself takes all, and then refuses all. A connection that begins no request for `patience` seconds is
-    closed.
+    uvicorn itself takes all, and then refuses all. Connections that begin no request are closed
+    after `patience` to twice as many seconds.
     """
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup([])
-            self.taking = [asyncio.create_task(_take(self, at, patience)) for at in sockets or ()]
+            works = [_take(self, at) for at in sockets or ()]
+            works.append(_close_idle(self.server_state.connections, patience))
+            self.taking = [asyncio.create_task(work) for work in works]
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             for one in self.taking:
@@ -29,7 +31,7 @@ def server(config: Any, patience: float) -> Any:
     return Server(config)
 
 
-async def _take(server: Any, at: socket.socket, patience: float) -> None:
+async def _take(server: Any, at: socket.socket) -> None:
     """Take connections from the queue as long as there is room."""
     loop, config, state = asyncio.get_running_loop(), server.config, server.server_state
     at.setblocking(False)
@@ -43,18 +45,18 @@ async def _take(server: Any, at: socket.socket, patience: float) -> None:
             continue
         try:
             taken, _ = await loop.sock_accept(at)
-            transport, made = await loop.connect_accepted_socket(protocol, taken)
+            await loop.connect_accepted_socket(protocol, taken)
         except OSError:  # it is gone again, or the process has no file left
             await asyncio.sleep(0.1)
-            continue
-        loop.call_later(patience, _watch, transport, made, None, patience)
 
 
-def _watch(transport: Any, protocol: Any, before: Any, patience: float) -> None:
-    """Close a connection that has begun no request since the last look, and has none in work."""
-    if transport.is_closing():
-        return
-    if protocol.cycle is before and (before is None or before.response_complete):
-        transport.close()
-    else:
-        asyncio.get_running_loop().call_later(patience, _watch, transport, protocol, protocol.cycle, patience)
+async def _close_idle(connections: set[Any], patience: float) -> None:
+    """Close connections that have begun no request since the last look, and have none in work."""
+    before: dict[Any, Any] = {}
+    while True:
+        await asyncio.sleep(patience)
+        idle = {one: one.cycle for one in connections if one.cycle is None or one.cycle.response_complete}
+        for one in idle.keys() & before.keys():
+            if idle[one] is before[one]:
+                one.transport.close()
+        before = idle
