@@ -4,7 +4,7 @@
 
 `predict` answers that many rows by kinfed predict; `export` converts each model of kinfed's shelf, and compares
 onnxruntime with PyTorch, by one thread each; `load` sends requests to a service on this machine from as many clients,
-one after another each; `crowd` sends 10,000 at once, and then asks whether the service still answers.
+one after another each; `crowd` sends 10,000 at once, twice, and then asks whether the service still answers.
 Seconds of the processor are those of both cores together.
 """
 
@@ -152,15 +152,18 @@ def crowd(run):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as served:
         try:
             address = json.loads(served.stdout.readline())["address"]
-            before = memory(served)
+            used, row = [memory(served)], table(1, 2).drop("buys", "shop").to_dicts()
             counts = collections.Counter(asyncio.run(every_one(address)))
-            after, row = memory(served), table(1, 2).drop("buys", "shop").to_dicts()
+            used.append(memory(served))
+            asyncio.run(every_one(address))
+            used.append(memory(served))
             again = requests.post(f"{address}/predict/shop 1", json={"rows": row}, timeout=60)
             assert again.status_code == 200, again.text
             print("| answer | requests |\n| --- | --- |")
             for answer, count in sorted(counts.items()):
                 print(f"| {answer} | {count:,} |")
-            print(f"\nMemory: {before:.0f} MB before, {after:.0f} MB after. Then the service answered as ever.")
+            megabytes = "{:.0f} before, {:.0f} after, {:.0f} after a second crowd".format(*used)
+            print(f"\nMB of memory: {megabytes}. Then the service answered as ever.")
         finally:
             served.terminate()
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

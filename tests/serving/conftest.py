@@ -26,3 +26,11 @@ def shops(tmp_path_factory):
     asked = ["run", str(folder / "shops.csv"), "--client", "shop", "--target", "buys", "rounds=2", "model.hidden=[6]"]
     assert main([*asked, "--method", "knn-per", "--quiet", "--out", str(folder / "run")]) == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported(shops):
+    """The folder of that run's models as ONNX, with their cards."""
+    out = shops / "onnx"
+    assert main(["export", str(shops / "run"), "--format", "onnx", "--out", str(out), "--licence", "CC0"]) == 0
+    return out

@@ -37,13 +37,6 @@ print(json.dumps({name: values.tolist() for name, values in found.items()}))
 """
 
 
-@pytest.fixture(scope="module")
-def exported(shops):
-    out = shops / "onnx"
-    assert main(["export", str(shops / "run"), "--format", "onnx", "--out", str(out), "--licence", "CC0"]) == 0
-    return out
-
-
 def raw_columns(frame):
     """A table's cells as an exported model takes them."""
     seconds = frame["seen"].str.to_date().cast(polars.Datetime("us")).to_numpy().astype("datetime64[s]").astype(float)

@@ -22,12 +22,14 @@ from kinfed import UsageError
 from kinfed.cli import main
 from kinfed.cli.predict import opened
 from kinfed.data.reading import frame_of
+from kinfed.serving import connections
 from kinfed.serving import service as services
 from kinfed.serving.requests import _table
 from kinfed.serving.service import Limits, Service, listen
 
 ROW = {"age": 31, "kind": "new", "seen": "2024-03-02"}
 JSON = {"Content-Type": "application/json"}
+CLOSE = {"Connection": "close"}
 
 
 @contextmanager
@@ -227,6 +229,22 @@ def test_more_requests_than_may_wait_are_told_to_come_again(shops, monkeypatch):
         metrics = requests.get(f"{address}/metrics").text
     assert 'kinfed_requests_total{status="503"} 20.0' in metrics
     assert "kinfed_rows_total 3.0" in metrics
+
+
+def test_connections_beyond_those_that_are_open_wait_and_idle_ones_make_room(shops, monkeypatch):
+    monkeypatch.setattr(connections, "OPEN", 2)
+    monkeypatch.setattr(services, "PATIENCE", 0.2)
+    with serving(shops / "run") as (address, service), ThreadPoolExecutor(20) as pool:
+        host, port = address.removeprefix("http://").split(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as silent,
+            socket.create_connection((host, int(port)), timeout=20) as slow,
+        ):
+            slow.sendall(b"POST /pre")
+            ask = lambda _: requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}, headers=CLOSE)  # noqa: E731
+            assert [one.status_code for one in pool.map(ask, range(20))] == [200] * 20
+            assert silent.recv(1) == slow.recv(1) == b""  # closed
+            assert len(service.server.server_state.connections) <= 2
 
 
 def test_the_command_serves_until_it_is_stopped_and_finishes_what_it_began(shops):

@@ -24,7 +24,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="examples: kinfed predict my-run --client Ulm new.csv > out.csv; kinfed predict my-run new.csv -o "
         "out.parquet",
     )
-    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, or a site")
+    predict.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, a site, or ONNX exports")
     predict.add_argument(
         "rows", type=Path, metavar="FILE", help="new rows: .csv, .parquet or a folder of these; or .npz with x"
     )
@@ -61,11 +61,15 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
 
 
 def opened(path: Path) -> tuple[Any, str]:
-    """The predictor of a finished run in a folder, or of a site's experiment, and its method."""
+    """The predictor of a finished run in a folder, of a site's experiment or of ONNX exports, and its method."""
     from ..experiments.saved import load_run  # it imports PyTorch
     from ..flower.site_predictor import experiment_at, predictor_at
+    from ..serving.exported import is_exported, open_exported
 
-    experiment = None if (path / "summary.json").exists() else experiment_at(path)
+    is_run = (path / "summary.json").exists()
+    experiment = None if is_run else experiment_at(path)
+    if experiment is None and not is_run and is_exported(path):
+        return open_exported(path)
     if experiment is None:
         saved = load_run(path)
         return saved.predictor(), saved.summary.method

@@ -20,11 +20,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     serve = commands.add_parser(
         "serve",
         parents=[common],
-        description="Answer rows by HTTP with the models of a finished run: POST /predict/CLIENT, as JSON or CSV. Only "
-        "this machine reaches it, unless a token is set and --host says otherwise.",
+        description="Answer rows by HTTP with the models of a finished run, or with those that kinfed export wrote as "
+        "ONNX: POST /predict/CLIENT, as JSON or CSV. Only this machine reaches it, unless a token is "
+        "set and --host says otherwise.",
         epilog="example: kinfed serve my-run --port 8080",
     )
-    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, or a site")
+    serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, a site, or ONNX exports")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
     serve.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
     serve.add_argument(

@@ -128,16 +128,21 @@ class Description:
 
     def encode(self, frame: Frame, client: str | None = None) -> Tensor:
         """x alone, see `apply`."""
-        used = [column for column in self.inputs if not isinstance(column, Unused)]
-        frame.need([column.name for column in used])
-        frame = frame.as_written(self.written)
-        raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
-        self._warn_of_new(frame, raw)
+        raw = self.cells(frame)
         raw |= {column.name: Raw(np.empty(len(frame))) for column in self.inputs if isinstance(column, Unused)}
         owners, who = [client or ""], np.zeros(len(frame), np.int64)
         if client is None and self.client in frame.columns:
             owners, who = frame.words(self.client)
         return self.features(raw, owners, who, torch.float32)
+
+    def cells(self, frame: Frame) -> dict[str, Raw]:
+        """The cells of the columns that are used, read as in training; raises UsageError likewise."""
+        used = [column for column in self.inputs if not isinstance(column, Unused)]
+        frame.need([column.name for column in used])
+        frame = frame.as_written(self.written)
+        raw = {column.name: raw_of(frame, column.name, column.kind) for column in used}
+        self._warn_of_new(frame, raw)
+        return raw
 
     def _warn_of_new(self, frame: Frame, raw: Mapping[str, Raw]) -> None:
         """Warn of categories that no training row had, where these are no input."""
@@ -151,7 +156,7 @@ class Description:
                     warnings.warn(
                         f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; to a "
                         "model it is none of the categories",
-                        stacklevel=3,
+                        stacklevel=4,
                     )
 
     def _answers(self, frame: Frame) -> Tensor:

@@ -56,7 +56,9 @@ def load_model(
             raise UsageError(f"{folder}: name the client whose model to load, such as load_model(folder, 0)")
         return saved.load_model(folder, client, module, method, head)
     predictor = predictor_at(experiment)
-    return predictor.module(predictor.names[0 if client is None else client_index(predictor.names, client)])
+    which = 0 if client is None else client_index(predictor.names, client)
+    own: nn.Module = predictor.module(predictor.names[which])
+    return own
 
 
 def predictor_at(folder: Path) -> Predictor:

@@ -17,6 +17,7 @@ from ..experiments.saved import Saved
 from ..files import make_folder, replacing
 from . import onnx_file
 from .card import card
+from .exported import facts
 from .whole import Whole, example
 
 Format = Literal["onnx", "pt2", "safetensors"]
@@ -69,35 +70,34 @@ def file_name(client: str) -> str:
 
 def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:
     """Write one model; returns how far onnxruntime is from PyTorch."""
-    facts = {"client": name, "method": saved.source(name).method, "made by": "kinfed"}
+    about = {"client": name, "method": saved.source(name).method, "made by": "kinfed"}
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.of(name).layout.tensors(theta), **arrays}, path, facts)
+        checkpoint.write({**saved.of(name).layout.tensors(theta), **arrays}, path, about)
         return None
     predictor = saved.predictor(name)
     whole = Whole(saved.module(name), predictor, name).eval()
     if kind == "pt2":
         traced = onnx_file.program(whole, example(predictor, 4))
         with replacing(path) as part, part.open("wb") as file, onnx_file.quiet():
-            torch.export.save(traced, file, extra_files={"card.json": json.dumps(facts)})
+            torch.export.save(traced, file, extra_files={"card.json": json.dumps(about)})
         return None
-    return _write_onnx(saved, whole, predictor, path, facts, forms)
+    return _write_onnx(saved, whole, predictor, path, forms)
 
 
-def _write_onnx(
-    saved: Saved, whole: Whole, predictor: Predictor, path: Path, facts: dict[str, str], forms: dict[Any, Any]
-) -> float:
+def _write_onnx(saved: Saved, whole: Whole, predictor: Predictor, path: Path, forms: dict[Any, Any]) -> float:
+    client = str(predictor.client)
     shapes = tuple((key, tuple(value.shape)) for key, value in whole.state_dict().items())
-    form = saved.of(facts["client"]).folder.path, shapes
+    form = saved.of(client).folder.path, shapes
     if form not in forms:
         forms[form] = onnx_file.convert(whole, predictor)
     with replacing(path) as part:
-        part.write_bytes(onnx_file.filled(forms[form], whole, facts).SerializeToString())
+        part.write_bytes(onnx_file.filled(forms[form], whole, facts(saved, client)).SerializeToString())
         apart = onnx_file.apart(part, whole, predictor)
         if not apart <= onnx_file.AGREE:
             raise RunError(
-                f"the ONNX model of client '{facts['client']}' gives answers that are {apart:.1e} from PyTorch's, "
+                f"the ONNX model of client '{client}' gives answers that are {apart:.1e} from PyTorch's, "
                 f"above {onnx_file.AGREE:g}, so it was not written; use --format pt2"
             )
     return apart

@@ -17,11 +17,11 @@ import torch
 
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
+from .connections import OPEN, server
 from .requests import CSV, JSON, Refused, answer
 
 REQUEST_MB = 16  # megabytes of a request
 PATIENCE = 30.0  # seconds for a request to arrive
-CONNECTIONS = 512  # open at a time; one more gets 503
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
 ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
 
@@ -51,7 +51,7 @@ def listen(host: str, port: int, token: str) -> socket.socket:
     if not token and not ipaddress.ip_address(info[4][0]).is_loopback:
         raise UsageError(f"serving on {host}, {ABROAD}")
     try:
-        return socket.create_server(info[4][:2], family=info[0], backlog=2048)
+        return socket.create_server(info[4][:2], family=info[0], backlog=1 << 16)
     except OSError as problem:
         raise UsageError(
             f"cannot serve on {host}:{port} ({problem.strerror or problem}); choose another --port"
@@ -104,19 +104,18 @@ class Service:
 
         torch.set_num_threads(max(1, torch.get_num_threads() // self.limits.workers))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8192)), hard))  # each connection is a file
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 4 * OPEN)), hard))  # each connection is a file
         config = uvicorn.Config(
             self.app(),
             http="h11",
             ws="none",
             log_level="warning",
             access_log=False,
-            limit_concurrency=CONNECTIONS,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=10,
             lifespan="off",
         )
-        self.server = uvicorn.Server(config)
+        self.server = server(config, PATIENCE)
         self.server.run(sockets=[at])
 
     async def _predict(self, request: Any) -> Any:
