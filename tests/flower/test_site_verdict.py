@@ -90,11 +90,11 @@ def test_local_is_compared_with_nothing(trial, tmp_path):
 def test_a_run_without_fedavg_to_compare_with_goes_on(trial, tmp_path, monkeypatch):
     """As where the sites are gone when it begins: the rest is compared."""
 
-    def fails(planned, *_):
+    def fails(folder):
         raise kinfed.RunError("only 0 of 6 clients gave a usable reply")
 
     made = trial("fedamp", rounds=1, beside=["local", "fedavg"])
-    monkeypatch.setattr("kinfed.flower.beside.config.write", fails)
+    monkeypatch.setattr("kinfed.flower.beside.make_folder", fails)
     assert made.serve().verdict["over"].keys() == {"local"}
     assert any("fedavg beside it failed" in line for line in made.lines)
 

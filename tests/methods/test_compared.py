@@ -44,10 +44,11 @@ def test_of_squared_distances_fedamp_makes_the_papers_weights(federation):
     torch.testing.assert_close(expected[others].to(relation), relation[others], atol=1e-5, rtol=1e-4)
 
 
-def test_heurfedamp_keeps_half_and_deals_the_rest_by_cosines(federation):
-    found, relation, _ = told(HeurFedAMP(), federation)
-    others = (10 * found.values).fill_diagonal_(-torch.inf).softmax(1) / 2
-    torch.testing.assert_close(others.fill_diagonal_(0.5).to(relation), relation, atol=1e-4, rtol=1e-3)
+def test_heurfedamp_keeps_its_part_and_deals_the_rest_by_cosines(federation):
+    found, relation, _ = told(method := HeurFedAMP(), federation)
+    home = method.attention.home
+    others = (10 * found.values).fill_diagonal_(-torch.inf).softmax(1) * (1 - home)
+    torch.testing.assert_close(others.fill_diagonal_(home).to(relation), relation, atol=1e-4, rtol=1e-3)
 
 
 def test_pfedgraph_projects_its_cosines_onto_a_mean(federation):

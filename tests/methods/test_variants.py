@@ -177,7 +177,7 @@ VARIANTS = {
         {"attention": Gaussian(0.05, 2.0)},
         {"attention": Gaussian(pull=0.2)},
         {"attention": Gaussian(), "neighbours": 2},
-        {"attention": Heuristic(3.0, 0.1, "models", 0.5, 0.2)},
+        {"attention": Heuristic(3.0, 0.1, "models", 0.8, 0.2)},
         {"attention": Heuristic(compare=ASKED)},
         {"attention": Cosine(compare=ASKED), "neighbours": 2},
     ],

@@ -201,6 +201,17 @@ class Description:
             tuple(values.get("dropped", ())),
         )
 
+    @classmethod
+    def kept(cls, values: Mapping[str, Any] | None, run: str) -> "Description | None":
+        """That of a finished run, whose summary has these values; None without, UsageError if they are not whole."""
+        try:
+            return None if values is None else cls.from_dict(values)
+        except (LookupError, TypeError, AttributeError):
+            raise UsageError(
+                f"{run or 'the run'}: its summary.json does not say in full what its columns are; copy the whole "
+                "folder again, or run again"
+            ) from None
+
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass from the values that JSON has, whose lists are tuples."""

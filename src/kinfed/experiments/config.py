@@ -104,7 +104,7 @@ class Experiment:
         """The federation with its newcomers, whose rows say nothing of its scale, and which these are."""
         dataset = self.dataset(data_dir) if dataset is None else dataset
         if known is not None:
-            columns = None if known.columns is None else Description.from_dict(known.columns)
+            columns = Description.kept(known.columns, known.out)
             dataset = replace(dataset, columns=columns, scale=known.scale or {})
         if self.task is not None:
             dataset = replace(dataset, task=self.task.of(dataset.task))
@@ -139,7 +139,7 @@ class Experiment:
 
     def architecture(self, known: Summary) -> nn.Module:
         """The model of a finished run, whose summary this is, with initial parameters of no meaning."""
-        columns = None if known.columns is None else Description.from_dict(known.columns)
+        columns = Description.kept(known.columns, known.out)
         return self.model(tuple(known.shape or ()), known.outputs or 0, columns=columns)
 
 

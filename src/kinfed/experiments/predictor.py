@@ -138,8 +138,8 @@ class Predictor:
         if summary.shape is None:
             raise UsageError(f"{summary.out or 'the run'} does not say what an example is; run again")
         inputs, series = scale.get("inputs", {}), None
+        description = Description.kept(summary.columns, summary.out)
         try:
-            description = None if summary.columns is None else Description.from_dict(summary.columns)
             if "series" in scale:
                 series = Series.from_dict(scale["series"], inputs["reading"])
         except (LookupError, TypeError, AttributeError):

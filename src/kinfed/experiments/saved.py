@@ -134,7 +134,7 @@ class Saved:
     @property
     def description(self) -> Description | None:
         """What training rows say of a table's columns; None of other data."""
-        return None if self.summary.columns is None else Description.from_dict(self.summary.columns)
+        return Description.kept(self.summary.columns, str(self.folder))
 
     @property
     def task(self) -> Task:
