@@ -17,7 +17,7 @@ X, Y = torch.randn(40, 3), torch.arange(40) % 2
 CLIENT = np.repeat(["west", "east"], 20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.integers(3, 30), min_size=1, max_size=5), st.floats(0.05, 0.4), st.floats(0.0, 0.4))
 @example([4], 0.375, 0.375)  # both round to half of the examples
 @example([3], 0.9, 0.05)
@@ -193,6 +193,24 @@ def test_arrays_with_a_time_are_split_in_its_order():
         UsageError, match="all examples are from 1 time, so cutting in order of time leaves none for training"
     ):
         Federation.from_arrays(x, y, owner, time=days * 0)
+
+
+def test_with_own_times_each_client_is_cut_where_the_shares_of_its_own_steps_end():
+    """a ends where b begins: cut at the same steps for both, a would have no row to be tested on."""
+    days = np.concatenate([np.arange(20), np.arange(18, 28)])
+    owner, x = np.repeat(["a", "b"], [20, 10]), days[:, None].astype(np.float32)
+    with pytest.raises(UsageError, match="too few examples for training, validation and test one after the other: a"):
+        Federation.from_arrays(x, days % 2, owner, time=days)
+    found = Federation.from_arrays(x, days % 2, owner, time=days, split=Split(0.2, 0.1, own_times=True))
+    wanted = {"train": (range(14), range(18, 25)), "validation": ((14, 15), (25,)), "test": (range(16, 20), (26, 27))}
+    for split, told in wanted.items():
+        assert [sorted(found.x[rows, 0].tolist()) for rows in found.rows[split]] == [list(one) for one in told]
+    assert found.in_order
+    with pytest.raises(UsageError, match="have one fold"):
+        Federation.from_arrays(x, days % 2, owner, time=days, split=Split(own_times=True, fold=1))
+    few = np.concatenate([np.arange(20), np.zeros(10, int)])
+    with pytest.raises(UsageError, match=r"too few examples .* one after the other: b"):
+        Federation.from_arrays(x, days % 2, owner, time=few, split=Split(own_times=True))
 
 
 @pytest.mark.parametrize("kind", ["float32", "int64", "float64"])

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 import polars
 import pytest
+import torch
 
 import kinfed
 from kinfed import UsageError
@@ -175,9 +176,42 @@ def test_several_zones_are_one_clock_and_said():
     assert hours.tolist() == [moment(2025, 1, 31, 9), moment(2025, 6, 30, 8), moment(2025, 1, 31, 10)]
 
 
-def test_two_digits_of_a_year_are_not_guessed():
-    with pytest.warns(UserWarning, match="'x' is taken for text; if '31.01.25' is a date, write its year with four"):
-        assert frame(["31.01.25", "01.02.25"]).kind("x") == "text"
+@pytest.mark.parametrize(
+    ("cells", "wanted"),
+    [
+        (["31.01.25", "01.02.25", ""], ["2025-01-31", "2025-02-01", None]),
+        (["1/31/25 1:05 PM", "2/5/25"], ["2025-01-31 13:05", "2025-02-05"]),
+        (["31/12/99", "01/01/00", "05/02/68", "06/02/69"], ["1999-12-31", "2000-01-01", "2068-02-05", "1969-02-06"]),
+        (["31-01-98", "30-01-99"], ["1998-01-31", "1999-01-30"]),
+    ],
+)
+def test_two_digits_of_a_year_are_those_of_1969_to_2068(cells, wanted):
+    one = frame(cells)
+    with pytest.warns(UserWarning, match="is read as"):
+        kind = one.kind("x")
+    assert kind == "dates"
+    found = one.seconds("x").tolist()
+    seconds = [None if day is None else datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp() for day in wanted]
+    assert [None if value != value else value for value in found] == seconds
+
+
+@pytest.mark.parametrize(
+    ("cells", "told"),
+    [
+        (["01.01.20", "01.02.20", "01.01.21"], "'01.01.20' may be 01 January 2020 or 20 January 2001, and the column"),
+        (["25-01-31", "24-02-28"], "'25-01-31' may be 25 January 2031 or 31 January 2025, and the column does not"),
+        (["05/04/25", "06/04/25"], "'05/04/25' may be 05 April or 04 May, and the column does not decide"),
+        (["31.01.25", "30.02.25", "02.03.25"], "'30.02.25' is not a date"),
+    ],
+)
+def test_two_digits_of_a_year_that_nothing_decides_are_refused(cells, told):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        frame(cells).seconds("x")
+
+
+def test_a_year_of_two_digits_that_comes_first_is_text_and_said_so():
+    with pytest.warns(UserWarning, match="'x' is taken for text; if '99-01-31' is a date, write its year with four"):
+        assert frame(["99-01-31", "98-02-15"]).kind("x") == "text"
 
 
 def described(**columns):
@@ -199,6 +233,7 @@ WAYS = {  # training cells, a new cell that alone would be read otherwise or not
     "comma without a unit": (["1.200,5", "7"], "1.500", 1500.0),
     "thousands": (["1,200", "12"], "1,500", 1500.0),
     "percent": (["12 %", "7,5 %"], "1,250 %", 1.25),
+    "two digits of a year": (["31.01.25", "05.02.25"], "03.04.26", "2026-04-03"),
 }
 
 
@@ -210,6 +245,38 @@ def test_a_new_cell_is_read_as_training_cells_were_written(way):
     x, same = (found.encode(frame([cell]), "A") for cell in (new, typed))
     np.testing.assert_array_equal(x, same)
     assert found.encode(frame([*cells, new]), "A")[2].equal(x[0])
+
+
+@pytest.mark.parametrize(
+    ("cells", "new", "wanted", "said"),
+    [
+        (["12 kg", "7 kg"], ["5,5 kg", "1 kg"], [5.5, 1], True),  # training did not say
+        (["12 kg", "7 kg"], ["5.5 kg", "1,200.5 kg"], [5.5, 1200.5], False),
+        (["12.5 kg", "7 kg"], ["5,5 kg", "1.200,5 kg"], [5.5, 1200.5], True),  # training said otherwise
+        (["12,5 kg", "7 kg"], ["5.5 kg"], [5.5], True),
+        (["12,5 kg", "7 kg"], ["5.500 kg"], [5500], False),  # may be as in training
+    ],
+)
+def test_new_cells_show_their_own_decimal_mark(cells, new, wanted, said):
+    found = described(x=cells)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        x = found.encode(frame(new), "A")
+    torch.testing.assert_close(x, found.encode(frame([float(one) for one in wanted]), "A"))
+    shown = [str(one.message) for one in told]
+    assert shown == ([f"the frame: column 'x': '{new[0]}' is read as {wanted[0]:g}"] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("cells", "new", "told"),
+    [
+        (["12 kg", "7 kg"], ["5,500 kg"], "'5,500 kg' may have thousands or a fraction behind the ','"),
+        (["12.5 kg", "7 kg"], ["5,5 kg", "1.5 kg"], "'5,5 kg' is not written as in training, such as 1,200.5 kg"),
+    ],
+)
+def test_new_cells_that_do_not_show_their_decimal_mark_are_refused(cells, new, told):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        described(x=cells).encode(frame(new), "A")
 
 
 OTHER = {  # training cells, a new cell that would be a number or a date by itself, what is said of it

@@ -1,6 +1,7 @@
 """Tables from files, folders and frames: the cells that Python's own csv reader sees, and the place of each."""
 
 import csv
+import pickle
 import random
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -14,6 +15,7 @@ import kinfed
 from kinfed import UsageError
 from kinfed.data import reading
 from kinfed.data.reading import frame_of, kind_of, open_table
+from kinfed.errors import Fault
 
 
 def write(folder, text, name="t.csv"):
@@ -166,8 +168,21 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, monkeypatch, 
         return read(data, **how)
 
     monkeypatch.setattr(polars, way, slow)
-    with pytest.raises(UsageError, match=r"t\.\w+ changed while it was read; try again when nothing writes to it"):
+    size = path.stat().st_size
+    told = rf"{name} changed while it was read \(from {size} to {size + 4} bytes\); try again when nothing writes"
+    with pytest.raises(UsageError, match=told) as problem:
         open_table(path)
+    assert problem.value.fault is Fault.CHANGED
+    assert pickle.loads(pickle.dumps(problem.value)).fault is Fault.CHANGED
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_told_as_gone(tmp_path, monkeypatch):
+    path = write(tmp_path, "a,b\n1,2\n")
+    read = polars.read_csv
+    monkeypatch.setattr(polars, "read_csv", lambda data, **how: path.unlink() or read(data, **how))
+    with pytest.raises(UsageError, match=r"t\.csv was deleted while it was read; put it back") as problem:
+        open_table(path)
+    assert problem.value.fault is Fault.GONE
 
 
 def test_the_files_of_a_folder_are_one_table_in_any_order_of_columns(tmp_path):

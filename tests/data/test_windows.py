@@ -83,7 +83,7 @@ def test_windows_are_views_that_stay_views():
     assert torch.equal(_to(plain[:, 1:], torch.device("cpu")), plain[:, 1:])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     length=st.integers(12, 80),
     past=st.integers(1, 6),

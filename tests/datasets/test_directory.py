@@ -2,7 +2,7 @@ import zipfile
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.datasets.directory import labels, read
@@ -87,7 +87,6 @@ def whole(tmp_path_factory):
     return folder, {name: (folder / f"{name}.npz").read_bytes() for name in ("packed", "plain")}
 
 
-@settings(deadline=None)
 @given(name=st.sampled_from(["packed", "plain"]), place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
 def test_a_damaged_byte_is_an_error_or_harmless(whole, name, place, flip):
     folder, content = whole

@@ -187,6 +187,30 @@ def test_a_client_that_may_have_another_unit_is_named(tmp_path, column, times):
     assert float(re.fullmatch(told, doubts[0])[1].replace(",", "")) == pytest.approx(times, rel=0.1)
 
 
+def test_a_column_that_is_empty_at_a_client_is_named(tmp_path):
+    fruits = ("apple", "pear")
+    table = [
+        f"{who},{'' if who == 'B' or i == 3 else i % 7},{'' if who == 'C' else fruits[i % 2]},{i % 2}"
+        for who in "ABC"
+        for i in range(40)
+    ]
+    _, doubts = chosen(write(tmp_path, table, head="who,x,fruit,y"))
+    assert [one for one in doubts if "no value" in one] == [
+        "`x` has no value in any row of B: it is filled in as missing cells are",
+        "`fruit` has no value in any row of C: it is filled in as missing cells are",
+    ]
+
+
+def test_a_series_that_may_be_in_another_unit_is_named(tmp_path):
+    table = [f"{who},{i},{(20 + i % 7) * (1000 if who == 'B' else 1)}" for who in "ABC" for i in range(60)]
+    path = write(tmp_path, table, head="who,t,y")
+    settings = [f"federation.dataset.{one}" for one in ("time=t", "past=3", "labels=false")]
+    _, doubts = chosen(path, *settings)
+    assert [one for one in doubts if "unit" in one] == [
+        "`y` may be in another unit than at most clients: B (1,000 times); write all in one"
+    ]
+
+
 def test_clients_that_train_on_one_class_are_named(tmp_path):
     path = write(tmp_path, rows({"A": 40}, yes_or_no) + rows({"B": 20, "C": 20}, lambda i: "no"))
     _, doubts = chosen(path)

@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError, nearest, some
+from ..errors import Fault, UsageError, nearest, some
 from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
 from .owners import Owners
+from .times import SAMPLE, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
+from .words import Codes, Numbers, Words, merged, words_of
 
 if TYPE_CHECKING:
     import polars
@@ -24,29 +26,6 @@ LARGEST = 1e30  # the largest number that float32 can hold and still scale
 FEW = 20  # a target of whole numbers with at most this many different values counts as labels
 SHARED = 0.9  # warn if clients have rows at less than this share of all times
 COMPACT = 1.9e7  # the least number that may be a date, as 19000101
-ISO = {10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M", 19: "%Y-%m-%d %H:%M:%S"}  # dates that are read at once, by length
-SAMPLE = 10_000  # cells that tell whether a column of text holds dates
-Numbers = NDArray[np.float64]
-Codes = NDArray[np.int64]
-
-
-class Words(NamedTuple):
-    """A column as text."""
-
-    names: list[str]  # what is in it, each once; "" where there is no value
-    codes: Codes  # [n] each cell's place in names
-
-    @property
-    def empty(self) -> NDArray[np.bool_]:
-        """[n] where there is no value."""
-        blank = np.array([not name for name in self.names], bool)
-        return np.asarray(blank[self.codes], bool)
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How often each is there."""
-        counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
-        return {name: count for name, count in zip(self.names, counts, strict=True) if name and count}
 
 
 class Frame:
@@ -84,7 +63,8 @@ class Frame:
         if name in self._strange:
             raise UsageError(
                 f"{self.name}: column '{name}' holds {self._strange[name]}, not numbers, text or dates; "
-                "convert it, or leave it out with ignore"
+                "convert it, or leave it out with ignore",
+                Fault.KIND,
             )
         return self._table[name]
 
@@ -97,7 +77,7 @@ class Frame:
     def keep(self, kept: NDArray[np.bool_]) -> "Frame":
         """The frame with these rows; raises UsageError if there are none."""
         if not kept.any():
-            raise UsageError(f"{self.name} has no rows")
+            raise UsageError(f"{self.name} has no rows", Fault.EMPTY)
         rows = np.flatnonzero(kept) if self._rows is None else self._rows[kept]
         frame = Frame(self.name, self._table.filter(kept), self._place, self._strange, rows, self.added)
         return frame.as_written(self._written)
@@ -119,9 +99,9 @@ class Frame:
 
     def _zoned(self, name: str) -> bool | None:
         """Whether a column's times name a time zone; None if there is no time of day."""
-        if _iso(column := self.column(name)) is not None:
+        if iso_seconds(column := self.column(name)) is not None:
             return None if len(column[0]) == 10 else False
-        zones = {_zone(text) for text in self.words(name).names} - {None}
+        zones = {zone_of(text) for text in self.words(name).names} - {None}
         return any(zones) if zones else None
 
     def renamed(self, names: Mapping[str, str]) -> "Frame":
@@ -129,7 +109,8 @@ class Frame:
         self.need([*names])
         columns = [names.get(own, own) for own in self.columns]
         if twice := sorted({name for name in columns if columns.count(name) > 1}):
-            raise UsageError(f"{self.name}: two columns would be named '{twice[0]}'; give one of them another name")
+            told = f"{self.name}: two columns would be named '{twice[0]}'; give one of them another name"
+            raise UsageError(told, Fault.COLUMNS)
         table = self._table.rename({own: name for own, name in names.items() if own in self._table.columns})
         strange = {names.get(own, own): kind for own, kind in self._strange.items()}
         return Frame(self.name, table, self._place, strange, self._rows, self.added)
@@ -141,7 +122,7 @@ class Frame:
             return self
         message = f"{some(int((~kept).sum()), len(kept), 'row')} no {' or no '.join(names)}"
         if not kept.any():
-            raise UsageError(f"{self.name}: {message}")
+            raise UsageError(f"{self.name}: {message}", Fault.MISSING)
         first = self.row(int(kept.argmin()))
         warnings.warn(f"{self.name}: {message}, left out (the first: {first})", stacklevel=4)
         return self.keep(kept)
@@ -158,10 +139,11 @@ class Frame:
         """Raise UsageError unless there are columns of these names, all different."""
         for name in names:
             if name not in self.columns:
-                raise UsageError(f"{self.name} has no column '{name}'; {nearest(name, self.columns)}")
+                told = f"{self.name} has no column '{name}'; {nearest(name, self.columns)}"
+                raise UsageError(told, Fault.COLUMNS)
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise UsageError(f"{self.name}: column '{twice[0]}' is named twice")
+            raise UsageError(f"{self.name}: column '{twice[0]}' is named twice", Fault.COLUMNS)
 
     def words(self, name: str) -> Words:
         """A column as text, without blanks around it."""
@@ -169,11 +151,11 @@ class Frame:
 
         column = self.column(name)
         if column.dtype != polars.String:
-            return _words_of_values(column)
+            return words_of(column)
         known = column.fill_null("")
         names = known.unique(maintain_order=True)
         codes = known.cast(polars.Enum(names)).to_physical().to_numpy().astype(np.int64)
-        return _merged([text.strip() for text in names.to_list()], codes)
+        return merged([text.strip() for text in names.to_list()], codes)
 
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
@@ -184,7 +166,7 @@ class Frame:
     def _check_filled(self, name: str, empty: NDArray[np.bool_], fix: str) -> None:
         """Raise UsageError for the first of the cells [n] that are `empty`."""
         if empty.any():
-            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value; {fix}")
+            raise UsageError(f"{self.place(int(empty.argmax()), name)}: there is no value; {fix}", Fault.MISSING)
 
     def kind(self, name: str) -> str:
         """What most cells are: "numbers" (or truth values alone), "dates", "text", "empty", or another type."""
@@ -213,7 +195,7 @@ class Frame:
         if self._form(name, dated=True) is not None:
             return "dates"
         seen = rest.head(SAMPLE).str.to_uppercase().to_list()  # as T and Z are written in times
-        if sum(np.isfinite(_seconds(entry)) for entry in seen) > len(seen) / 2:
+        if sum(np.isfinite(seconds_of(entry)) for entry in seen) > len(seen) / 2:
             return "dates"
         if cell := short_years(column):
             what = f"column '{name}' is taken for text; if '{cell}' is a date, write its year with four digits"
@@ -245,8 +227,8 @@ class Frame:
             try:
                 form = (dates if dated else amounts)(self.column(name), known)
             except Unclear as problem:
-                raise UsageError(f"{self.place(problem.row, name)}: {problem}") from None
-            if form is not None and known is None:
+                raise UsageError(f"{self.place(problem.row, name)}: {problem}", Fault.WRITTEN) from None
+            if form is not None and form.note:
                 warnings.warn(f"{self.name}: column '{name}': {form.note}", stacklevel=5)
             self._forms[name, dated] = form
         return self._forms[name, dated]
@@ -266,7 +248,7 @@ class Frame:
             values = column.cast(polars.Float64).fill_null(math.nan).to_numpy()
         bad = np.flatnonzero(np.abs(values) > LARGEST)
         if len(bad):
-            raise UsageError(self._no_number(name, bad, bool(np.isinf(values[bad[0]]))))
+            raise UsageError(self._no_number(name, bad, bool(np.isinf(values[bad[0]]))), Fault.NUMBER)
         return values
 
     def filled(self, name: str) -> Numbers:
@@ -307,13 +289,14 @@ class Frame:
         if len(bad):
             raise UsageError(
                 f"{self.place(bad[0], name)}: '{self.column(name)[int(bad[0])]}' is not a date such as 2012-03-01 "
-                "00:05, as most of this column are; correct it, or leave it empty if it is missing"
+                "00:05, as most of this column are; correct it, or leave it empty if it is missing",
+                Fault.DATE,
             )
         return values
 
     def is_zoned(self, name: str) -> bool:
         """Whether a column's times are text that names a time zone; then all do."""
-        return self.is_text(name) and any(_zone(text) for text in self.words(name).names)
+        return self.is_text(name) and any(zone_of(text) for text in self.words(name).names)
 
     def _seconds_of(self, name: str) -> Numbers:
         """[n] dates as seconds, infinity for what is none and NaN where there is nothing."""
@@ -326,7 +309,7 @@ class Frame:
         if column.dtype != polars.String:
             return np.where(self.words(name).empty, math.nan, math.inf)
         way = self._written.get(name, Written())
-        if way.kind == "plain" and not way.zoned and (seconds := _iso(column)) is not None:
+        if way.kind == "plain" and not way.zoned and (seconds := iso_seconds(column)) is not None:
             return seconds
         if (form := self._form(name, dated=True)) is not None:
             return form.values
@@ -334,12 +317,12 @@ class Frame:
         self._check_zones(name, words)
         known = dict.fromkeys(("", "nan", "nat", *MISSING), math.nan)
         each = [known.get(text.lower(), math.inf) for text in words.names]
-        each = [_seconds(text) if one == math.inf else one for text, one in zip(words.names, each, strict=True)]
+        each = [seconds_of(text) if one == math.inf else one for text, one in zip(words.names, each, strict=True)]
         return np.array(each, np.float64)[words.codes]
 
     def _check_zones(self, name: str, words: Words) -> None:
         """Raise UsageError if some times have a zone and others have none; warn of several zones."""
-        zones = [_zone(text) for text in words.names]
+        zones = [zone_of(text) for text in words.names]
         places = np.array([0 if zone is None else 1 if zone else 2 for zone in zones], np.int64)[words.codes]
         without, within = np.flatnonzero(places == 2), np.flatnonzero(places == 1)
         zoned = self._written.get(name, Written()).zoned
@@ -347,13 +330,15 @@ class Frame:
             cell, which = words.names[words.codes[other[0]]], ("no", "a") if zoned else ("a", "no")
             raise UsageError(
                 f"{self.place(other[0], name)}: '{cell}' has {which[0]} time zone, but in training times had "
-                f"{which[1]} time zone; write it as they were"
+                f"{which[1]} time zone; write it as they were",
+                Fault.CLOCKS,
             )
         if len(without) and len(within):
             cells = [words.names[words.codes[rows[0]]] for rows in (without, within)]
             raise UsageError(
                 f"{self.place(without[0], name)}: '{cells[0]}' has no time zone, but '{cells[1]}' has one, so there "
-                "are two clocks; write all with a zone, such as +01:00, or all without"
+                "are two clocks; write all with a zone, such as +01:00, or all without",
+                Fault.CLOCKS,
             )
         if len(several := sorted({zone for zone in zones if zone})) > 1:
             listed = f"{', '.join(several[:4])}{', ...' if len(several) > 4 else ''}"
@@ -381,7 +366,8 @@ class Frame:
             at = int(np.array([label in commas for label in words.names])[words.codes].argmax())
             raise UsageError(
                 f"{self.place(at, name)}: '{words.names[words.codes[at]]}' has a decimal comma; write a point for it, "
-                "or set labels to true if these are classes"
+                "or set labels to true if these are classes",
+                Fault.NUMBER,
             )
         if not len(values):
             return words
@@ -394,14 +380,15 @@ class Frame:
                 at = int(strange.argmax())
                 raise UsageError(
                     f"{self.place(at, name)}: '{words.names[words.codes[at]]}' is not a number, as most of this "
-                    "column are; leave it empty if it is missing"
+                    "column are; leave it empty if it is missing",
+                    Fault.NUMBER,
                 )
             return words
         if not few:
             return None
         # 1 and 1.0 are the same, and nan is a missing number.
         whole = {label: str(int(number)) for label, number in value.items() if np.isfinite(number)}
-        return _merged([whole.get(label, "") for label in words.names], words.codes)
+        return merged([whole.get(label, "") for label in words.names], words.codes)
 
     def _are_no_labels(self, name: str) -> bool:
         """Whether all cells are numbers, and these too many or too broken for labels; known without a look at each."""
@@ -448,7 +435,7 @@ class Frame:
         column = self.column(name)
         text = column.dtype == polars.String
         quick = column.dtype == polars.Datetime
-        quick = quick or (text and (_iso(column) is not None or self._form(name, dated=True) is not None))
+        quick = quick or (text and (iso_seconds(column) is not None or self._form(name, dated=True) is not None))
         plain = self._cast(name) if text and not quick else None
         if quick:
             values = self._seconds_of(name)
@@ -463,13 +450,15 @@ class Frame:
             if len(bad) == len(column):
                 wanted = "a number or a date such as 2012-03-01 00:05"
             cell = column[int(bad[0])]
-            raise UsageError(f"{self.place(bad[0], name)}: '{'' if cell is None else cell}' is not {wanted}")
+            raise UsageError(
+                f"{self.place(bad[0], name)}: '{'' if cell is None else cell}' is not {wanted}", Fault.DATE
+            )
         return moments, dated
 
     def _moments_of_words(self, name: str, text: bool) -> tuple[Numbers, bool]:
         """[n] times as numbers, infinity for what is none, and whether they are dates; only text may be."""
         words = self.words(name)
-        compact = _compact(words.names)
+        compact = compact_seconds(words.names)
         if compact is not None:
             return compact[words.codes], True
         each = np.array([_number(one) for one in words.names])
@@ -477,7 +466,7 @@ class Frame:
         if not text or numbers.mean() >= 0.5:
             return each[words.codes], False
         self._check_zones(name, words)
-        seconds = np.array([_seconds(one) for one in words.names])[words.codes]
+        seconds = np.array([seconds_of(one) for one in words.names])[words.codes]
         return np.where(numbers, np.inf, seconds), True
 
     def _check_once(self, name: str, held: Owners, rank: Codes) -> None:
@@ -496,7 +485,8 @@ class Frame:
             re.search(r"\d:\d\d", str(time))
         )
         raise UsageError(
-            f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}{fix}"
+            f"{self.place(row, name)}: client '{client}' has another row at the time {time}, in {where}{fix}",
+            Fault.TWICE,
         )
 
 
@@ -525,42 +515,6 @@ def _naive(moment: date | None) -> date | None:
     return moment
 
 
-def steps_of(stamps: Numbers) -> tuple[Codes, bool]:
-    """[T] steps from 0 of different times: [T], ascending, and whether these are a whole number of steps apart.
-
-    A step is the smallest distance between two times; where they are no whole number apart, each one is a step.
-    """
-    width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
-    steps = (stamps - stamps[0]) / width
-    if np.abs(steps - steps.round()).max() > 0.01:
-        return np.arange(len(stamps)), False
-    return steps.round().astype(np.int64), True
-
-
-def _words_of_values(column: "polars.Series") -> Words:
-    """A column of numbers, truth values or dates as text."""
-    import polars
-
-    values = column.to_numpy()
-    if column.dtype == polars.Datetime:
-        different, codes = np.unique(values, return_inverse=True)
-        return _merged(["" if np.isnat(one) else str(one) for one in different], codes)
-    different, codes = np.unique(values, return_inverse=True)
-    if values.dtype.kind == "f":  # whole numbers with missing ones among them are floats
-        each = different.tolist()
-        names = ["" if math.isnan(c) else str(int(c)) if math.isfinite(c) and c == round(c) else str(c) for c in each]
-        return _merged(names, codes)
-    return _merged([str(one) for one in different.tolist()], codes)
-
-
-def _merged(names: Sequence[str], codes: Codes) -> Words:
-    """Words of which several may have got one name."""
-    index = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    if len(index) == len(names):
-        return Words([*names], codes)
-    return Words([*index], np.array([index[name] for name in names])[codes])
-
-
 def _has_decimal_comma(text: str) -> bool:
     """Whether text would be a number with a point in place of its comma."""
     return "," in text and math.isfinite(_number(text.replace(",", ".", 1)))
@@ -573,61 +527,6 @@ def _number(text: Any) -> float:
     except (TypeError, ValueError):
         return np.inf
     return value if np.isfinite(value) or str(text).lower() == "nan" else np.inf
-
-
-ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
-
-
-def _zone(text: str) -> str | None:
-    """The time zone of a time, "" if it has none; None for what has no time of day."""
-    if zone := ZONED.fullmatch(text):
-        return f"{zone[2]}:{zone[3] or '00'}" if zone[2] and int(zone[2] + (zone[3] or "00")) else "UTC"
-    return "" if re.search(r"\d:\d\d", text) else None
-
-
-def _seconds(text: str) -> float:
-    """A date as seconds, in UTC if it names a zone; infinity for anything else."""
-    date, zone = text, ZONED.fullmatch(text)
-    ahead = 0
-    if zone:
-        date, hours, minutes = zone[1], int(zone[2] or 0), int(zone[3] or 0)
-        ahead = 3600 * hours + 60 * (-minutes if (zone[2] or "").startswith("-") else minutes)
-    if not date[:4].isdecimal():  # NumPy knows now and today
-        return np.inf
-    try:
-        moment = np.datetime64(date, "us")
-    except ValueError:
-        return np.inf
-    return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
-
-
-def _iso(column: "polars.Series") -> Numbers | None:
-    """[n] a column of text as seconds, if it is long and all of it are dates of one of the usual forms."""
-    import polars
-
-    if column.dtype != polars.String or len(column) <= SAMPLE:
-        return None
-    letters = column.str.len_chars()
-    form = ISO.get(letters[0] or 0)
-    if form is None or letters.null_count() or letters.min() != letters.max():
-        return None
-    way = form.replace(" ", "T") if "T" in column[0] else form
-    try:
-        values = column.str.to_datetime(way, time_unit="us", strict=False)
-    except polars.exceptions.PolarsError:
-        return None
-    return None if values.null_count() else values.to_numpy().astype("datetime64[us]").astype(np.int64) / 1e6
-
-
-def _compact(texts: list[str]) -> Numbers | None:
-    """Seconds of each, if all are dates as 20120301, 201203010005 or 20120301000500; None otherwise."""
-    if {len(text) for text in texts} not in ({8}, {12}, {14}) or not all(text.isdecimal() for text in texts):
-        return None
-    if not all(1900 <= int(text[:4]) < 2100 for text in texts):
-        return None
-    parted = (re.fullmatch(r"(.{4})(..)(..)(..)?(..)?(..)?", text) for text in texts)
-    seconds = [_seconds(f"{p[1]}-{p[2]}-{p[3]}T{p[4] or '00'}:{p[5] or '00'}:{p[6] or '00'}") for p in parted if p]
-    return np.array(seconds) if np.isfinite(seconds).all() else None
 
 
 def natural(name: str) -> tuple[float, list[tuple[float, str]]]:

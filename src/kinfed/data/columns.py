@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import several
-from .cells import DAY, Codes, Numbers, natural
+from .cells import DAY, natural
 from .statistics import DateStatistics, NumberStatistics, WordStatistics, years
+from .words import Codes, Numbers
 
 RARE = 5  # training rows that a category needs to be told from others
 ROUNDING = 1e-12  # a column whose deviation is below this share of its mean is constant

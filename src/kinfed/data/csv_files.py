@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import UsageError
+from ..errors import Fault, UsageError
 
 if TYPE_CHECKING:
     import polars
@@ -55,7 +55,7 @@ def line_of(path: Path, row: int) -> int:
     for at, (line, _) in enumerate(_rows(_text(path))):
         if at == row:
             return line
-    raise UsageError(f"{path} changed while it was read; try again when nothing writes to it")
+    raise UsageError(f"{path} changed while it was read; try again when nothing writes to it", Fault.CHANGED)
 
 
 def _text(path: Path) -> Text:
@@ -65,7 +65,9 @@ def _text(path: Path) -> Text:
         try:
             data = data.decode("utf-16").encode()
         except UnicodeDecodeError:
-            raise UsageError(f"{path}: this is not UTF-16 text, as its first bytes say; save it as UTF-8") from None
+            raise UsageError(
+                f"{path}: this is not UTF-16 text, as its first bytes say; save it as UTF-8", Fault.UNREADABLE
+            ) from None
     elif not data.isascii():
         data, told = _as_utf8(path, data.removeprefix(codecs.BOM_UTF8))
     text = Text(path, data, 0, SEPARATORS[0], told)
@@ -85,7 +87,7 @@ def _as_utf8(path: Path, data: bytes) -> tuple[bytes, str]:
     try:
         text = data.decode("cp1252")
     except UnicodeDecodeError:
-        raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save it as UTF-8") from None
+        raise UsageError(f"{path}, line {line}: this is not UTF-8 text; save it as UTF-8", Fault.UNREADABLE) from None
     word = re.split(r"[,;\t|\r\n\"]", text[:at])[-1] + re.split(r"[,;\t|\r\n\"]", text[at:])[0]
     told = f"this is not UTF-8 text, so it was read as Windows-1252: '{word.strip()}' in line {line}"
     return text.encode(), f"{told}; if that is wrong, save it as UTF-8"
@@ -136,10 +138,13 @@ def _heading(text: Text) -> list[str]:
     heading = [name.strip() for name in next(_lines(text), (0, []))[1]]
     if text.data.strip() and not any(heading):
         raise UsageError(
-            f"{text.path}, line {text.above + 1}: there are no names of columns; put them there, separated by commas"
+            f"{text.path}, line {text.above + 1}: there are no names of columns; put them there, separated by commas",
+            Fault.UNREADABLE,
         )
     if twice := sorted({name for name in heading if name and heading.count(name) > 1}):
-        raise UsageError(f"{text.path}: two columns are named '{twice[0]}'; rename one of them in the heading")
+        raise UsageError(
+            f"{text.path}: two columns are named '{twice[0]}'; rename one of them in the heading", Fault.COLUMNS
+        )
     return heading
 
 
@@ -151,7 +156,9 @@ def _rows(text: Text) -> Iterator[tuple[int, list[str]]]:
         if not any(cell.strip() for cell in row):  # such as the last lines of a spreadsheet
             continue
         if len(row) != width:
-            raise UsageError(f"{text.path}, line {line}: {len(row)} entries, but the heading has {width}")
+            raise UsageError(
+                f"{text.path}, line {line}: {len(row)} entries, but the heading has {width}", Fault.UNREADABLE
+            )
         yield line, row
 
 
@@ -164,4 +171,4 @@ def _lines(text: Text) -> Iterator[tuple[int, list[str]]]:
             yield text.above + rows.line_num, row
     except csv.Error as problem:
         message = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
-        raise UsageError(f"{text.path}, line {text.above + rows.line_num}: {message}") from None
+        raise UsageError(f"{text.path}, line {text.above + rows.line_num}: {message}", Fault.UNREADABLE) from None

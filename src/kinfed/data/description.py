@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError
-from .cells import Codes, Frame, Numbers
+from .cells import Frame
 from .columns import KINDS, ROUNDING, Calendar, Category, Column, Number, Unused
 from .forms import Written
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
+from .words import Codes, Numbers
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
 Scale = Literal["auto", "federation", "client"]
@@ -207,10 +208,15 @@ class Description:
         try:
             return None if values is None else cls.from_dict(values)
         except (LookupError, TypeError, AttributeError):
-            raise UsageError(
-                f"{run or 'the run'}: its summary.json does not say in full what its columns are; copy the whole "
-                "folder again, or run again"
-            ) from None
+            raise incomplete(run) from None
+
+
+def incomplete(run: str) -> UsageError:
+    """The error for a run whose summary says only in part how its columns are read."""
+    return UsageError(
+        f"{run or 'the run'}: its summary.json does not say in full what its columns are; copy the whole folder again, "
+        "or run again"
+    )
 
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:

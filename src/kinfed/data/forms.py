@@ -33,7 +33,8 @@ LIKE_DATE = (
     r"^(\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})($|,? \d)"
 )
 EXAMPLE = date(2025, 1, 31)
-SHORT_YEAR = r"^\d{1,2}[./-]\d{1,2}[./-]\d{2}($|,? \d)"
+SHORT_YEAR = r"^(?P<one>\d{1,2})(?P<mark>[./-])(?P<two>\d{1,2})[./-](?P<three>\d{2})(?P<clock>|,? \d.*)$"
+PIVOT = 69  # years of two digits are of 1969 to 2068, as POSIX has them
 
 
 class Unclear(Exception):
@@ -50,8 +51,8 @@ class Written:
 
     kind: Literal["plain", "amount", "date"] = "plain"  # plain: as 1200.5 or 2025-01-31
     unit: str = ""  # of amounts
-    comma: bool = False  # whether amounts have a comma before fractions
-    day: str = ""  # the parts of a date, as in strptime
+    comma: bool | None = False  # whether amounts have a comma before fractions; None: no cell says so
+    day: str = ""  # the parts of a date, as in strptime; %y: years of two digits
     zoned: bool | None = None  # whether plain times of day name a time zone; None: there are none
 
     @property
@@ -85,7 +86,8 @@ def amounts(column: "polars.Series", known: Written | None = None) -> Form | Non
     """Amounts with a unit or separators between thousands; None if most cells are none.
 
     Raises Unclear where cells have different units, or where nothing decides whether a comma is a decimal one. Cells of
-    a column that is `known` are read as it is written; raises Unclear for the first that is written otherwise.
+    a column that is `known` are read as it is written, or all with the other decimal mark if they have a unit and can
+    be read so alone; raises Unclear for the first that is written otherwise.
     """
     import polars
 
@@ -100,8 +102,10 @@ def amounts(column: "polars.Series", known: Written | None = None) -> Form | Non
     cells = cells.with_columns(polars.coalesce("before", "after", "letter").alias("unit"))
     read = cells.filter(polars.col("body").is_not_null())
     if known is not None:
-        _check_amounts(read, known)
-        return Form(_numbers(read, known.comma, len(column)), "", known)
+        comma = _mark_of(read, known)
+        _check_amounts(read, known, comma)
+        values = _numbers(read, comma, len(column))
+        return Form(values, "" if comma == bool(known.comma) else _note(read, comma, values), known)
     if 2 * len(read) <= len(cells):
         return None
     unit = _unit(read)
@@ -109,9 +113,27 @@ def amounts(column: "polars.Series", known: Written | None = None) -> Form | Non
     if not way:
         return None
     values = _numbers(read, way == COMMA, len(column))
-    shown = int((read["text"] != _plain(read, way == COMMA)).to_numpy().argmax())
-    note = f"'{read['text'][shown]}' is read as {values[read['row'][shown]]:g}"
-    return Form(values, note, Written("amount", unit or "", way == COMMA))
+    said = way == COMMA if read["body"].str.contains("[.,]").any() else None
+    return Form(values, _note(read, way == COMMA, values), Written("amount", unit or "", said))
+
+
+def _note(read: "polars.DataFrame", comma: bool, values: NDArray[np.float64]) -> str:
+    """What one of the amounts was read as, that is not written as a plain number."""
+    shown = int((read["text"] != _plain(read, comma)).to_numpy().argmax())
+    return f"'{read['text'][shown]}' is read as {values[read['row'][shown]]:g}"
+
+
+def _mark_of(read: "polars.DataFrame", known: Written) -> bool:
+    """Whether a comma is before fractions: as is known, or as these cells show where that is not, or cannot be.
+
+    Cells without a unit are read as is known: the plain numbers of another program are no such amounts.
+    Raises Unclear where it is not known, and these cells do not show it.
+    """
+    if known.comma is None:
+        return _separated(read, known.unit or None) == COMMA
+    point, comma = (bool(read["body"].str.contains(way).all()) for way in (POINT, COMMA))
+    fits, other = (comma, point) if known.comma else (point, comma)
+    return not known.comma if other and not fits and known.unit else known.comma
 
 
 def _plain(read: "polars.DataFrame", comma: bool) -> "polars.Series":
@@ -130,12 +152,12 @@ def _numbers(read: "polars.DataFrame", comma: bool, count: int) -> NDArray[np.fl
     return values
 
 
-def _check_amounts(read: "polars.DataFrame", known: Written) -> None:
+def _check_amounts(read: "polars.DataFrame", known: Written, comma: bool) -> None:
     """Raise Unclear for the first amount that is not written as is known."""
     import polars
 
     unit, zero = polars.col("unit").fill_null(""), ~polars.col("body").str.contains("[1-9]")
-    fits = polars.col("body").str.contains(COMMA if known.comma else POINT)
+    fits = polars.col("body").str.contains(COMMA if comma else POINT)
     fits &= (unit == known.unit) | ((unit == "") & zero)
     if len(other := read.filter(~fits)):
         raise _unlike(other["row"][0], other["text"][0], known)
@@ -210,7 +232,8 @@ def dates(column: "polars.Series", known: Written | None = None) -> Form | None:
     if not column.head(SAMPLE).str.strip_chars().str.contains(LIKE_DATE).any():
         return None
     cells = _known(column)
-    text = _of_years(cells)
+    short = len(cells) > 0 and bool(cells["text"].str.contains(SHORT_YEAR).all())
+    text = _of_years(_long_years(cells) if short else cells)
     sample = text.drop_nulls().head(SAMPLE)
     found = {day: _moments(text, day) for day in DAYS if _moments(sample, day).count()}
     best = max(found, key=lambda day: int(found[day].count()), default="")
@@ -223,14 +246,54 @@ def dates(column: "polars.Series", known: Written | None = None) -> Form | None:
     if other is not None:
         shown = _decided(cells, taken, other)
     shown = shown if taken[shown] is not None else int(taken.is_not_null().to_numpy().argmax())
+    if short:
+        _check_year_is_last(cells, taken)
     note = f"'{cells['text'][shown]}' is read as {taken[shown]:%Y-%m-%d}"
-    return Form(_stamps(cells, taken, len(column)), note, Written("date", day=best))
+    day = best.replace("%Y", "%y") if short else best
+    return Form(_stamps(cells, taken, len(column)), note, Written("date", day=day))
+
+
+def _long_years(cells: "polars.DataFrame", first: bool = False) -> "polars.DataFrame":
+    """Dates with a year of two digits as dates with one of four; `first`: as if the year were first, in ISO's form."""
+    import polars
+
+    parts = cells.select(polars.col("text").str.extract_groups(SHORT_YEAR)).unnest("text")
+    year = polars.col("one" if first else "three").str.zfill(2)
+    century = polars.when(year.cast(polars.Int64) >= PIVOT).then(polars.lit("19")).otherwise(polars.lit("20"))
+    whole = century + year
+    if first:
+        text = whole + "-" + polars.col("two").str.zfill(2) + "-" + polars.col("three")
+    else:
+        text = polars.concat_str("one", "mark", "two", "mark", whole, "clock")
+    return cells.with_columns(parts.select(text.alias("text"))["text"])
+
+
+def _check_year_is_last(cells: "polars.DataFrame", taken: "polars.Series") -> None:
+    """Raise Unclear where years of two digits may as well be first: all cells are dates so, and as many years as days.
+
+    Days vary more than years, other than in a few rows or where each is the first of a month.
+    """
+    import polars
+
+    other = _long_years(cells, first=True)["text"].str.to_date("%Y-%m-%d", strict=False)
+    known = taken.drop_nulls().dt
+    if other.null_count() or known.day().n_unique() > known.year().n_unique():
+        return
+    differ = (other != taken.cast(polars.Date)).fill_null(False).to_numpy()
+    at = int(differ.argmax())
+    if differ.any() and taken[at] is not None:
+        raise Unclear(
+            cells["row"][at],
+            f"'{cells['text'][at]}' may be {taken[at]:%d %B %Y} or {other[at]:%d %B %Y}, and the column does not decide"
+            "; write its year with four digits, or leave the column out with ignore",
+        )
 
 
 def _as_known(column: "polars.Series", known: Written) -> Form:
     """Dates that are written as is known; raises Unclear for the first cell that is not."""
     cells = _known(column)
-    taken = _moments(_of_years(cells), known.day)
+    text = _of_years(_long_years(cells) if "%y" in known.day else cells)
+    taken = _moments(text, known.day.replace("%y", "%Y"))
     if taken.null_count():
         at = int(taken.is_null().to_numpy().argmax())
         raise _unlike(cells["row"][at], cells["text"][at], known)

@@ -9,12 +9,13 @@ from torch import Tensor
 
 from ..core.tasks import Classification, Counts, Regression
 from ..errors import UsageError
-from .cells import DAY, Numbers
+from .cells import DAY
 from .columns import Unused
 from .dataset import Dataset
 from .description import ByClient, Description, Raw, Scale, Target, constant_to_zero, describe
 from .forms import Written
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, cut, some_distinct, years
+from .words import Numbers
 
 PARTS = ("mean", "deviation")  # of a target that is a number
 

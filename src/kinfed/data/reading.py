@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, nearest
+from ..errors import Fault, UsageError, nearest
 from . import csv_files
 from .cells import Frame, series_of
 from .databases import fetch, is_address
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}  # and the names of data sets of such files
 EXACT = 1 << 53  # up to which every whole number is one of float64
 FILE = "file"  # the column, in a folder, of the names of files without their suffix, if there is none of this name
+NONE = 0, 0  # the stamp of a file that is not there
 Part = tuple[Path, int]  # a file, and how many rows it has
 
 
@@ -36,7 +37,7 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if path.is_dir():
         return _folder(path)
     if not path.is_file():
-        raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}")
+        raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}", Fault.GONE)
     if path.suffix.lower() not in SUFFIXES:
         raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; save it as .csv")
     table = _read(path)
@@ -91,16 +92,16 @@ def _folder(path: Path) -> Frame:
 
     files = _tables_in(path)
     if not files:
-        raise UsageError(f"{path} is a folder, not a table, and holds no .csv or .parquet")
+        raise UsageError(f"{path} is a folder, not a table, and holds no .csv or .parquet", Fault.UNREADABLE)
     if len(kinds := sorted({one.suffix.lower() for one in files})) > 1:
-        raise UsageError(f"{path} holds {' and '.join(kinds)}; keep one kind there")
+        raise UsageError(f"{path} holds {' and '.join(kinds)}; keep one kind there", Fault.UNREADABLE)
     tables = [_read(one) for one in files]
     first = tables[0].columns
     for one, table in zip(files, tables, strict=True):
         if lacking := [name for name in first if name not in table.columns]:
-            raise UsageError(f"{one} has no column '{lacking[0]}', which {files[0].name} has")
+            raise UsageError(f"{one} has no column '{lacking[0]}', which {files[0].name} has", Fault.COLUMNS)
         if more := [name for name in table.columns if name not in first]:
-            raise UsageError(f"{one} has a column '{more[0]}', which {files[0].name} has not")
+            raise UsageError(f"{one} has a column '{more[0]}', which {files[0].name} has not", Fault.COLUMNS)
     added = [] if FILE in first else [FILE]
     if added:
         named = zip(files, tables, strict=True)
@@ -110,7 +111,8 @@ def _folder(path: Path) -> Frame:
     try:
         table, strange = _plain(polars.concat(whole, how="vertical_relaxed"))
     except polars.exceptions.PolarsError as problem:
-        raise UsageError(f"{path}: the files have columns of different types ({_reason(problem)})") from None
+        why = f"{path}: the files have columns of different types ({_reason(problem)})"
+        raise UsageError(why, Fault.UNREADABLE) from None
     return Frame(str(path), table, partial(_place, parts), strange, added=added)
 
 
@@ -125,11 +127,11 @@ def _read(path: Path) -> "polars.DataFrame":
             raise
     except Exception as problem:  # whatever a reader raises for a file that is not one of its kind
         if _stamp(path) == before:
-            raise UsageError(f"{path} cannot be read: {_reason(problem)}") from None
-    if _stamp(path) != before:
-        raise UsageError(f"{path} changed while it was read; try again when nothing writes to it")
+            raise UsageError(f"{path} cannot be read: {_reason(problem)}", Fault.UNREADABLE) from None
+    if (after := _stamp(path)) != before:
+        raise _changed(path, before[1], after)
     if not table.width or not table.height:
-        raise UsageError(f"{path} has no rows")
+        raise UsageError(f"{path} has no rows", Fault.EMPTY)
     return table
 
 
@@ -137,12 +139,20 @@ def _reason(problem: Exception) -> str:
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")
 
 
+def _changed(path: Path, size: int, after: tuple[int, int]) -> UsageError:
+    """The error for a file that had `size` bytes, and has another stamp now."""
+    if after == NONE:
+        return UsageError(f"{path} was deleted while it was read; put it back", Fault.GONE)
+    what = f"from {size:,} to {after[1]:,} bytes" if size != after[1] else "it was written anew"
+    return UsageError(f"{path} changed while it was read ({what}); try again when nothing writes to it", Fault.CHANGED)
+
+
 def _stamp(path: Path) -> tuple[int, int]:
     """What changes when a file does."""
     try:
         status = path.stat()
     except OSError:
-        return 0, 0
+        return NONE
     return status.st_mtime_ns, status.st_size
 
 
@@ -192,7 +202,7 @@ def _parquet(path: Path) -> "polars.DataFrame":
     try:
         table = polars.read_parquet(io.BytesIO(path.read_bytes()))
     except polars.exceptions.PanicException as problem:  # no Exception, so that few catch it
-        raise UsageError(f"{path} is a damaged Parquet file ({problem!s:.200})") from None
+        raise UsageError(f"{path} is a damaged Parquet file ({problem!s:.200})", Fault.UNREADABLE) from None
     return _named(str(path), table.columns, table)
 
 

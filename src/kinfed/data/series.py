@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import UsageError, several
-from .cells import DAY, Codes, Frame
+from .cells import DAY, Frame
 from .forms import Written
 from .owners import Owners
 from .windows import carried_forward
+from .words import Codes
 
 
 class Ahead(NamedTuple):

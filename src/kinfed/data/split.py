@@ -23,9 +23,10 @@ class Split(Settings):
 
     With `examples` a client uses at most that many, drawn at random, for experiments at a smaller scale. With `share`
     it uses that share of them, rounded up, but at least 5,000 or all that it has.
-    Examples that have a time are cut in order of time, at the same two steps for all clients, and those that reach
-    across a cut are left out. `shuffle` splits them at random instead, as some papers do: windows of a series then
-    share readings between training and test, and every result says so. Other examples are always split at random.
+    Examples that have a time are cut in order of time, at the same two steps for all clients, or with `own_times` at
+    each client's own, where the shares of its steps end; those that reach across a cut are left out. `shuffle` splits
+    them at random instead, as some papers do: windows of a series then share readings between training and test, and
+    every result says so. Other examples are always split at random.
 
     With `stratify` each class of a client's labels has its share of every part: at least one example if the client
     has as many as there are parts; classes with fewer are split together. None: on for your own table or arrays of
@@ -39,6 +40,7 @@ class Split(Settings):
     validation: Annotated[float, In("[0, 1)")] = 0.1  # share for selecting rounds
     examples: CountOrZero = 0  # the most that a client uses; 0: all
     shuffle: bool = False  # whether examples with a place in time are dealt at random
+    own_times: bool = False  # whether a client's examples are cut by its own times alone, and not at all clients' steps
     share: Annotated[float, In("(0, 1]")] = 1.0  # of a client's examples that it uses
     stratify: bool | None = None  # whether each class has its share of every part; left out: for labels of your own
     fold: CountOrZero = 0  # which part of the examples that are not for the test is for validation, the first being 0
@@ -114,22 +116,33 @@ class Split(Settings):
 
         Raises UsageError where a share has fewer steps than one example covers.
         """
-        assert dataset.time is not None
+        time, span = dataset.time, dataset.span
+        assert time is not None
+        if self.own_times:
+            return [self.by_own_time(time, span, rows, draw) for rows, draw in zip(owned, draws, strict=True)]
+        cuts = self.cuts(time[torch.cat(list(owned))].unique(), span)
+        return [self.cut(time, span, rows, *cuts, draw) for rows, draw in zip(owned, draws, strict=True)]
+
+    def by_own_time(self, time: Tensor, span: int, rows: Tensor, draw: torch.Generator) -> Rows:
+        """Rows of one client, cut where the shares of its own steps end; nothing for one left without a part.
+
+        time: [n] are the steps at which all examples begin; each covers `span`.
+        """
+        return self.cut(time, span, rows, *self._ends(time[rows].unique()), draw) if len(rows) else {}
+
+    def _ends(self, steps: Tensor) -> tuple[int, int]:
+        """Where validation and test begin, by the different steps: [T], ascending, at which examples begin."""
         if self.fold:
             raise UsageError(
                 f"split: examples that are cut in order of time have one fold; got fold={self.fold}, so leave it out"
             )
-        first, second = self.cuts(dataset.time[torch.cat(list(owned))].unique(), dataset.span)
-        return [self.cut(dataset, rows, first, second, draw) for rows, draw in zip(owned, draws, strict=True)]
-
-    def cuts(self, steps: Tensor, span: int) -> tuple[int, int]:
-        """Where validation and test begin, by the different steps: [T], ascending, at which examples begin.
-
-        Raises UsageError where a share has fewer steps than one example covers, which is `span`.
-        """
         test = len(steps) - max(1, round(self.test * len(steps)))
         validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
-        first, second = int(steps[max(validation, 0)]), int(steps[test])
+        return int(steps[max(validation, 0)]), int(steps[test])
+
+    def cuts(self, steps: Tensor, span: int) -> tuple[int, int]:
+        """The same; raises UsageError where a share has fewer steps than one example covers, which is `span`."""
+        first, second = self._ends(steps)
         for share, length in (("training", first - int(steps[0])), ("validation", second - first)):
             if length < span and (share == "training" or self.validation):
                 if span == 1:
@@ -143,13 +156,12 @@ class Split(Settings):
                 )
         return first, second
 
-    def cut(self, dataset: Dataset, rows: Tensor, first: int, second: int, draw: torch.Generator) -> Rows:
+    def cut(self, time: Tensor, span: int, rows: Tensor, first: int, second: int, draw: torch.Generator) -> Rows:
         """Rows of one client, cut at these two steps; nothing for one that is left without a part."""
-        assert dataset.time is not None
         if self.examples or self.share < 1:
             rows = self._some(rows, draw)
-        begin = dataset.time[rows]
-        end = begin + dataset.span
+        begin = time[rows]
+        end = begin + span
         parts = {
             "train": rows[end <= first],
             "validation": rows[(begin >= first) & (end <= second)],

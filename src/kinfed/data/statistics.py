@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .cells import DAY, Numbers
+from .cells import DAY
+from .words import Numbers
 
 DISTINCT = 3  # different values that statistics of numbers list, so that those of flags are known to be two
 DIGITS = 10  # binary digits of a number's fraction that count for medians: a thousandth, and whole numbers to 2,048

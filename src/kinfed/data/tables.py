@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ..core.settings import Count, CountOrZero, Settings
 from ..core.tasks import Classification, Counts, Regression, Task, check_quantiles
-from ..errors import UsageError
-from .cells import DAY, FEW, Frame, Numbers, Words, natural
+from ..errors import Fault, UsageError
+from .cells import DAY, FEW, Frame, natural
 from .dataset import Dataset, Prepare, rows_by_owner
 from .description import Raw, raw_of
 from .federation import Federation, divide
@@ -27,6 +27,7 @@ from .reading import frame_of, open_table
 from .series import Series
 from .split import Split
 from .windows import Windows
+from .words import Numbers, Words
 
 FEWEST = 10  # rows from which a column of text that is different in each names rows
 KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
@@ -317,7 +318,8 @@ def check_counts(frame: Frame, name: str, values: Numbers) -> None:
         at = int(wrong.argmax())
         raise UsageError(
             f"{frame.place(at, name)}: {values[at]:g} is no count, which is a whole number from 0; mend it, or predict "
-            "the column as a number: leave counts out"
+            "the column as a number: leave counts out",
+            Fault.COUNT,
         )
 
 

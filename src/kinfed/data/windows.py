@@ -17,7 +17,7 @@ from torch import Tensor
 from ..core.graph import Graph
 from ..core.settings import Count, Settings
 from ..core.tasks import Forecasting, Quantiles
-from ..errors import UsageError
+from ..errors import Fault, UsageError
 from .dataset import Dataset
 
 
@@ -101,7 +101,8 @@ class Windows(Settings):
         if without:
             raise UsageError(
                 f"{len(without)} of {count} series have no window of {self.past} + {self.horizon} steps with known "
-                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; remove these from the data"
+                f"readings: {', '.join(without[:8])}{', ...' if len(without) > 8 else ''}; remove these from the data",
+                Fault.FEW,
             )
         return usable
 
@@ -121,7 +122,8 @@ class Windows(Settings):
         if len(values) < self.span:
             raise UsageError(
                 f"a window covers {self.past} + {self.horizon} steps, but the series have {len(values)}; "
-                "make past or horizon smaller"
+                "make past or horizon smaller",
+                Fault.FEW,
             )
 
 

@@ -286,9 +286,9 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
                 f"{100 * share:.0f} % of rows are '{federation.class_names[largest]}', so accuracy says little; "
                 "select_by=balanced_accuracy training.class_weights=balanced may help"
             )
+    doubts += _doubts_of_units(federation, reader)
     if reader.past:
         return doubts
-    doubts += _doubts_of_units(federation, reader)
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
@@ -297,6 +297,7 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     for column in federation.columns.inputs:
         if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY):
             doubts.append(f"`{column.name}`: {column}; --ignore leaves columns out")
+    doubts += _doubts_of_missing(federation)
     seen = federation.x[torch.cat(list(federation.rows["train"]))]
     places = {name: i for i, name in enumerate(federation.columns.names)}
     numbers = [column for column in federation.columns.inputs if isinstance(column, Number)]
@@ -310,19 +311,26 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     return doubts
 
 
+def _doubts_of_missing(federation: Federation) -> list[str]:
+    """The clients none of whose rows has a value in a column that others have."""
+    assert federation.columns is not None
+    rows, who = _rows_of(federation)
+    doubts = []
+    for place, part in enumerate(federation.columns.names):
+        name = part.removesuffix(" is missing")
+        if name == part or name not in {column.name for column in federation.columns.inputs}:
+            continue
+        without = federation.x[rows, place] > float(federation.x[rows, place].mean())
+        empty = [one for i, one in enumerate(federation.names) if bool(without[who == i].all())]
+        if empty and len(empty) < len(federation):
+            doubts.append(f"`{name}` has no value in any row of {_listed(empty)}: it is filled in as missing cells are")
+    return doubts
+
+
 def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
     """The clients at which a number is so much larger or smaller than at most that it may be in another unit."""
-    assert federation.columns is not None
-    places = {name: i for i, name in enumerate(federation.columns.names)}
     rows, who = _rows_of(federation)
-    read = {
-        one.name: _read(federation, places[one.name], one.name)
-        for one in federation.columns.inputs
-        if isinstance(one, Number)
-    }
-    if isinstance(federation.task, Regression):
-        read |= dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
-    doubts = []
+    doubts, read = [], _numbers_of(federation, reader, rows)
     for name, values in read.items():
         sizes = torch.stack([values[who == i].abs().median() for i in range(len(federation))])  # [N]
         times = sizes / sizes[sizes > 0].median() if (sizes > 0).any() else torch.ones(len(sizes))
@@ -333,6 +341,20 @@ def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
         if called and 2 * len(far) < len(sizes) + 1:
             doubts.append(f"`{name}` may be in another unit than at most clients: {_listed(called)}; write all in one")
     return doubts
+
+
+def _numbers_of(federation: Federation, reader: TableReader, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+    """[n] the numbers of these rows, by column: of windows, the reading before the first that is to be forecast."""
+    if reader.past:
+        scale = federation.scale["inputs"]["reading"]
+        return {reader.targets[0]: federation.x[rows, -1, 0].double() * scale["deviation"] + scale["mean"]}
+    assert federation.columns is not None
+    places = {name: i for i, name in enumerate(federation.columns.names)}
+    numbers = [one.name for one in federation.columns.inputs if isinstance(one, Number)]
+    read = {name: _read(federation, places[name], name) for name in numbers}
+    if isinstance(federation.task, Regression):
+        read |= dict(zip(reader.targets, federation.y[rows].double().T, strict=True))
+    return read
 
 
 def _rows_of(federation: Federation) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,79 @@
+"""Times in text as seconds, and as steps."""
+
+import re
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .words import Codes, Numbers
+
+if TYPE_CHECKING:
+    import polars
+
+ISO = {10: "%Y-%m-%d", 16: "%Y-%m-%d %H:%M", 19: "%Y-%m-%d %H:%M:%S"}  # dates that are read at once, by length
+SAMPLE = 10_000  # cells that tell whether a column of text holds dates
+ZONED = re.compile(r"(.*\d:\d\d\S*?) ?(?:Z|([+-]\d\d)(?::?(\d\d))?)", re.IGNORECASE)
+
+
+def steps_of(stamps: Numbers) -> tuple[Codes, bool]:
+    """[T] steps from 0 of different times: [T], ascending, and whether these are a whole number of steps apart.
+
+    A step is the smallest distance between two times; where they are no whole number apart, each one is a step.
+    """
+    width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
+    steps = (stamps - stamps[0]) / width
+    if np.abs(steps - steps.round()).max() > 0.01:
+        return np.arange(len(stamps)), False
+    return steps.round().astype(np.int64), True
+
+
+def zone_of(text: str) -> str | None:
+    """The time zone of a time, "" if it has none; None for what has no time of day."""
+    if zone := ZONED.fullmatch(text):
+        return f"{zone[2]}:{zone[3] or '00'}" if zone[2] and int(zone[2] + (zone[3] or "00")) else "UTC"
+    return "" if re.search(r"\d:\d\d", text) else None
+
+
+def seconds_of(text: str) -> float:
+    """A date as seconds, in UTC if it names a zone; infinity for anything else."""
+    date, zone = text, ZONED.fullmatch(text)
+    ahead = 0
+    if zone:
+        date, hours, minutes = zone[1], int(zone[2] or 0), int(zone[3] or 0)
+        ahead = 3600 * hours + 60 * (-minutes if (zone[2] or "").startswith("-") else minutes)
+    if not date[:4].isdecimal():  # NumPy knows now and today
+        return np.inf
+    try:
+        moment = np.datetime64(date, "us")
+    except ValueError:
+        return np.inf
+    return np.inf if np.isnat(moment) else float(moment.astype(np.int64)) / 1e6 - ahead
+
+
+def iso_seconds(column: "polars.Series") -> Numbers | None:
+    """[n] a column of text as seconds, if it is long and all of it are dates of one of the usual forms."""
+    import polars
+
+    if column.dtype != polars.String or len(column) <= SAMPLE:
+        return None
+    letters = column.str.len_chars()
+    form = ISO.get(letters[0] or 0)
+    if form is None or letters.null_count() or letters.min() != letters.max():
+        return None
+    way = form.replace(" ", "T") if "T" in column[0] else form
+    try:
+        values = column.str.to_datetime(way, time_unit="us", strict=False)
+    except polars.exceptions.PolarsError:
+        return None
+    return None if values.null_count() else values.to_numpy().astype("datetime64[us]").astype(np.int64) / 1e6
+
+
+def compact_seconds(texts: list[str]) -> Numbers | None:
+    """Seconds of each, if all are dates as 20120301, 201203010005 or 20120301000500; None otherwise."""
+    if {len(text) for text in texts} not in ({8}, {12}, {14}) or not all(text.isdecimal() for text in texts):
+        return None
+    if not all(1900 <= int(text[:4]) < 2100 for text in texts):
+        return None
+    parted = (re.fullmatch(r"(.{4})(..)(..)(..)?(..)?(..)?", text) for text in texts)
+    seconds = [seconds_of(f"{p[1]}-{p[2]}-{p[3]}T{p[4] or '00'}:{p[5] or '00'}:{p[6] or '00'}") for p in parted if p]
+    return np.array(seconds) if np.isfinite(seconds).all() else None

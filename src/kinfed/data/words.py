@@ -1,0 +1,57 @@
+"""Columns as text: what is in them, each once, and where."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import polars
+
+Numbers = NDArray[np.float64]
+Codes = NDArray[np.int64]
+
+
+class Words(NamedTuple):
+    """A column as text."""
+
+    names: list[str]  # what is in it, each once; "" where there is no value
+    codes: Codes  # [n] each cell's place in names
+
+    @property
+    def empty(self) -> NDArray[np.bool_]:
+        """[n] where there is no value."""
+        blank = np.array([not name for name in self.names], bool)
+        return np.asarray(blank[self.codes], bool)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How often each is there."""
+        counts = np.bincount(self.codes, minlength=len(self.names)).tolist()
+        return {name: count for name, count in zip(self.names, counts, strict=True) if name and count}
+
+
+def words_of(column: "polars.Series") -> Words:
+    """A column of numbers, truth values or dates as text."""
+    import polars
+
+    values = column.to_numpy()
+    if column.dtype == polars.Datetime:
+        different, codes = np.unique(values, return_inverse=True)
+        return merged(["" if np.isnat(one) else str(one) for one in different], codes)
+    different, codes = np.unique(values, return_inverse=True)
+    if values.dtype.kind == "f":  # whole numbers with missing ones among them are floats
+        each = different.tolist()
+        names = ["" if math.isnan(c) else str(int(c)) if math.isfinite(c) and c == round(c) else str(c) for c in each]
+        return merged(names, codes)
+    return merged([str(one) for one in different.tolist()], codes)
+
+
+def merged(names: Sequence[str], codes: Codes) -> Words:
+    """Words of which several may have got one name."""
+    index = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    if len(index) == len(names):
+        return Words([*names], codes)
+    return Words([*index], np.array([index[name] for name in names])[codes])
