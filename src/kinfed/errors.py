@@ -5,12 +5,35 @@ import re
 import signal
 import sys
 from collections.abc import Iterable
+from enum import StrEnum
 
 from .interrupts import CODES, Terminated
 
 FEW = 30  # names that an error may list
 OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
 LONG = 80  # an error repeats a word of up to this many letters without a space or slash
+
+
+class Fault(StrEnum):
+    """What is wrong with a file of examples, in words that hold nothing of what is in it."""
+
+    GONE = "it is not there"
+    CHANGED = "it changed while it was read"
+    REPLACED = "its examples are not those with which it joined"
+    UNREADABLE = "it cannot be read as a table"
+    EMPTY = "it has no rows"
+    COLUMNS = "a column is missing, or there twice"
+    KIND = "a column holds no numbers, text or dates"
+    INPUTS = "no column is left for the inputs"
+    TARGET = "its target has no value in any row, or another in nearly each"
+    FEW = "there is too little of it for training, validation and test"
+    MISSING = "a value is missing"
+    NUMBER = "a cell is no number"
+    COUNT = "a cell is no count"
+    DATE = "a cell is no date or time"
+    WRITTEN = "it is not clear how a column's numbers or dates are written"
+    CLOCKS = "some times name a time zone and others do not"
+    TWICE = "two readings are of one time"
 
 
 class _OneLine(Exception):
@@ -24,7 +47,14 @@ class _OneLine(Exception):
 
 
 class UsageError(_OneLine, ValueError):
-    """The request cannot be carried out as written; the message says what to change. Exit code 2."""
+    """The request cannot be carried out as written; the message says what to change. Exit code 2.
+
+    Where a file of examples is at fault, `fault` says so to those who may not see what is in it.
+    """
+
+    def __init__(self, message: object = "", fault: Fault | None = None) -> None:
+        super().__init__(message)
+        self.fault = fault
 
 
 class RunError(_OneLine, RuntimeError):

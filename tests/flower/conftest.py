@@ -290,7 +290,7 @@ def trial(grid, tmp_path, examples, monkeypatch):
     monkeypatch.setattr("kinfed.flower.nodes.RETRY", 0.0)
     monkeypatch.setattr("kinfed.flower.nodes.LATER", 0.0)
 
-    def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", **flower):
+    def make(name, *, rounds=3, share=1.0, linked=True, method=None, model="mlp", split=None, **flower):
         known = "abcdef"[: flower.get("clients", 6)]
         links = [f"{known[i]},{known[j]}\n" for i, j in LINKS if max(i, j) < len(known)]
         (tmp_path / "links.csv").write_text("from,to\n" + "".join(links))
@@ -300,6 +300,7 @@ def trial(grid, tmp_path, examples, monkeypatch):
             "participation": share,
             "model": {"name": model, "hidden": [5]},
             "training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}},
+            "federation": {"split": split or {}},
             "method": {"name": name, **SETTINGS.get(name, {}), **(method or {})},
             "flower": {
                 "clients": 6,

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -128,6 +129,13 @@ def test_five_sites_with_mixed_tables_over_tls(tmp_path):
     for one, other in zip(found.inputs, expected.inputs, strict=True):
         assert str(one) == str(other)
     compare(tmp_path, summary, tmp_path / "simulated")
+    shutil.copy(tmp_path / "ann.csv", tmp_path / "ulm.csv")  # a newcomer to the folder that the server has left
+    told = json.loads(
+        run(tmp_path, "onboard", "sites", "--data", "ulm.csv", "--shots", "0,20", "--out", "ulm", "--json")
+    )
+    assert [one["examples"] for one in told] == [0, 20]
+    assert run(tmp_path, "predict", "ulm", "ulm.csv").splitlines()[1].startswith("ulm,fedaghn,")
+    assert run(tmp_path, "predict", "states/ann", "ann.csv").splitlines()[1].startswith("ann,fedaghn,")
 
 
 def test_six_detectors_of_metr_la_over_tls(tmp_path):

@@ -333,6 +333,7 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path, arrays, why):
 
 
 def test_other_kinds_of_files_are_refused_by_name(tmp_path):
+    (tmp_path / "data.xyz").touch()
     with pytest.raises(UsageError, match=r"data.xyz: a site's examples must be in a file .npz, .csv or .parquet"):
         site_data.find(tmp_path / "data.xyz", "d", Reading())
     (tmp_path / "cut.npz").write_bytes(b"PK")

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,11 +21,12 @@ from kinfed.cli.predict import opened
 from kinfed.core.method import model_for
 from kinfed.core.seeding import generator
 from kinfed.core.tasks import Classification, Regression
-from kinfed.data import disclosed
+from kinfed.data import disclosed, reading
 from kinfed.data.description import Description
 from kinfed.data.reading import open_table
 from kinfed.data.split import Split
 from kinfed.data.statistics import NumberStatistics
+from kinfed.errors import Fault
 from kinfed.experiments.config import resolve
 from kinfed.experiments.launch import launch
 from kinfed.experiments.saved import Saved
@@ -268,8 +270,19 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     told = [predicted(tmp_path / "joined", tmp_path / "new.csv", capsys)]
     told += [predicted(tmp_path / "too", tmp_path / "new.csv", capsys, "--client", "new")]
     assert {row["client"] for row in told[0]} == {"new"}
+    if "beside" in flower:
+        _exported_alike(tmp_path, told[0], capsys)
     if target == "fruit":
         assert [row["fruit"] for row in told[0]] == [row["fruit"] for row in told[1]]
+
+
+def _exported_alike(tmp_path, answers, capsys):
+    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it hears."""
+    assert main(["export", str(tmp_path / "joined"), "--out", str(tmp_path / "onnx")]) == 0
+    found = predicted(tmp_path / "onnx", tmp_path / "new.csv", capsys)
+    assert [float(row["sold"]) for row in found] == pytest.approx([float(row["sold"]) for row in answers], rel=1e-4)
+    assert main(["explain", str(tmp_path / "joined"), "--client", "new"]) == 2
+    assert "holds models of newcomers alone, whose weights were not kept" in capsys.readouterr().err
 
 
 def test_what_a_servers_folder_cannot_give_is_told_in_one_line(tables, trial, tmp_path, capsys):
@@ -324,6 +337,11 @@ def test_what_a_site_cannot_predict_is_told_in_one_line(tables, tmp_path, capsys
 
     assert "its models stayed at the sites; predict there: kinfed predict kinfed-site/NAME" in told(tmp_path / "out")
     assert "there is no client 'bb'; did you mean 'b'?" in told(folder, "--client", "bb")
+    assert main(["export", str(folder), "--out", str(tmp_path / "models")]) == 2
+    assert "is the folder of a site, whose model kinfed predict and kinfed serve use" in capsys.readouterr().err
+    assert not (tmp_path / "models").exists()
+    assert main(["report", str(folder.parent), "-o", str(tmp_path / "site.html")]) == 0
+    assert "b, a site of a federation" in (tmp_path / "site.html").read_text()
     shutil.copytree(folder, folder.with_name("another"))
     assert "holds 2 experiments of sites; name one of them, such as" in told(folder.parent)
     (folder / "model.safetensors").rename(folder / "kept")
@@ -419,10 +437,10 @@ def module(planned, summary, columns=None):
 START = np.datetime64("2024-03-01T00:00")
 
 
-def series(path, seed, steps=260, minutes=60, gaps=(), missing=(), zone="", late=0):
+def series(path, seed, steps=260, minutes=60, gaps=(), missing=(), zone="", late=0, unit=1):
     """A site's readings: those at `gaps` have no row, those of `missing` no value."""
     draw, lines = np.random.default_rng(seed), ["when,load"]
-    values = 50 + 10 * np.sin(np.arange(steps) / (3 + seed)) + draw.normal(size=steps)
+    values = unit * (50 + 10 * np.sin(np.arange(steps) / (3 + seed)) + draw.normal(size=steps))
     for i in range(late, steps):
         if i not in gaps:
             when = str(START + np.timedelta64(i * minutes, "m")).replace("T", " ") + zone
@@ -516,7 +534,8 @@ def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
     assert made.serve().names == ["a", "b", "f"]
     assert not [text for text in replies if "SECRET" in text]
     for name, (_, column) in places.items():
-        why = f"client {name}: its file cannot be used: something is wrong in column '{column}' (line 42)"
+        fault = "a cell is no date or time" if column == "bought" else "a cell is no number"
+        why = f"client {name}: its file cannot be used: {fault}, in column '{column}' (line 42)"
         assert any(why in line for line in made.lines), made.lines
 
 
@@ -528,7 +547,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
     assert refused == (
-        "client d: its file cannot be used: something is wrong in column 'a' (line 4); its own screen says what"
+        "client d: its file cannot be used: a cell is no number, in column 'a' (line 4); its own screen says more"
     )
     assert said == [
         f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a finite number; correct it, leave it empty if "
@@ -537,20 +556,69 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "why", "fault"),
     [
-        ("a,b\n1,0\n", "d.csv has no column 'y'"),
-        ("y\n1\n", "no column is left for the inputs beside 'y'"),
-        ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows"),
-        ("a,y\n1,\n2,\n", "'y' has no value in any row"),
+        ("a,b\n1,0\n", "d.csv has no column 'y'", "COLUMNS"),
+        ("a,y,y\n1,0,0\n", "two columns are named 'y'", "COLUMNS"),
+        ("a,y\n", "d.csv has no rows", "EMPTY"),
+        ("a,y\n1,2,SECRET\n", "line 2: 3 entries, but the heading has 2", "UNREADABLE"),
+        ("y\n1\n", "no column is left for the inputs beside 'y'", "INPUTS"),
+        ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows", "TARGET"),
+        ("a,y\n1,\n2,\n", "'y' has no value in any row", "TARGET"),
+        ("a,y\n1,1.5 kg\n2,2.5 lb\n", "'2.5 lb' is in lb, but others of the column are in kg", "WRITTEN"),
+        (None, "there is no file", "GONE"),
     ],
 )
-def test_a_table_without_a_target_or_inputs_is_refused_when_greeted(tmp_path, text, why):
+def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why, fault):
     said = []
-    (tmp_path / "d.csv").write_text(text)
+    if text is not None:
+        (tmp_path / "d.csv").write_text(text)
     reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
-    assert "its own screen says what" in reply.words["refused"]
+    where = ", in column 'y' (line 3)" if fault == "WRITTEN" else ""
+    assert reply.words["refused"] == (
+        f"client d: its file cannot be used: {Fault[fault]}{where}; its own screen says more"
+    )
     assert why in said[0]
+
+
+def test_a_file_that_changes_while_a_site_reads_it_is_told_on_both_sides(tables, monkeypatch):
+    """At each reading another row comes: the site says which file and what to do, the server which site and why."""
+    read, said = reading._csv, []
+
+    def slow(path):
+        if path.parent.name == "d":
+            path.write_text(path.read_text() + "1,SECRET,2024-01-01,3,4,0\n")
+        return read(path)
+
+    made = tables(rounds=1, clients=3)
+    monkeypatch.setattr(reading, "_csv", slow)
+    monkeypatch.setattr("kinfed.flower.client._print", said.append)
+    assert "d" not in made.serve().names
+    told = next(line for line in said if "changed while" in line)
+    assert "d/data.csv changed while it was read (from " in told
+    assert "try again when nothing writes to it" in told
+    why = "client d: its file cannot be used: it changed while it was read; its own screen says more"
+    assert any(why in line for line in made.lines), made.lines
+    assert not any("SECRET" in line for line in [*made.lines, *said])
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz"])
+def test_a_file_that_is_another_than_at_joining_is_refused(trial, tables, kind, tmp_path):
+    """Or rows that were tested on could be trained on; the model of before stays as it was."""
+    made = tables(rounds=2, clients=6) if kind == "csv" else trial("fedavg", rounds=2)
+    path = tmp_path / "sites" / "d" / f"data.{kind}"
+
+    def change(answer):
+        if kind == "csv":
+            path.write_text("\n".join(path.read_text().splitlines()[:-10]) + "\n")
+        else:
+            np.savez(path, **{name: array[:-1] for name, array in np.load(path).items()})
+        return answer
+
+    made.grid.faults["d", 1] = change
+    made.serve()
+    why = "client d: its file cannot be used: its examples are not those with which it joined; its own screen says more"
+    assert any(why in line for line in made.lines), made.lines
 
 
 def test_columns_that_differ_are_told_by_name_with_the_fix(tables):
@@ -692,6 +760,13 @@ def test_two_clocks_are_told_apart(meters):
     assert any(line.startswith("client f: it has rows at ") for line in made.lines)
 
 
+def test_a_series_in_another_unit_is_warned_of_by_name(meters):
+    made = meters(change=lambda name: {"unit": 1000} if name == "d" else {}, rounds=1)
+    made.serve()
+    [told] = [line for line in made.lines if "in another unit" in line]
+    assert told.startswith("client d: 'load' is spread ")
+
+
 def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):
     said = []
     (tmp_path / "d.csv").write_text("when,y\n2024-01-01 00:00+01:00,1\n2024-01-01 01:00+01:00,2\n2024-01-01 03:00,3\n")
@@ -703,7 +778,7 @@ def test_a_series_whose_times_name_two_clocks_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"time": "when"}, "give all three"),
+        ({"time": "when"}, "has no column 'when'"),
         ({"time": "when", "past": 3}, "give all three"),
         ({"past": 3, "horizon": 2}, "give all three"),
         ({"columns": {"a": "b", "c": "b"}}, "two columns would be named 'b'"),
@@ -715,6 +790,82 @@ def test_settings_of_a_reading_that_do_not_fit_the_file(tmp_path, settings, why)
     (tmp_path / "d.csv").write_text("a,c,y\n1,2,3\n")
     with pytest.raises(UsageError, match=why):
         site_data.find(tmp_path / "d.csv", "d", Reading(**settings)).hello()
+
+
+def of_time(name, rows):
+    """Rows whose dates are all there, each site's later than those of the site before."""
+    begin = np.datetime64("2023-01-01") + 100 * (ord(name) - ord("a"))
+    for i, row in enumerate(whole_numbers(name, rows)):
+        row[2] = str(begin + (37 * i) % 90)  # several rows a day
+        yield row
+
+
+@pytest.mark.parametrize("target", ["sold", "kept"])
+def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_path, target):
+    """As in a simulation with `own_times`; nothing of the times leaves the sites."""
+    readings = {name: Reading(target, {"Gewicht": "weight"} if name == "b" else {}, time="bought") for name in "abcdef"}
+    made = tables(target, readings, lambda name, rows: [*of_time(name, rows)], rounds=2)
+    summary = made.serve()
+    assert "bought" not in {one["name"] for one in summary.columns["inputs"]}
+    split = Split(own_times=True)
+    federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, time="bought", split=split, seed=11)
+    run = kinfed.fit(
+        made.planned.learning.method,
+        federation,
+        model_for(made.planned.learning.method, module(made.planned, summary, federation.columns), seed=11),
+        rounds=2,
+        training=made.planned.learning.training,
+        seed=11,
+        execution=kinfed.Execution(executor="loop"),
+    )
+    compare(made, summary, run)
+    config = next(iter(made.grid.sites.values()))
+    site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"])
+    hello = site.reply("hello", messages.Message({}, {})).words
+    assert hello["table"].keys() == {"targets", "kinds", "labels", "units", "in_order"}
+    asked = next(one for _, kind, one in made.grid.sent if kind == "describe")
+    said = site.reply("describe", asked).words
+    assert said.keys() - {"answers"} == {"client", "statistics", "rows"}
+    assert "bought" not in json.dumps([hello, said])
+
+
+def test_sites_that_do_not_split_by_time_are_named(tables):
+    readings = {"c": Reading("sold", ignore=["bought"]), "b": Reading("sold", {"Gewicht": "weight"}, time="bought")}
+    readings |= {name: Reading("sold", time="bought") for name in "adef"}
+    made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1)
+    made.serve()
+    [told] = [line for line in made.lines if "order of time" in line]
+    assert told.startswith("client c: its rows are not split in order of time, as those of others are")
+
+
+def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
+    made = meters(
+        rounds=1, split={"own_times": True}, change=lambda name: {"late": 10 * (ord(name) - ord("a"))}, horizons=[2]
+    )
+    summary = made.serve()
+    assert not [one for _, _, one in made.grid.sent if "cuts" in one.words.get("agreed", {})]
+    federation = kinfed.from_csv(
+        tmp_path / "all.csv",
+        client="who",
+        target="load",
+        time="when",
+        past=6,
+        horizon=4,
+        horizons=[2],
+        split=Split(own_times=True),
+        seed=11,
+    )
+    learning = made.planned.learning
+    run = kinfed.fit(
+        learning.method,
+        federation,
+        model_for(learning.method, module(made.planned, summary), seed=11),
+        rounds=1,
+        training=learning.training,
+        seed=11,
+        execution=kinfed.Execution(executor="loop"),
+    )
+    compare(made, summary, run)
 
 
 def test_names_of_columns_are_pairs():

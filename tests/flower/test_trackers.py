@@ -84,6 +84,10 @@ def test_a_federations_run_is_followed_and_a_resumed_one_goes_on(trial, out):
     for model in {row["model"] for row in rows}:
         mean = fmean(float(row["value"]) for row in rows if row["model"] == model)
         assert sent(out, "round")[-1]["values"][f"test/accuracy/{model}"] == pytest.approx(mean, rel=1e-5)
+    with (out / "cost.csv").open(newline="") as file:  # bytes of all messages, as they are counted in the end
+        spent = [(float(row["bytes_down"]), float(row["bytes_up"])) for row in csv.DictReader(file)]
+    told = [one["values"] for one in sent(out, "round")]
+    assert [(one["spent/bytes_down"], one["spent/bytes_up"]) for one in told] == spent
 
 
 def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(trial, out, recwarn, capsys):
@@ -94,8 +98,11 @@ def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(
     said = [str(one.message) for one in recwarn if "Mine" in str(one.message)]
     assert "fails, and the run goes on without: ConnectionError: nobody answers" in said[0]
     assert said[1].endswith(f"lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}")
-    (out / "away").unlink()
     (out / "config.toml").write_text("rounds = 2\n")
+    assert main(["flower", "run", "--resume", str(out)]) == 0  # it is still away
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"Mine lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}" in told
+    (out / "away").unlink()
     assert main(["flower", "run", "--resume", str(out)]) == 0
     assert [one["round"] for one in sent(out, "round")] == [1, 2]
 

@@ -53,7 +53,7 @@ def columns_misfit(words: Words) -> str:
             fits &= bool(targets) and all(isinstance(name, str) for name in targets)
             fits &= len({*labels}) == len(labels) <= (MOST if len(targets) == 1 else 0)
             fits &= all(isinstance(label, str) for label in labels) and _are_units(table["units"])
-            fits &= len(labels) == words["task"].get("classes", 0)
+            fits &= len(labels) == words["task"].get("classes", 0) and type(table["in_order"]) is bool
         except (LookupError, TypeError, AttributeError):
             fits = False
         return "" if fits else f"its table is {table!r:.80}"

@@ -47,6 +47,12 @@ class Describing:
         counted = Counter(one for words in alike.values() for one in _units(words).items() if one[0] not in own)
         agreed["units"] = dict(one for one, _ in reversed(counted.most_common()))
         self.facts["agreed"] = agreed
+        ordered = {client for client, words in alike.items() if words.get("table", {}).get("in_order")}
+        for client in sorted(alike.keys() - ordered) if ordered else []:
+            self.broker.log(
+                f"client {client}: its rows are not split in order of time, as those of others are, so its scores mean "
+                "something else; if its rows have times, start its node with --time"
+            )
         for client, words in alike.items():
             empty = [name for name, kind in words.get("table", {}).get("kinds", {}).items() if kind == EMPTY]
             for name in sorted(agreed["units"].keys() - _units(words).keys() - {*empty}):
@@ -61,7 +67,7 @@ class Describing:
         Raises RunError if these are fewer than needed.
         """
         series = "times" in self.facts["agreed"]
-        if series:
+        if series and not self.planned.split.own_times:
             self._cut(clients, needed)
         replies = self._ask(clients, needed, self._problem)
         answers: dict[str, list[NumberStatistics]] = {}

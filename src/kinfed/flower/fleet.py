@@ -194,6 +194,11 @@ class FlowerFleet:
                 )
         return torch.tensor(counted)
 
+    @property
+    def traffic(self) -> dict[str, dict[int, list[int]]]:
+        """Bytes down and up, by client and round."""
+        return {name: self.broker.traffic[name] for name in self.names}
+
     def save(self) -> FleetState:
         """The state, with names, scores and counts as words."""
         words = {

@@ -39,8 +39,7 @@ def summarise(
     at = history.rounds.index(history.select(history.chosen))
     relation = history.relations[at] if history.relations else None
     sharing, caution = Sharing.of(planned.learning.method, model.layout), planned.learning.method.caution
-    traffic = {name: fleet.broker.traffic[name] for name in fleet.names}
-    history.spent = _with_bytes(history.spent, traffic)
+    traffic = fleet.traffic
     results.write_history(history, relation, origin, sharing.layers, out, caution=caution)
     _write_bytes(traffic, fleet.used, out.path / "bytes.csv")
     totals = _total_bytes(traffic, history.done)
@@ -84,7 +83,7 @@ def write_json(values: dict[str, Any], path: Path) -> None:
         part.write_text(json.dumps(values, indent=1) + "\n")
 
 
-def _with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:
+def with_bytes(spent: list[Spent], traffic: dict[str, dict[int, list[int]]]) -> list[Spent]:
     """The same with all bytes that sites were sent and have sent until then, in messages of any kind."""
     down, up = defaultdict[int, int](int), defaultdict[int, int](int)
     for rounds in traffic.values():

@@ -38,7 +38,7 @@ from .fleet import FleetState, FlowerFleet
 from .messages import Message, Words
 from .nodes import Transport
 from .plan import Plan
-from .results import summarise, write_json
+from .results import summarise, with_bytes, write_json
 from .staleness import StalenessWrapper
 from .watch import Watch
 
@@ -149,12 +149,13 @@ class _Run:
         names, again = trackers.asked(self.out), "kinfed flower run --resume"
         with followed(names, self.folder, self.rounds.count, origin, layers, again) as self.follow:
             self._train()
-        if not self.history.rounds:
-            raise RunError(
-                f"no round of {self.at.done} had enough usable replies, so there is no model; check the sites and "
-                "start again with another --out"
-            )
-        self.fleet.finish()
+            if not self.history.rounds:
+                raise RunError(
+                    f"no round of {self.at.done} had enough usable replies, so there is no model; check the sites and "
+                    "start again with another --out"
+                )
+            self.fleet.finish()
+            self._count()
         verdict = self._compared(serve)
         self._leave()
         summary = summarise(
@@ -204,7 +205,7 @@ class _Run:
         return Sharing.of(self.planned.learning.method, self.model.layout).layers
 
     def _compared(self, serve: beside.Serve) -> Verdict | None:
-        """What learning from others was worth: each site is told by itself, and here the mean scores say."""
+        """What learning from others was worth: each site compares on its own examples, the server by mean scores."""
         wanted, names = beside.wanted(self.planned), self.fleet.names
         if not wanted:
             return None
@@ -263,10 +264,15 @@ class _Run:
         self.at = Progress(round + 1, state, self.fleet.save(), seconds)
         self.history.clock(round, seconds)
         checkpoint.save(self.folder.checkpoint, self.at, self.history)
+        self._count()
         self.follow(self.history)
         self.log(_progress(self.history, rounds, int(self.fleet.state.replied.sum()), spent))
         if self._waiting_clients() and round + 1 < rounds:
             raise _NewClients
+
+    def _count(self) -> None:
+        """Note the bytes of all messages beside each evaluated round; so far it has those of models alone."""
+        self.history.spent = with_bytes(self.history.spent, self.fleet.traffic)
 
     def _waiting_clients(self) -> list[str]:
         new = set(fitting(self.broker, self.facts)) - set(self.fleet.names)

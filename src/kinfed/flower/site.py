@@ -25,7 +25,7 @@ from ..core.sharing import Sharing
 from ..core.trees import Axis, Tree
 from ..data.federation import Federation
 from ..data.split import Split
-from ..errors import RunError, UsageError
+from ..errors import Fault, RunError, UsageError
 from ..experiments import own_parts, parts
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
@@ -107,7 +107,8 @@ class Site:
             )
         messages.check("join", words)
         planned = self._plan(words)
-        simulation = self._simulate(invitation, planned)
+        federation, model = self._examples(invitation, planned)
+        simulation = self._simulate(planned, federation, model)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": simulation.model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
@@ -118,7 +119,7 @@ class Site:
         code = [str(path.resolve()) for path in self._code]
         with at_home(data), understanding(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when the columns were described
-            folder.save_description({"code": code, **data.kept(words)})
+            folder.save_description({"code": code, "examples": federation.digest(), **data.kept(words)})
         folder.save_invitation(invitation)
         reply = Message({"client": self.name, "size": int(simulation.sizes[0])}, {})
         messages.put(tree_map(lambda t: t[0], simulation.client_statistics()), reply, "client_statistics")
@@ -140,7 +141,7 @@ class Site:
         digest = messages.digest(message)
         if state.digest == digest:
             return state.reply
-        simulation = self._simulate(invitation, planned)
+        simulation = self._simulate(planned, *self._examples(invitation, planned))
         _check_layout(message.words, simulation)
         accepted = messages.round_of(message.words, "accepted")
         base = self._base(state, accepted)
@@ -229,9 +230,8 @@ class Site:
             own_parts.check_sent(words["table"])
             return plan.resolve(words["table"])
 
-    def _simulate(self, invitation: Message, planned: plan.Plan) -> Simulation:
+    def _simulate(self, planned: plan.Plan, federation: Federation, model: Model) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
-        federation, model = self._examples(invitation, planned)
         learning = planned.learning
         return Simulation(
             federation,
@@ -248,6 +248,13 @@ class Site:
         task = plan.read_task(words["task"])
         with at_home(data), understanding():
             federation = data.federate(words, task, planned.split, planned.learning.seed)
+        known = self._at(words).description() or {}
+        if known.get("examples", digest := federation.digest()) != digest:
+            raise OwnFileError(
+                f"{self._data} has changed since this site joined the run, and so have its examples; put it back as it "
+                "was, or start another run",
+                Fault.REPLACED,
+            )
         if list(federation.x.shape[1:]) != list(words["shape"]):
             raise UsageError(
                 f"{self._data}: an example is {list(federation.x.shape[1:])} here but {words['shape']} at other sites"

@@ -17,7 +17,7 @@ from ..data.federation import Federation
 from ..data.reading import kind_of
 from ..data.split import Split
 from ..datasets import directory
-from ..errors import UsageError
+from ..errors import Fault, UsageError
 from . import plan
 from .messages import Words
 from .site_reading import Reading
@@ -28,9 +28,10 @@ from .site_table import SiteTable
 class OwnFileError(UsageError):
     """What is wrong with a site's file; `public` says so without anything that is in it."""
 
-    def __init__(self, message: object, public: str) -> None:
-        super().__init__(message)
-        self.public = public
+    def __init__(self, message: object = "", fault: Fault | None = None, where: str = "") -> None:
+        """`where` is the place in the file, by column and line at most."""
+        super().__init__(message, fault)
+        self.public = f"its file cannot be used: {fault or 'something is wrong'}{where}; its own screen says more"
 
 
 class SiteData(Protocol):
@@ -51,11 +52,13 @@ def find(path: Path, name: str, reading: Reading) -> SiteData:
         if reading.time or reading.columns or reading.ignore:
             raise UsageError(f"{path} holds arrays: --time, --column and --ignore are for tables")
         return SiteArrays(path, name)
+    if not path.exists():
+        raise OwnFileError(f"there is no file {path}; put it there", Fault.GONE)
     if not kind_of(path):
         raise UsageError(
             f"{path}: a site's examples must be in a file .npz, .csv or .parquet, or in a folder of tables"
         )
-    return SiteSeries(path, name, reading) if reading.time else SiteTable(path, name, reading)
+    return SiteSeries(path, name, reading) if reading.past else SiteTable(path, name, reading)
 
 
 @contextmanager
@@ -68,12 +71,10 @@ def at_home(data: SiteData) -> Iterator[None]:
             raise
         text, columns = str(problem), vars(data)["frame"].columns if "frame" in vars(data) else ()
         column = next((name for name in columns if f", column '{name}': " in text), None)
-        where = f" in column '{column}'" if column is not None else ""
+        where = f", in column '{column}'" if column is not None else ""
         line = re.search(r", line (\d+), column", text)
         at = f" (line {line[1]})" if where and line else ""
-        raise OwnFileError(
-            problem, f"its file cannot be used: something is wrong{where}{at}; its own screen says what"
-        ) from None
+        raise OwnFileError(problem, problem.fault, where + at) from None
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

@@ -16,8 +16,8 @@ NAMES = 1000  # categories of a column whose names leave a site, unless its oper
 class Reading(Settings):
     """The settings of `kinfed flower node` that say how its file is read.
 
-    With `time` the rows are readings of one series, of which examples are windows: `past` readings are the input, the
-    next `horizon` the target.
+    With `time` the rows are split in order of time. With `past`, too, they are readings of one series, of which
+    examples are windows: `past` readings are the input, the next `horizon` the target.
     """
 
     target: str = "y"  # the column to predict, by the name that the sites agreed on
@@ -30,10 +30,10 @@ class Reading(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if bool(self.time) != bool(self.past) or bool(self.past) != bool(self.horizon):
+        if bool(self.past) != bool(self.horizon) or (self.past and not self.time):
             raise UsageError(
-                "a series needs --time COLUMN, --past READINGS and --horizon READINGS; give all three, or none for "
-                "rows that are examples (a column of dates is then an input like others)"
+                "a series needs --time COLUMN, --past READINGS and --horizon READINGS; give all three, or --time alone "
+                "for rows that are examples and split in order of time, or none"
             )
 
     def write(self, path: Path) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core.seeding import generator, tags
 from ..core.tasks import Forecasting, Task
 from ..data import disclosed
-from ..data.cells import DAY, Frame, Numbers, steps_of
+from ..data.cells import DAY, Frame
 from ..data.dataset import Dataset
 from ..data.federation import Federation
 from ..data.owners import Owners
@@ -21,8 +21,10 @@ from ..data.series import Series
 from ..data.split import SPLITS, Split
 from ..data.statistics import NumberStatistics
 from ..data.tables import written_in
+from ..data.times import steps_of
 from ..data.windows import Scaling, Windows
-from ..errors import UsageError
+from ..data.words import Numbers
+from ..errors import Fault, UsageError
 from . import plan
 from .messages import Words
 from .site_reading import Reading
@@ -74,7 +76,7 @@ class SiteSeries:
         """When there are readings, and how windows are cut; never a reading."""
         reading, (moments, dated) = self.reading, self._times
         if not (~np.isnan(self.frame.numbers(reading.target))).any():
-            raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row")
+            raise UsageError(f"{self.frame.name}: '{reading.target}' has no value in any row", Fault.TARGET)
         written = self.frame.written(reading.target, dated=False)
         return {
             "shape": [reading.past, 1],
@@ -93,7 +95,7 @@ class SiteSeries:
         """At which steps windows begin, or, once the cuts between splits are known, the scale of training readings."""
         dataset = self._windows(agreed)
         rows = _own(dataset)
-        if "cuts" not in agreed:
+        if "cuts" not in agreed and not split.own_times:
             assert dataset.time is not None
             begins = dataset.time[rows].unique().tolist()
             return {"begins": disclosed.stretches(begins, disclosed.LONGEST)}
@@ -142,17 +144,23 @@ class SiteSeries:
         moments, _ = self._times
         place = np.searchsorted(times, moments - disclosed.NEAR)
         if (place == len(times)).any() or (np.abs(times[place] - moments) > 2 * disclosed.NEAR).any():
-            raise UsageError(f"{self.frame.name} has changed since this site joined: it has times that it had not")
+            told = f"{self.frame.name} has changed since this site joined: it has times that it had not"
+            raise UsageError(f"{told}; put it back as it was, or start another run", Fault.REPLACED)
         values = np.full((len(times), 1), np.nan)
         values[place, 0] = self.frame.numbers(self.reading.target)
         cut = Windows(self.reading.past, self.reading.horizon, horizons=tuple(agreed["horizons"]))
         return cut(values, clock.steps, [self.name], clock=clock.daily)
 
     def _parts(self, dataset: Dataset, agreed: Words, split: Split, seed: int) -> dict[str, Tensor]:
-        first, second = agreed["cuts"]
-        parts = split.cut(dataset, _own(dataset), first, second, generator(seed, "split", int(tags([self.name]))))
+        assert dataset.time is not None
+        rows, draw = _own(dataset), generator(seed, "split", int(tags([self.name])))
+        if split.own_times:
+            parts = split.by_own_time(dataset.time, dataset.span, rows, draw)
+        else:
+            first, second = agreed["cuts"]
+            parts = split.cut(dataset.time, dataset.span, rows, first, second, draw)
         if not parts:
-            raise UsageError(f"{self.frame.name} has no window for each of training, validation and test")
+            raise UsageError(f"{self.frame.name} has no window for each of training, validation and test", Fault.FEW)
         return parts
 
 

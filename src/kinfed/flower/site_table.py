@@ -17,11 +17,13 @@ from ..data import disclosed, tables
 from ..data.cells import FEW, Frame, natural
 from ..data.description import Description, Raw, raw_of
 from ..data.federation import Federation
+from ..data.owners import Owners
 from ..data.preparation import of_column
 from ..data.reading import open_table
 from ..data.split import SPLITS, Rows, Split
 from ..data.statistics import NumberStatistics
-from ..errors import UsageError, several
+from ..data.words import Codes
+from ..errors import Fault, UsageError, several
 from .messages import Words
 from .site_reading import Reading
 
@@ -50,7 +52,16 @@ class SiteTable:
         frame = open_table(self.path).renamed(self.reading.columns)
         frame.need(self._targets(frame))
         frame.need([*self.reading.ignore])
+        frame.need([self.reading.time] * bool(self.reading.time))
         return frame
+
+    @cached_property
+    def _times(self) -> Tensor | None:
+        """[n] the rows' times as steps from 0, if they are split by these."""
+        if not self.reading.time:
+            return None
+        held = Owners([self.name], np.zeros(len(self.frame), np.int64), None)
+        return torch.from_numpy(self.frame.moments(self.reading.time, held, series=False)[1])
 
     def _targets(self, frame: Frame) -> list[str]:
         """The columns to predict."""
@@ -61,26 +72,29 @@ class SiteTable:
         """What the server must know to see which tables fit together."""
         frame, targets = self.frame, self._targets(self.frame)
         target = targets[0]
-        taken = {*targets, *self.reading.ignore, *frame.added}
+        taken = {*targets, *self.reading.ignore, self.reading.time, *frame.added}
         kinds = {name: _kind(frame, name) for name in frame.columns if name not in taken}
         if not kinds:
-            raise UsageError(f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'")
+            told = f"{frame.name}: no column is left for the inputs beside '{', '.join(targets)}'"
+            raise UsageError(told, Fault.INPUTS)
         if len(targets) > 1:
             found = None
             for name in targets:
                 frame.numbers(name)  # raises if it holds anything else
         else:
             found = frame.labels(target)
+        in_order = self._times is not None  # raises for what is no time
         labels = [] if found is None else sorted({*found.names} - {""}, key=natural)
         if found is None:
             task: Words = {"name": "Regression"}
         else:
             if not labels:
-                raise UsageError(f"{frame.name}: '{target}' has no value in any row")
+                raise UsageError(f"{frame.name}: '{target}' has no value in any row", Fault.TARGET)
             if len(labels) > max(FEW, len(frame) / 2):
                 raise UsageError(
                     f"{frame.name}: '{target}' has {len(labels):,} different labels in {len(frame):,} rows, so it "
-                    "names rows rather than classes; predict another column"
+                    "names rows rather than classes; predict another column",
+                    Fault.TARGET,
                 )
             task = {"name": "Classification", "classes": len(labels)}
         return {
@@ -88,7 +102,13 @@ class SiteTable:
             "outputs": max(len(labels), len(targets)),
             "task": task,
             "columns": list(kinds),
-            "table": {"targets": targets, "kinds": kinds, "labels": labels, "units": self._units([*targets, *kinds])},
+            "table": {
+                "targets": targets,
+                "kinds": kinds,
+                "labels": labels,
+                "units": self._units([*targets, *kinds]),
+                "in_order": in_order,
+            },
         }
 
     def _units(self, names: Sequence[str]) -> Words:
@@ -130,7 +150,8 @@ class SiteTable:
         y = found.y if isinstance(task, Classification) else found.y.float()
         rows = {name: [found.parts[name]] for name in SPLITS}
         classes = tuple(agreed["classes"] or ())
-        return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale())
+        in_order = self._times is not None and not split.shuffle
+        return Federation(x, y, rows, task, (self.name,), None, None, classes, "", description.scale(), in_order)
 
     def kept(self, words: Words) -> Words:
         """What new rows need: the description in the names of this file, and how this file is written."""
@@ -171,12 +192,24 @@ class SiteTable:
             whole = raw_of(frame, name, kind)
             raw[name] = Raw(whole.values[used], whole.words)
         y = y[torch.from_numpy(used)]
-        by_class = bool(classes) and split.stratify is not False
-        draw = generator(seed, "split", int(tags([self.name])))
-        [parts] = split([torch.arange(len(used))], [draw], y if by_class else None) if len(used) else [{}]
+        parts = self._parts(used, y if classes else None, split, seed)
         if not parts:
-            raise UsageError(f"{frame.name} has too few rows for training, validation and test: {len(used)}")
+            raise UsageError(f"{frame.name} has too few rows for training, validation and test: {len(used)}", Fault.FEW)
         return _Examples(raw, y, parts)
+
+    def _parts(self, used: Codes, labels: Tensor | None, split: Split, seed: int) -> Rows:
+        """The rows of each split among those used; nothing if they are too few."""
+        rows, draw = torch.arange(len(used)), generator(seed, "split", int(tags([self.name])))
+        if self._times is None or split.shuffle:
+            by_class = split.stratify is not False
+            return split([rows], [draw], labels if by_class else None)[0] if len(used) else {}
+        if split.stratify:
+            warnings.warn(
+                "rows are split in order of time (--time), so classes do not have their share of each part, as "
+                "federation.split.stratify asks",
+                stacklevel=4,
+            )
+        return split.by_own_time(self._times[torch.from_numpy(used)], 1, rows, draw)
 
 
 def _kind(frame: Frame, name: str) -> str:

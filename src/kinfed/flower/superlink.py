@@ -94,9 +94,11 @@ def measure(home: Path, port: int, report: Report) -> None:
     """Start what serves metrics for Prometheus on this machine, in place of one that was started before."""
     if importlib.util.find_spec("prometheus_client") is None:
         raise UsageError("--metrics needs prometheus-client, which is not installed: pip install 'kinfed[flower]'")
+    if not 0 < port < 65536:
+        raise UsageError(f"--metrics must be a port, 1 to 65535; got {port}")
     before, on = _measuring(home)
-    if (not before or on != port) and not (0 < port < 65536 and is_free("127.0.0.1", port)):
-        raise UsageError(f"port {port} of this machine is in use, or none; choose another for --metrics")
+    if (not before or on != port) and not is_free("127.0.0.1", port):
+        raise UsageError(f"port {port} of this machine is in use; choose another for --metrics")
     _end_metrics(home)
     command = [sys.executable, "-m", f"{__package__}.metrics", str(home.resolve()), str(port)]
     with held(), (home / "metrics.log").open("wb") as log:
