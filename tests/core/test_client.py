@@ -53,7 +53,7 @@ def look(sizes, what, batch=3, epochs=2, executor="loop", module=None, data=None
     return data, fleet.train(0, torch.arange(len(sizes)), ())[1]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(2, 11), min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 3))
 def test_an_epoch_shows_every_example_once_in_both_executors(sizes, batch, epochs):
     def weights(client):

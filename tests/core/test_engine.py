@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed import SGD, Training, UsageError, fit
@@ -28,7 +28,6 @@ def named(names, cohort):
     return {names[i] for i in cohort.tolist()}
 
 
-@settings(deadline=None)
 @given(st.integers(1, 60), st.floats(0.001, 1.0), st.integers(0, 20))
 def test_a_cohort_is_its_share_of_all_without_repetition(count, share, at):
     cohort = sample(roster([str(i) for i in range(count)], at), share).tolist()
@@ -37,7 +36,6 @@ def test_a_cohort_is_its_share_of_all_without_repetition(count, share, at):
     assert set(cohort) <= set(range(count))
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.floats(0.01, 1.0), st.randoms(use_true_random=False))
 def test_by_group_every_group_gives_its_share_whatever_the_order(groups, share, random):
     names = [f"client {i}" for i in range(len(groups))]
@@ -124,7 +122,6 @@ def test_by_group_needs_groups():
         cohorts(made)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 40), st.floats(0.0, 0.99), st.integers(0, 9), st.randoms(use_true_random=False))
 def test_latecomers_are_their_share_whatever_the_order(count, share, seed, random):
     names = [f"client {i}" for i in range(count)]

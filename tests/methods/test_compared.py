@@ -5,10 +5,35 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kinfed import CFL, FedAGHN, FedAMP, FedAvg, Federation, HeurFedAMP, PFedGraph, fit
+from kinfed import (
+    CFL,
+    DPFL,
+    IFCA,
+    SFL,
+    FedAGHN,
+    FedAMP,
+    FedAvg,
+    FedCedar,
+    Federation,
+    FedFomo,
+    FedSem,
+    HeurFedAMP,
+    Method,
+    PFedGAT,
+    PFedGraph,
+    fit,
+)
+from kinfed.core.graph import Graph
 from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.methods import METHODS
 from kinfed.methods.parts.answers import Answers
+from kinfed.methods.parts.attention import Attention
+from kinfed.methods.parts.cosine_weights import Relu, Softmax
+from kinfed.methods.parts.graph_learning import Moved, Similarity
+from kinfed.methods.parts.hedge import Hedge
+from kinfed.methods.parts.hypernetwork import Hypernetwork
+from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.model_attention import Cosine, Gaussian
 from kinfed.methods.parts.tuning import Pooled
 from kinfed.ops.sparsify import project_simplex
@@ -22,10 +47,16 @@ def federation():
     return Federation.from_arrays(x, (x[:, 0] * flipped > 0).long(), client)
 
 
-def told(method, federation):
+def finished(method, federation, rounds=2, **settings):
+    """What the server knows after so many rounds, and its state."""
+    torch.manual_seed(0)
+    run = fit(method, federation, torch.nn.Linear(4, 2), rounds=rounds, **settings)
+    return replace(run.left.roster, layout=run.model.layout), run.left.progress.server
+
+
+def told(method, federation, **settings):
     """The values that a method compared after two rounds, the relation made of them, and what the server knows."""
-    run = fit(method, federation, torch.nn.Linear(4, 2), rounds=2)
-    roster, server = replace(run.left.roster, layout=run.model.layout), run.left.progress.server
+    roster, server = finished(method, federation, **settings)
     return method.compared(roster, server), method.relation(roster, server, roster.everyone), roster
 
 
@@ -77,6 +108,124 @@ def test_cfl_compares_updates_and_averaging_nothing(federation):
     assert told(FedAvg(), federation)[0] is None
 
 
+def cosines(vectors):
+    """[N, N] by a loop over pairs."""
+    return torch.tensor([[torch.cosine_similarity(a, b, dim=0) for b in vectors] for a in vectors])
+
+
+def same(found, expected, **tolerance):
+    torch.testing.assert_close(found.double(), expected.double(), **{"atol": 1e-5, "rtol": 1e-4, **tolerance})
+
+
+def test_of_cosines_sfl_makes_the_first_rows_of_its_graph(federation):
+    roster, server = finished(SFL(structure=Moved(tau=0.2)), federation, rounds=1)
+    found = SFL(structure=Moved(tau=0.2)).compared(roster, server)
+    assert found.what == "cosine of how far models moved"
+    same(found.values, cosines(server.theta - roster.theta))
+    same((found.values / 0.2).softmax(1), server.links)
+
+
+def test_of_squared_distances_in_medians_sfl_makes_a_kernel(federation):
+    method = SFL(structure=Similarity())
+    roster, server = finished(method, federation, rounds=1)
+    found = method.compared(roster, server)
+    assert found.what == "squared distance of models, in medians"
+    apart = torch.cdist(server.theta, server.theta).square()
+    pairs = torch.pdist(server.theta).square()
+    same(found.values, apart / pairs.quantile(0.5))
+    same((found.values / -2).softmax(1), server.links)
+
+
+def test_sfl_without_a_graph_says_what_the_learned_one_is_made_of_and_with_one_its_links(federation):
+    with pytest.warns(UserWarning, match="so one is learned"):
+        roster, server = finished(SFL(), federation, participation=0.6, rounds=1)
+    found = SFL().compared(roster, server)
+    assert found.what == "cosine of how far models moved"
+    assert torch.equal(found.values.isnan(), ~(server.seen[:, None] & server.seen))
+    known = torch.tensor([[0.0, 2, 0, 0, 0], [0, 0, 3, 0, 0], [0, 0, 0, 0, 1], [0.5, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    roster = replace(roster, graph=Graph(known, "given"))
+    found = SFL().compared(roster, SFL().start(roster))
+    assert found.what == "weight of the known link"
+    same(found.values, known + torch.eye(5))
+
+
+def test_of_cosines_fedcedar_makes_a_softmax(federation):
+    found, relation, _ = told(FedCedar(similarity=Softmax(0.3)), federation)
+    assert found.what == "cosine of how far models moved"
+    same((found.values / 0.3).softmax(1), relation)
+    assert found.values[0, 1] > found.values[0, 4] + 0.5
+    assert told(FedCedar(feature="centred"), federation)[0].what == "cosine of models minus their mean"
+
+
+def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(federation):
+    method = FedCedar(clusters=2, steps=2, similarity=Relu())
+    roster, server = finished(method, federation, participation=0.8)
+    found, label, absent = method.compared(roster, server), server.label, server.label < 0
+    assert found.what == "cosine of how far models moved, of clusters"
+    assert (int(absent.sum()), len(server.alike)) == (1, 2)
+    assert torch.equal(found.values.isnan(), absent[:, None] | absent)
+    for i, j in torch.cartesian_prod(*[(~absent).nonzero()[:, 0]] * 2).tolist():
+        assert found.values[i, j] == (1 if label[i] == label[j] else server.alike[0, 1])
+    rows = server.alike.clamp(min=0)
+    rows = rows / rows.sum(1, keepdim=True)
+    same(rows @ rows, server.graph)
+
+
+def test_pfedgats_factors_make_the_weights_of_others(federation):
+    method = PFedGAT(graph=Hedge(home=0.5))
+    roster, server = finished(method, federation, rounds=4)
+    found, relation = method.compared(roster, server), method.relation(roster, server, roster.everyone)
+    assert found.what == "evidence that its model lowers the loss"
+    assert found.values.diagonal().isnan().all()
+    network = server.network
+    factors = torch.exp(network.sharpness.exp() * found.values).fill_diagonal_(0)
+    others = factors / factors.sum(1, keepdim=True)
+    p = network.home.exp()
+    same((others + p * torch.eye(5)) / (1 + p), relation)
+    assert found.values[0, [1, 2]].min() > found.values[0, [3, 4]].max()  # their labels are flipped
+
+
+def test_pfedgats_other_graphs_say_scores_logits_and_weights(federation):
+    found, relation, _ = told(PFedGAT(graph=Attention(heads=1), lr=0.1), federation)
+    assert found.what == "attention score, mean over heads"
+    same(found.values.softmax(1), relation)
+    found, relation, _ = told(PFedGAT(graph=Logits(), lr=0.1), federation)
+    same(found.values.softmax(1), relation)
+    found, relation, _ = told(PFedGAT(graph=Projected(), lr=0.1), federation)
+    same(found.values / found.values.sum(1, keepdim=True), relation)
+
+
+@pytest.mark.parametrize("method", [FedFomo(explore=0.0), DPFL(explore=0.0)], ids=str)
+def test_fedfomo_and_dpfl_add_up_the_weights_that_clients_gave(method, federation):
+    first, second = (finished(method, federation, rounds=rounds) for rounds in (1, 2))
+    given = method.compared(*second).values - method.compared(*first).values
+    relation = method.relation(*second, second[0].everyone)
+    assert given.diagonal().isnan().all()
+    same(given.clamp(min=0).fill_diagonal_(0), relation.fill_diagonal_(0))
+    assert (given != 0).any()
+
+
+@pytest.mark.parametrize("method", [FedSem(), IFCA()], ids=str)
+def test_clusters_are_divided_by_cosines_of_updates(method, federation):
+    roster, server = finished(method, federation)
+    same(method.compared(roster, server).values, cosines(server.change))
+
+
+def test_clusters_that_are_not_divided_any_more_are_told_of_in_words(federation):
+    method = IFCA(clusters=2, begin="random")
+    assert method.compared(*finished(method, federation)) is None
+    assert "fits its own examples best" in method.weighs
+
+
+def test_every_method_says_what_it_compares_or_how_weights_come_about():
+    for name, kind in METHODS.items():
+        if issubclass(kind, Hypernetwork):  # no models are mixed
+            continue
+        assert kind.compared is not Method.compared or kind.weighs, name
+        assert not kind.weighs.endswith("."), name
+        assert kind.weighs[:1].islower() == bool(kind.weighs), name
+
+
 def test_answers_are_called_so():
     from kinfed.methods.parts.model_attention import called
 
@@ -85,4 +234,4 @@ def test_answers_are_called_so():
 
 
 def test_a_folder_without_a_state_tells_nothing(tmp_path):
-    assert compared(RunFolder(tmp_path)) is None
+    assert compared(RunFolder(tmp_path)) == ""

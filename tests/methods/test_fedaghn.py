@@ -151,7 +151,7 @@ def test_closed_forms_are_finite_differences(roster):
                 assert (moved == 0).all()  # one client's scalar of one layer moves nothing else
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 6), st.integers(0, 10_000))
 def test_rows_are_convex_and_keep_p_of_themselves(roster, count, seed):
     known = roster(count, two_layers())
@@ -494,7 +494,7 @@ def test_shared_scalars_move_by_the_sum_over_layers(roster):
     assert together.home.shape == (4, 1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(list(PARTS)), st.sampled_from([*ABLATIONS.values()]), st.integers(1, 6), st.integers(0, 10_000))
 def test_rows_of_every_variant_are_convex(roster, granularity, tuning, count, seed):
     known, method = roster(count, NORMED), paper(granularity=granularity, tuning=tuning)
@@ -598,7 +598,7 @@ def test_looking_at_all_others_is_looking_at_everyone(roster, granularity, feedb
             torch.testing.assert_close(other, dense, rtol=0, atol=1e-12)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 9), st.integers(1, 4), st.sampled_from([*ABLATIONS.values()]), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean(roster, count, neighbours, tuning, seed):
     known, method = roster(count, NORMED), paper(neighbours=neighbours, tuning=tuning)

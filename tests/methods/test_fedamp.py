@@ -40,7 +40,7 @@ def test_attention_of_trained_models(bowls, executor):
 
 
 @pytest.mark.filterwarnings("ignore:fedamp")
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.floats(-3, 3), min_size=2, max_size=2), min_size=2, max_size=6),
     st.floats(0.01, 5),
@@ -206,7 +206,7 @@ def test_refuses(part, wrong):
 
 
 @pytest.mark.filterwarnings("ignore:fedamp")
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean_and_all_are_everyone(roster, count, neighbours, seed):
     known, method = roster(count, size=6), FedAMP(Gaussian(alpha=0.3, sigma=3.0), neighbours=neighbours)
@@ -260,7 +260,7 @@ def test_cosine_attention_by_hand(roster):
     assert not graph[:, 1].any()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(1e-6, 1e6), min_size=5, max_size=5), st.integers(0, 4), st.integers(0, 1000))
 def test_cosine_attention_does_not_depend_on_how_far_models_moved(roster, scales, neighbours, seed):
     known, method = roster(5, size=6), FedAMP(neighbours=neighbours)

@@ -122,7 +122,7 @@ def test_five_local_steps_bias_the_limit(bowls, executor):
     assert float(trial.run(40).theta) == pytest.approx(2.4858619, abs=5e-8)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 4)), min_size=2, max_size=4),
     st.randoms(use_true_random=False),

@@ -153,7 +153,7 @@ def test_the_warning_comes_once_a_run(bowls):
             bowls(other, [[0.0, 1.0], [1.0, 0.0], [2.0, 5.0]], **settings).run(3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.integers(1, 9),
     st.integers(1, 4),
@@ -184,7 +184,7 @@ def test_mixed_centres_are_convex_and_follow_from_the_graph(roster, count, clust
         close(mixed.spread, ratio, atol=1e-9)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sampled_from(VARIANTS), st.integers(0, 10_000))
 def test_the_relation_says_what_is_sent(roster, settings, seed):
     # For every variant, and clients that are absent in turn.
@@ -302,7 +302,7 @@ def test_many_steps_forget_where_they_began(roster):
     close(after(method, known, uploads).theta, limit.expand(4, -1), atol=1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(VARIANTS), st.integers(0, 1000), st.randoms(use_true_random=False))
 def test_reordering_clients_reorders_what_they_are_sent(roster, settings, seed, shuffle):
     known, method = roster(6, two_layers()), recipe(**settings)
@@ -380,7 +380,7 @@ def test_the_server_keeps_clusters_and_not_clients(roster):
     d = known.layout.size
     server = after(recipe(clusters=3), known, random(20, d), range(20))
     assert isinstance(server, Server)
-    assert [tuple(t.shape) for t in server] == [(3, d), (3, 3), (50,), (50,), (), (), ()]
+    assert [tuple(t.shape) for t in server] == [(3, d), (3, 3), (3, 3), (50,), (50,), (), (), ()]
 
 
 @pytest.mark.parametrize(

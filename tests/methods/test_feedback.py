@@ -110,7 +110,7 @@ def test_probes_leave_buffers_alone():
     assert (steps[..., learned] != 0).any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.integers(1, 12), st.integers(0, 10_000))
 def test_balanced_signs_sum_to_zero(count, seed):
     signs = draw_signs(key(seed, "test"), NAMES[:3], NAMES[:count])

@@ -283,7 +283,7 @@ def test_reconstruction_by_hand(example):
     assert all(torch.equal(a, b) for a, b in zip(flat(kept), flat(at), strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(graphs())
 def test_reconstruction_without_an_opinion_is_ln_2(graph):
     count = len(graph)
@@ -390,7 +390,7 @@ def test_no_aggregation_is_the_empty_graph(known):
         assert all(torch.equal(a, b) for a, b in zip(flat(ends[0]), flat(end), strict=True))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(3, 7), st.integers(1, 3))
 def test_a_model_depends_on_its_ball_alone(known, graph, depth):
     clients = known(graph)
@@ -417,7 +417,7 @@ def test_clients_of_one_closed_neighbourhood_share_a_model_after_one_layer(known
     close(theta, theta[:1].expand_as(theta), atol=1e-14)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(graphs(3, 6), st.integers(0, 1000), st.booleans(), st.booleans())
 def test_permutations(known, graph, seed, sparse, sampled):
     count = len(graph)
@@ -437,7 +437,7 @@ def test_permutations(known, graph, seed, sparse, sampled):
     close(ends[0][order], ends[1], atol=1e-11)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(graphs(2, 6), st.integers(0, 1000), st.data())
 def test_a_small_step_lowers_the_loss_and_a_printed_one_raises_it(known, graph, seed, data):
     clients = known(graph)
@@ -577,7 +577,7 @@ def test_a_newcomer_with_its_twins_neighbourhood_gets_its_twins_model(known):
     close(method.send(everyone, joined, everyone.everyone).theta, before[:1].expand(4, -1), atol=1e-13)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(graphs(3, 7), st.integers(1, 2))
 def test_a_newcomer_is_felt_within_its_ball_alone(known, weights, depth):
     count = len(weights) - 1

@@ -120,7 +120,7 @@ def test_scores_by_hand(worked):
         close(slowly(attention, numbers["Theta"]), numbers[f"K{heads}"]["R"])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 10_000))
 def test_graph_is_positive_rows_sum_to_one_for_any_number_of_clients(count, heads, seed):
     attention, theta = network(heads, seed=seed), random(count, 5, seed=seed + 5)
@@ -284,7 +284,7 @@ def dynamic(heads=2, width=3, size=5, seed=0):
     return DynamicHeads(*(random(*shape, seed=seed + i) for i, shape in enumerate(shapes)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(0, 10_000))
 def test_dynamic_attention_pair_by_pair(count, heads, seed):
     theta, order = random(count, 5, seed=seed + 5), torch.randperm(count, generator=torch.Generator().manual_seed(seed))
@@ -539,7 +539,7 @@ def test_without_attention_a_newcomer_and_the_others_share_evenly(roster, graph)
     close(joined.sum(1), torch.ones(5, dtype=float64), atol=1e-15)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10_000))
 def test_few_neighbours_are_still_a_mean(roster, count, neighbours, seed):
     known, attention, uploads = roster(count, size=5), network(seed=seed), random(count, 5, seed=seed + 3)

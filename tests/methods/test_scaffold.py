@@ -42,7 +42,7 @@ def test_five_local_steps_reach_the_optimum(bowls, executor):
     assert float(server.control) == pytest.approx(0, abs=1e-8)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.floats(-3, 3), st.floats(0.1, 2), st.integers(1, 5)), min_size=2, max_size=5),
     st.floats(0.2, 1),

@@ -18,8 +18,9 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.sharing import State
 from kinfed.errors import UsageError
 from kinfed.methods import SFL, FedAvg, FedProx, Local
-from kinfed.methods.parts.graph_learning import Known, Moved, Similarity
+from kinfed.methods.parts.graph_learning import Moved, Similarity
 from kinfed.methods.parts.graph_qp import QP
+from kinfed.methods.parts.known_graph import Known
 from kinfed.methods.sfl import Sent
 from kinfed.ops.mixing import SPARSE
 from kinfed.papers.sfl.released import Released
@@ -158,7 +159,7 @@ def test_learned_graph_by_hand(path):
     close(aggregated(whole, known, theta).links, star["S"] / star["S"].sum(1, keepdim=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 7), st.integers(0, 4), st.floats(0, 1), st.integers(0, 10_000))
 def test_mixtures_are_convex_and_the_same_step_by_step(roster, count, steps, rho, seed):
     known = linked(roster(count, size=3), links(count, seed))
@@ -180,7 +181,7 @@ def test_mixtures_are_convex_and_the_same_step_by_step(roster, count, steps, rho
     close(mixed(method, known, server), same, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.sampled_from((Known, *LEARNED)), st.integers(0, 1000))
 def test_renaming_clients_renames_everything(roster, structure, seed):
     order = torch.randperm(6, generator=torch.Generator().manual_seed(seed))
@@ -299,7 +300,7 @@ def test_first_round_does_not_know_the_pull(bowls, executor):
     assert (one.theta != other.theta).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 7), st.integers(1, 8), st.sampled_from(LEARNED), st.booleans(), st.integers(0, 10_000))
 def test_learned_rows_sum_to_one_and_are_sparse(roster, count, most, structure, known_graph, seed):
     known = roster(count, size=3)

@@ -79,7 +79,7 @@ VARIANTS = {
     "pfedme": [{"pull": 0.5, "steps": 2}, {"share": 0.2, "beta": 1.5}, {"bn": "local"}],
     "pfedbayes": [
         {"zeta": 1.0, "steps": 1},
-        {"lr": 0.02, "sigma": 0.1},
+        {"lr": 0.02, "sigma": 0.1, "wide": 3},
         {"jitter": 0.0, "beta": 0.5},
     ],
     "scaffold": [{"server_lr": 0.5}, {"option": 1}],

@@ -41,7 +41,7 @@ def squares(part):
     return float((part - part.mean(0)).square().sum())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
 def test_distances_add_up_over_parts(count, parts, seed):
     pieces = [random(count, 2 + i, seed=seed + i) for i in range(parts)]
@@ -63,7 +63,7 @@ def test_points_closer_than_rounding_are_identical():
     assert apart[0, 2] == pytest.approx(1e-6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.integers(0, 1000))
 def test_identical_points_are_counted_once(which, seed):
     points = random(5, 3000, seed=seed)[which].float()
@@ -80,7 +80,7 @@ def test_small_problems_are_solved(seed):
     assert float(clusters.distance.square().sum()) == pytest.approx(best(points, count, squares), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(6, 40), st.integers(2, 5), st.integers(0, 10_000))
 def test_follows_the_path_of_another_implementation(size, count, seed):
     points, centres = random(size, 3, seed=seed), random(count, 3, seed=seed + 1) / 4
@@ -95,7 +95,7 @@ def test_follows_the_path_of_another_implementation(size, count, seed):
         torch.testing.assert_close(centre, torch.from_numpy(other.cluster_centers_), rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 20), st.integers(1, 6), st.integers(0, 10_000))
 def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed):
     points, count = random(size, 3, seed=seed), min(count, size)
@@ -112,7 +112,7 @@ def test_clusters_are_whole_and_centres_in_their_middle(size, count, seed):
         torch.testing.assert_close(centre[k], part.mean(0), rtol=0, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(4, 30), st.integers(2, 6), st.integers(0, 10_000))
 def test_the_objective_never_grows_and_no_cluster_stays_empty(size, count, seed):
     points, count = random(size, 2, seed=seed), min(count, size - 1)
@@ -161,7 +161,7 @@ def test_seeds_never_repeat_an_identical_point():
     assert (square[:, 0] != square[:, 1]).all()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 12), st.integers(1, 5), st.integers(0, 10_000), st.randoms(use_true_random=False))
 def test_order_means_nothing_if_the_lots_move_along(size, count, seed, shuffle):
     points, count = random(size, 3, seed=seed), min(count, size)

@@ -118,6 +118,7 @@ class Method(Settings, ABC):
     #                    numbers at most, "test" the test examples (results are marked as leaking)
     origin: ClassVar[Origin] = "fixed"  # of the relation it reports: given, fixed, learned or oracle
     mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
+    weighs: ClassVar[str] = ""  # how weights come about, in a clause, where `compared` has nothing
     refuses: ClassVar[str] = ""  # why a newcomer to a finished federation would be given nothing, if that is so
     keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
 
@@ -168,7 +169,7 @@ class Method(Settings, ABC):
         """
 
     def compared(self, roster: Roster, server: Tree) -> Compared | None:
-        """What the next relation is made of, for those who ask why; None if the state has nothing of it."""
+        """What the next relation is made of, for those who ask why; None if nothing is kept: see `weighs`."""
         return None
 
     @abstractmethod

@@ -18,6 +18,7 @@ from ..ops.mixing import mix, weighted_mean
 class Averaging(Method):
     """The server half of a method that averages into one shared vector."""
 
+    weighs: ClassVar[str] = "all clients are sent the same mean, whatever they have in common"
     uniform: bool = False  # all clients have the same weight, however many examples they have
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
 

@@ -10,8 +10,7 @@ from ..core.settings import Count, CountOrZero
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
 from ..ops.mixing import mix
-from ..ops.similarity import cosine, gram
-from .parts.cluster_splits import Cosines, Lengths, likest
+from .parts.cluster_splits import Cosines, Lengths, cosines, likest
 
 
 class Server(NamedTuple):
@@ -93,8 +92,7 @@ class CFL(Method):
         return same / same.sum(1, keepdim=True)
 
     def compared(self, roster, server):
-        inner = gram(server.change[:, layer.trainable] for layer in roster.layout.layers).inner
-        return Compared("cosine of updates", cosine(inner, eps=0.0))
+        return Compared("cosine of updates", cosines(server.change, roster.layout))
 
     def init_client(self, client):
         return Params(client.model.theta)

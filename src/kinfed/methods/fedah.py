@@ -24,8 +24,8 @@ class FedAH(Averaging):
 
     def _head(self, client):
         """[m] where the part of the head that travels lies in the model."""
-        check_head(client.undivided.model.head_name, "fedah")
-        layout = client.model.layout
+        whole, layout = client.undivided.model, client.model.layout
+        check_head(whole.head_name if whole.layout.base else None, "fedah")
         return layout.index(layout.head & layout.learned, client.model.theta.device)
 
     def init_client(self, client):

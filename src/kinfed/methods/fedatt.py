@@ -32,6 +32,7 @@ class FedAtt(Method):
     relative: bool = True  # distances are divided by their mean over the clients of a round; the paper's are not
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
     origin = "learned"
+    weighs = "all clients are sent the same model, tensor by tensor drawn most to the clients farthest from it"
 
     def start(self, roster):
         return Server(roster.theta, roster.theta.new_zeros(len(roster), len(roster.layout.learned)))

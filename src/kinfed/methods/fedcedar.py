@@ -6,17 +6,17 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Method, Params
+from ..core.method import Compared, Method, Params
 from ..core.seeding import key
 from ..core.settings import CountOrZero
 from ..core.tables import put, take
 from ..core.trees import PerClient, Shared
 from ..ops.clustering import cluster
 from ..ops.mixing import mix
-from ..ops.similarity import cosine, gram
-from .parts.answers import Answers
+from ..ops.similarity import cosine
 from .parts.cluster_splits import likest
 from .parts.cosine_weights import Relu, Softmax, spread_of
+from .parts.described import Feature, described, named
 
 COLLAPSED = 0.01  # of the centres' spread
 
@@ -26,6 +26,7 @@ class Server(NamedTuple):
 
     theta: Shared  # [C, d] the mixed centres
     graph: Shared  # [C, C] the weight of each centre in each mixed one: R^P
+    alike: Shared  # [C, C] the cosines of the centres, of which R was made
     label: PerClient  # [N] int64 the cluster whose mixed centre a client is sent; -1: the mean of all
     share: PerClient  # [N] the weight of a client's last upload in its centre; 0 outside the last cohort
     objective: Shared  # [] sum of distances to the centres: the paper's J
@@ -45,7 +46,7 @@ class FedCedar(Method):
     clusters: CountOrZero = 0  # K, the number of clusters; 0: every client of the cohort is a node of its own
     steps: CountOrZero = 1  # P, how often the centres are mixed along their graph
     # of clients: how far models moved from the initial one, models, models minus their mean, or what models answer
-    feature: Literal["moved", "params", "centred"] | Answers = "moved"
+    feature: Feature = "moved"
     similarity: Relu | Softmax = Softmax()  # how cosines of the centres become weights
     distribution: Literal["precise", "mean"] = "precise"  # "mean": all clients are sent the mean of the mixed centres
     origin = "learned"
@@ -54,13 +55,20 @@ class FedCedar(Method):
         theta, nothing = roster.theta[None], roster.theta.new_zeros(())
         forgotten = torch.full((len(roster),), -1, device=theta.device)
         nobody = theta.new_zeros(len(roster))
-        return Server(theta, theta.new_ones(1, 1), forgotten, nobody, nothing, nothing + 1, nothing > 0)
+        one = theta.new_ones(1, 1)
+        return Server(theta, one, one, forgotten, nobody, nothing, nothing + 1, nothing > 0)
 
     def send(self, roster, server, cohort):
         return Params(self._deal(server, server.theta, cohort))
 
     def relation(self, roster, server, cohort):
         return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
+
+    def compared(self, roster, server):
+        known = server.label >= 0  # in the last cohort
+        alike = server.alike[server.label][:, server.label].masked_fill(~(known[:, None] & known), torch.nan)
+        of = "" if self.clusters == 0 else ", of clusters"
+        return Compared(named(self.feature) + of, alike)
 
     def _deal(self, server, nodes, cohort):
         """[K, ...] the row of nodes: [C, ...] for each client, or their mean."""
@@ -75,8 +83,12 @@ class FedCedar(Method):
                 f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}; set fewer clusters",
                 stacklevel=2,
             )
-        clusters, graph = self._cluster(roster, cohort, uploads)
-        graph = torch.linalg.matrix_power(graph, self.steps)
+        vectors = described(self.feature, roster, uploads.theta)
+        draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
+        clusters = cluster(vectors, self.clusters, draw, roster.tags[cohort])
+        alike = cosine(clusters.weights @ vectors.inner @ clusters.weights.T, eps=0.0)  # [C, C]
+        alike.fill_diagonal_(1)  # also for a centre of length zero
+        graph = torch.linalg.matrix_power(self.similarity.weights(alike), self.steps)
         centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
         theta = mix(graph, centres, roster.layout)
         before, left = spread_of(centres, roster.layout), spread_of(theta, roster.layout)
@@ -90,29 +102,14 @@ class FedCedar(Method):
             )
         label = put(torch.full_like(server.label, -1), cohort, clusters.label)
         share = put(torch.zeros_like(server.share), cohort, clusters.weights.sum(0).to(server.share.dtype))
-        graph, objective = graph.to(theta.dtype), clusters.distance.sum().to(theta.dtype)
-        return Server(theta, graph, label, share, objective, spread, server.warned | collapsed)
+        graph, alike, objective = (one.to(theta.dtype) for one in (graph, alike, clusters.distance.sum()))
+        return Server(theta, graph, alike, label, share, objective, spread, server.warned | collapsed)
 
     def join(self, roster, server, newcomers, uploads):
         """A newcomer is sent the mixed centre towards which its first update led, from the mean of all."""
         mean, before = server.theta.mean(0), server.label[newcomers]
         label = likest(uploads.theta - mean, server.theta - mean, roster.layout)
         return server._replace(label=put(server.label, newcomers, torch.where(before < 0, label, before)))
-
-    def _cluster(self, roster, cohort, uploads):
-        """Clusters of the cohort, and the [C, C] graph of their centres before it is raised to the power P."""
-        theta = uploads.theta - roster.theta if self.feature == "moved" else uploads.theta
-        parts = (theta[:, layer.trainable] for layer in roster.layout.layers)
-        if isinstance(self.feature, Answers):
-            parts = (self.feature.describe(roster, uploads.theta),)
-        if self.feature == "centred":
-            parts = (part.double() - part.mean(0, dtype=torch.float64) for part in parts)
-        vectors = gram(parts, torch.float64)
-        draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
-        clusters = cluster(vectors, self.clusters, draw, roster.tags[cohort])
-        inner = vectors.centred if self.feature == "centred" else vectors.inner
-        alike = cosine(clusters.weights @ inner @ clusters.weights.T, eps=0.0)  # [C, C]
-        return clusters, self.similarity.weights(alike.fill_diagonal_(1))  # 1 also for a centre of length zero
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         return super().diagnostics(roster, server, cohort, sent, uploads) | {

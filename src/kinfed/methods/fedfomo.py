@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..core.method import Method, Params
+from ..core.method import Compared, Method, Params
 from ..core.seeding import fold, key
 from ..core.settings import Count, Share
 from ..core.tables import put, take
@@ -91,6 +91,10 @@ class FedFomo(Method):
 
     def relation(self, roster, server, cohort):
         return server.weight + torch.diag(1 - server.weight.sum(1))
+
+    def compared(self, roster, server):
+        given = server.liking.clone().fill_diagonal_(torch.nan)
+        return Compared("sum of weights given over rounds", given)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         return {"own weight": 1 - server.weight.sum(1)}

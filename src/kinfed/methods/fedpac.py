@@ -57,6 +57,7 @@ class FedPAC(Method):
     head_lr: Positive | None = None  # learning rate of the head; None: as in the training settings
     least: Share = 0.001  # weights of heads below this are taken as zero
     origin = "learned"
+    weighs = "whose heads are combined follows from moments of the clients' features, which the server does not keep"
 
     def start(self, roster):
         layout = roster.layout
@@ -72,8 +73,7 @@ class FedPAC(Method):
 
     def send(self, roster, server, cohort):
         at = roster.layout.index(roster.layout.head, cohort.device)
-        seen = server.alpha[cohort].any(1, keepdim=True)
-        head = torch.where(seen, server.head[cohort], server.theta[at])
+        head = torch.where(server.alpha[cohort].any(1, keepdim=True), server.head[cohort], server.theta[at])
         return Sent(server.theta.repeat(len(cohort), 1).index_copy(1, at, head), server.centroid, server.known)
 
     def aggregate(self, roster, server, cohort, uploads):

@@ -16,6 +16,7 @@ class FedSem(Centres):
     Clusters first come from the clients' updates. A client that has never taken part is sent the largest one's model.
     """
 
+    weighs = "each client is in the cluster whose model its own comes nearest to, at a distance that is not kept"
     layers: tuple[str, ...] = ("*",)  # names or patterns of the tensors by which models are compared
 
     def send(self, roster, server, cohort):

@@ -33,6 +33,7 @@ class IFCA(Centres):
     trained. Here clusters first come from the clients' updates.
     """
 
+    weighs = "each client takes the cluster whose model fits its own examples best, by losses that it keeps to itself"
     begin: Literal["updates", "random"] = "updates"  # where clusters come from: updates, or models drawn at random
 
     def start(self, roster):

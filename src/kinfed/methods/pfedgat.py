@@ -69,17 +69,15 @@ class PFedGAT(Method):
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, answer)
 
-    def aggregate(self, roster, server, cohort, uploads):
-        return self._taken_in(roster, server, cohort, uploads, cohort)
-
     def join(self, roster, server, newcomers, uploads):
         """A newcomer's model is mixed with the last ones of all who have taken part."""
         heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
-        after = self._taken_in(roster, server._replace(present=server.seen), newcomers, uploads, heard)
+        after = self.aggregate(roster, server._replace(present=server.seen), newcomers, uploads, heard)
         return rows_replaced(server, newcomers, after)
 
-    def _taken_in(self, roster, server, cohort, uploads, heard):
-        """The server's state with the uploads of the cohort: [K], and the models of heard: [M] mixed anew."""
+    def aggregate(self, roster, server, cohort, uploads, heard=None):
+        """The uploads of the cohort: [K] are kept, and the models of heard: [M], the cohort if None, mixed anew."""
+        heard = cohort if heard is None else heard
         read = self.graph.sees_updates or self.graph.learns_from_updates or self.channel == Delta()
         change = uploads.theta - begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
         server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
@@ -94,8 +92,7 @@ class PFedGAT(Method):
 
     def _learn(self, roster, server, cohort, answers, change):
         """What the network learns from the last mixtures, of the clients that received one."""
-        judging = server.present[cohort].nonzero().squeeze(1)
-        if not len(judging):
+        if not len(judging := server.present[cohort].nonzero().squeeze(1)):
             return server._replace(step=torch.zeros_like(server.step))
         mix = Mixtures.of(roster, server, cohort[judging])
         replies = Replies(take(answers, judging), take(change, judging))
@@ -114,6 +111,9 @@ class PFedGAT(Method):
         if server.seen.any():
             rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
         return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
+
+    def compared(self, roster, server):
+        return self.graph.compared(server.network, roster, server)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         weights = self.graph.weights(server.network, roster, server, cohort)

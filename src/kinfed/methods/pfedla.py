@@ -50,6 +50,7 @@ class PFedLA(GraphMethod):
     layers: Count = 3  # layers below the last
     optimiser: SGD | Adam | Optimiser = Adam(0.005)  # of the hypernetworks
     memory: Positive = 4.0  # GiB that networks, gradients and optimiser may take; more is refused
+    weighs = "a hypernetwork learns the weights from how local training changes the mixtures, and compares no clients"
 
     def start(self, roster):
         count, parts, theta = len(roster), len(roster.layout.layers), roster.copies()

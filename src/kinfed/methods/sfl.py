@@ -11,8 +11,9 @@ from ..core.settings import CountOrZero, NonNegative, Share
 from ..core.tables import active, put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
-from .parts.graph_learning import Known, Moved, Similarity
+from .parts.graph_learning import Moved, Similarity
 from .parts.graph_qp import QP
+from .parts.known_graph import Known
 
 
 class Server(NamedTuple):
@@ -97,6 +98,9 @@ class SFL(Method):
 
     def relation(self, roster, server, cohort):
         return server.mixing
+
+    def compared(self, roster, server):
+        return self.structure.compared(roster, server)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         update = (uploads.theta - sent.mixed)[:, roster.layout.trainable_on(cohort.device)].norm(dim=1)

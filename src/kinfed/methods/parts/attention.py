@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...core.method import Roster
+from ...core.method import Compared, Roster
 from ...core.settings import Count, CountOrZero, Positive
 from ...core.trees import Shared, Tree
 from ...errors import UsageError
@@ -85,6 +85,11 @@ class Attention(LearnedGraph):
             return rows
         rows = prune(rows, self.neighbours)
         return rows / rows.sum(1, keepdim=True)
+
+    def compared(self, network: Network, roster: Roster, server: Tree) -> Compared:
+        described = self.features.of(roster, server, roster.everyone)
+        scores = self.scores(network, F.layer_norm(described, described.shape[1:]))
+        return Compared("attention score, mean over heads", scores.mean(0))
 
     def attend(self, network: Network, described: Tensor) -> Tensor:
         """[K, K] positive weights whose rows sum to one, from features: [K, m]."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.client import Client
 from ...core.graph import Origin
-from ...core.method import Method, Params, Roster
+from ...core.method import Compared, Method, Params, Roster
 from ...core.seeding import key
 from ...core.settings import Count
 from ...core.tables import put, take
@@ -19,7 +19,7 @@ from ...core.trees import PerClient, Shared, Tree
 from ...ops.clustering import cluster
 from ...ops.mixing import mix
 from ...ops.similarity import gram
-from .cluster_splits import Cosines, likest
+from .cluster_splits import Cosines, cosines, likest
 
 
 class Server(NamedTuple):
@@ -113,6 +113,9 @@ class Centres(Method):
         weights = torch.ones_like(label) if self.uniform else roster.sizes
         rows: Tensor = (label[:, None] == label) * counts * weights.to(server.theta.dtype)
         return rows / rows.sum(1, keepdim=True)
+
+    def compared(self, roster: Roster, server: Tree) -> Compared | None:
+        return Compared("cosine of updates", cosines(server.change, roster.layout)) if self.divides(server) else None
 
     def init_client(self, client: Client) -> Tree:
         return Params(client.model.theta)

@@ -33,8 +33,7 @@ class Cosines(Settings):
 
     def cut(self, kept: Tensor, layout: Layout) -> Tensor | None:
         """[K] bool one half of a cluster of which kept: [K, d] is known; None: it stays whole."""
-        inner = gram(kept[:, layer.trainable] for layer in layout.layers).inner
-        alike = cosine(inner, eps=0.0).cpu().numpy()
+        alike = cosines(kept, layout).cpu().numpy()
         first = _halves(alike, "average")
         pairs = ~np.eye(len(alike), dtype=bool)
         inside = first[:, None] == first
@@ -73,6 +72,11 @@ class Lengths(Settings):
         first = _halves(alike, self.linkage)
         across = alike[np.ix_(first, ~first)].max()
         return torch.from_numpy(first) if np.sqrt(max(0.0, 1 - across) / 2) > self.gamma else None
+
+
+def cosines(change: Tensor, layout: Layout) -> Tensor:
+    """[K, K] of clients' updates: [K, d]; 0 with one that has none."""
+    return cosine(gram(change[:, layer.trainable] for layer in layout.layers).inner, eps=0.0)
 
 
 def likest(own: Tensor, kept: Tensor, layout: Layout, label: Tensor | None = None) -> Tensor:

@@ -1,18 +1,18 @@
-"""Graphs of the clients: known, or learned by the server from their models as training goes on."""
+"""Graphs of the clients that the server learns from their models as training goes on."""
 
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...core.graph import Origin
-from ...core.method import Roster
+from ...core.method import Compared, Roster
 from ...core.settings import Count, CountOrZero, Positive, Settings, Share
 from ...core.trees import Tree
 from ...ops.similarity import cosine, gram, in_medians
 from ...ops.sparsify import largest, to_rows, with_itself
 from .answers import Answers, kept
+from .model_attention import called
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,17 @@ class Similarity(Settings):
         """[N, N] d^2 / sigma^2; pairs: [N, N] bool are those of two clients that took part."""
         return in_medians(self.distances(roster, server), pairs)
 
+    def compared(self, roster: Roster, server: Tree) -> Compared:
+        """What links are made of, of clients that have taken part; NaN of others."""
+        both = server.seen[:, None] & server.seen
+        what, values = self.told(self.apart(roster, server, both & ~torch.eye(len(both), dtype=torch.bool).to(both)))
+        return Compared(what, values.masked_fill(~both, torch.nan))
+
+    def told(self, square: Tensor) -> Compared:
+        """The same of all clients, from what `apart` gives: [N, N]."""
+        of = "answers" if isinstance(self.sketch, Answers) else "models"
+        return Compared(f"squared distance of {of}, in medians", square)
+
     def distances(self, roster: Roster, server: Tree) -> Tensor:
         """[N, N] squared distances of the clients' models, or of their sketches, over parameters."""
         entries = [server.theta[:, e.at] for e in roster.layout.entries if e.trainable]
@@ -94,35 +105,5 @@ class Moved(Similarity):
             entries = [server.sketch - known * self.sketches(roster, initial)]
         return (2 * (1 - cosine(gram(entries).inner, eps=0.0)) / self.tau).to(server.links.dtype)
 
-
-@dataclass(frozen=True)
-class Known(Settings):
-    """The graph is known and stays; where none is known it is learned, as by `Moved()`. `server` is SFL's state."""
-
-    def origin_of(self, roster: Roster) -> Origin:
-        return roster.graph.origin if roster.graph is not None else "learned"
-
-    def start(self, roster: Roster) -> Tensor:
-        """[N, N] the first links, one of every client to itself among them."""
-        return Moved().start(roster)
-
-    def sketches(self, roster: Roster, theta: Tensor) -> Tensor:
-        """[K, s] what is kept of models: [K, d] to compare them by."""
-        return theta.new_zeros(len(theta), 0)
-
-    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
-        """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
-        if roster.graph is not None:
-            return server.links  # type: ignore[no-any-return]
-        if roster.round == 0:
-            warnings.warn(
-                "sfl: this data set has no graph of the clients, so one is learned, as by method.structure=moved; to "
-                "use a known one set federation.graph",
-                stacklevel=2,
-            )
-        return Moved().learn(roster, server, newcomer, pull)
-
-    def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tensor:
-        """[N, N] the links once newcomers: [M] have joined."""
-        learned = roster.graph is None
-        return Moved().add_clients(roster, server, newcomers) if learned else self.start(roster)
+    def told(self, square: Tensor) -> Compared:
+        return Compared(called(self.sketch if isinstance(self.sketch, Answers) else "moved"), 1 - square * self.tau / 2)

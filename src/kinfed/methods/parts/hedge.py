@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...core.method import Roster
+from ...core.method import Compared, Roster
 from ...core.optimiser import OptState
 from ...core.settings import Positive
 from ...core.tables import put
@@ -61,6 +61,10 @@ class Hedge(LearnedGraph):
         others = scores.masked_fill(itself.bool(), -torch.inf).softmax(1)
         p = network.home.exp()
         return (others + p * itself) / (1 + p)
+
+    def compared(self, network: Evidence, roster: Roster, server: Tree) -> Compared:
+        against = self._scores(network, roster.everyone).fill_diagonal_(torch.nan)
+        return Compared("evidence that its model lowers the loss", against)
 
     def learn(self, roster: Roster, server: Tree, lesson: Lesson, lr: float) -> tuple[Evidence, OptState]:
         network, rows, mixed = server.network, lesson.rows, lesson.mix.mixed

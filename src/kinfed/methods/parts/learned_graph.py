@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ...core.method import Roster
+from ...core.method import Compared, Roster
 from ...core.optimiser import SGD, OptState
 from ...core.settings import Settings
 from ...core.trees import Pairwise, Tree
@@ -45,6 +45,10 @@ class LearnedGraph(Settings, ABC):
     @abstractmethod
     def weights(self, network: Any, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
         """[K, K] the weights of the mixture for each of the cohort: [K]; rows sum to one."""
+
+    def compared(self, network: Any, roster: Roster, server: Tree) -> Compared | None:
+        """What weights are made of; None if the network has nothing of it."""
+        return None
 
     def settle(self, network: Any) -> Any:
         """The network after a step of its optimiser, projected if need be."""
@@ -84,6 +88,9 @@ class Projected(LearnedGraph):
         alone = torch.eye(len(cohort), dtype=part.dtype, device=part.device)
         return torch.where(total > 0, part / total.clamp(min=1e-12), alone)
 
+    def compared(self, network: Pairs, roster: Roster, server: Tree) -> Compared:
+        return Compared("weight learned from losses", network.weights)
+
     def settle(self, network: Pairs) -> Pairs:
         return Pairs(project_simplex(network.weights))
 
@@ -101,3 +108,6 @@ class Logits(LearnedGraph):
 
     def weights(self, network: Pairs, roster: Roster, server: Tree, cohort: Tensor) -> Tensor:
         return network.weights[cohort][:, cohort].softmax(1)
+
+    def compared(self, network: Pairs, roster: Roster, server: Tree) -> Compared:
+        return Compared("logit learned from losses", network.weights)
