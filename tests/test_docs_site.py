@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from docutils import nodes
+from docutils.core import publish_doctree
+from markdown_it.renderer import RendererHTML
+from myst_parser.config.main import MdParserConfig
+from myst_parser.parsers.mdit import create_md_parser
 from numpy.typing import ArrayLike
 
 import kinfed
@@ -144,6 +149,48 @@ def test_an_index_stands_beside_a_letter_with_an_accent(formula):
     made = importlib.import_module("formulas").mathml(formula, as_block=False)
     assert "<msub>" in made
     assert "munder" not in made
+
+
+def test_formulas_say_what_they_say_in_tex():
+    made = importlib.import_module("formulas").mathml
+    half = re.sub(r"\s", "", made(r"\tfrac12 \|x\|^2", as_block=False))
+    assert "<mn>1</mn><mn>2</mn></mfrac>" in half
+    assert half.count('<mostretchy="false">\u2016</mo>') == 2
+    mean = made(r"\operatorname*{mean}_{i \ne j} c_{ij}", as_block=True)
+    assert "<mi>mean</mi>" in mean
+    assert "*" not in mean
+    assert 'rspace="0.17em"' in made(r"\log p", as_block=False)
+    assert "rspace" not in made(r"\log(p)", as_block=False)
+
+
+def test_numbers_are_aligned_and_headings_of_groups_are_as_wide_as_their_table():
+    tables = importlib.import_module("tables")
+    text = """
+=========  ===========  ====
+method     score        note
+=========  ===========  ====
+**Alone**
+local      72.7 ± 1.0   2
+fedavg     +1,061.9     none
+=========  ===========  ====
+"""
+    table = next(publish_doctree(text).findall(nodes.table))
+    tables.align(table)
+    tables.group(table)
+    rows = [row.children for row in table.findall(nodes.row)]
+    assert [[cell["classes"] for cell in row] for row in rows] == [
+        [[], ["text-right"], []],
+        [["group"]],
+        [[], ["text-right"], []],
+        [[], ["text-right"], []],
+    ]
+    assert rows[1][0]["morecols"] == 2
+
+
+def test_a_line_that_begins_with_a_percent_sign_is_text():
+    conf = runpy.run_path(str(DOCS / "conf.py"))
+    parser = create_md_parser(MdParserConfig(disable_syntax=conf["myst_disable_syntax"]), RendererHTML)
+    assert "(20.5\n%) is ahead" in parser.render("and kNN-Per (20.5\n%) is ahead")
 
 
 def test_broken_links_are_found(tmp_path):

@@ -1,6 +1,7 @@
 """Writing files so that they are complete or absent."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,6 +27,31 @@ def replacing(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):  # a folder that cannot be written holds no part either
             part.unlink(missing_ok=True)
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[Path]:
+    """An empty folder: what is written there is moved into `folder` if the block succeeds, and removed if it does not.
+
+    Then `folder` and its parents are not there either, unless they were before. Raises RunError naming the folder when
+    it cannot be written.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    part = folder / f".{os.getpid()}.part"
+    try:
+        make_folder(folder)
+        make_folder(part)
+        yield part
+        try:
+            for path in sorted(part.iterdir()):
+                path.replace(folder / path.name)
+        except OSError as problem:
+            raise RunError(f"cannot write into {folder}: {problem.strerror}") from problem
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        for path in made:
+            with suppress(OSError):  # what is not empty stays
+                path.rmdir()
 
 
 def sweep_up(folder: Path) -> None:

@@ -30,6 +30,13 @@ def kinfed_run(capsys, *arguments):
     return code, out, err
 
 
+def test_without_a_command_there_is_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert "train one personalised model per client" in capsys.readouterr().out
+
+
 def test_settings_may_stand_before_and_behind_options(tmp_path, capsys):
     words = ["run", "local", SMALL[0], "--out", str(tmp_path / "a"), *SMALL[1:], "--json", "model=linear"]
     code, out, _ = kinfed_run(capsys, *words)
@@ -249,6 +256,23 @@ def test_wrong_requests_end_in_one_line_and_code_2(arguments, said, capsys, tmp_
     assert len(lines) == 1
     assert said in lines[0]
     assert not [p for p in tmp_path.rglob("*") if p.is_file() and p.suffix not in (".toml", ".png")]
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "1.5", "few"])
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["diff", "a", "b"], "--top"),
+        (["explain", "a", "--client", "x"], "--top"),
+        (["onboard", "a"], "--rounds"),
+    ],
+)
+def test_options_that_count_say_so_in_one_line(words, option, given, capsys):
+    with pytest.raises(SystemExit) as left:
+        main([*words, f"{option}={given}"])
+    assert left.value.code == 2
+    said = f"argument {option}: must be a whole number, at least 1; got '{given}'"
+    assert capsys.readouterr().err == f"kinfed: {said}; kinfed {words[0]} --help lists the options\n"
 
 
 @pytest.mark.parametrize("words", [["run", "fedavg", "--executor", "fast"], ["run"], ["runn"], ["run", "fedavg", "-z"]])

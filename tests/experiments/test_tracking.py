@@ -230,7 +230,9 @@ def curves(folder):
     return events
 
 
-def test_tensorboard_reads_the_whole_run(tmp_path):
+def test_tensorboard_reads_the_whole_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(following, "PATIENCE", 300)  # where TensorFlow is installed, TensorBoard imports it
+
     def stop(history, rounds):
         if history.done == 4:
             raise KeyboardInterrupt

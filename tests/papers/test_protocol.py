@@ -15,8 +15,8 @@ from kinfed.experiments import config
 from kinfed.experiments.reproduction import MEASURES
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN
-from kinfed.methods.parts.graph_learning import Known
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.methods.parts.known_graph import Known
 from kinfed.papers import published_table
 from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.papers.published_table import CONTROL, OURS_ONLY, Row

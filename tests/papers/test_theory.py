@@ -96,7 +96,7 @@ def test_the_printed_orientation_breaks_its_own_properties(n, hub, r):
         torch.testing.assert_close(printed.sum(0), sums, rtol=0, atol=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(graphs(), st.integers(1, 3), st.data())
 def test_lemma(adjacency, layers, data):
     n = len(adjacency)
@@ -119,7 +119,7 @@ def test_lemma(adjacency, layers, data):
     assert risk_with_graph(g, 0, n + 1, 1) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(graphs(3, 7), st.integers(1, 3), st.data())
 def test_a_graph_never_raises_the_risk(adjacency, layers, data):
     n = len(adjacency)

@@ -53,7 +53,7 @@ def cases(draw):
     return name, setting, images(n, classes, draw(st.integers(0, 99)), clients), clients, draw(st.integers(0, 99))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(cases())
 def test_every_example_has_one_owner_and_the_generator_decides(case):
     name, setting, dataset, clients, seed = case
@@ -71,7 +71,6 @@ def test_every_example_has_one_owner_and_the_generator_decides(case):
     assert torch.equal(parts.dataset.y, again.dataset.y)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_examples_are_changed_only_where_the_partition_says_so(case):
     name, setting, dataset, clients, seed = case
@@ -81,7 +80,6 @@ def test_examples_are_changed_only_where_the_partition_says_so(case):
     assert torch.equal(found.x.flatten(1).sort().values, dataset.x.flatten(1).sort().values)  # no pixel is lost
 
 
-@settings(deadline=None)
 @given(cases())
 def test_groups_are_cut_from_the_clients_in_order(case):
     name, setting, dataset, clients, seed = case
@@ -95,7 +93,6 @@ def test_groups_are_cut_from_the_clients_in_order(case):
     assert int(sizes.max() - sizes.min()) <= 1
 
 
-@settings(deadline=None)
 @given(cases())
 def test_the_graph_of_natural_owners_is_not_passed_to_others(case):
     name, setting, dataset, clients, seed = case

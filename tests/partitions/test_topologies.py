@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kinfed.core.seeding import generator
@@ -38,7 +38,6 @@ def test_the_case_study(nodes):
     assert found == LINKS[nodes]
 
 
-@settings(deadline=None)
 @given(st.sampled_from([3, 4, 5]), st.integers(5, 23), st.integers(0, 99))
 def test_examples_of_known_classes_have_one_owner_each(nodes, clients, seed):
     y = (torch.arange(400) % 10)[torch.randperm(400, generator=generator(seed, "labels"))]

@@ -209,6 +209,13 @@ def test_runs_that_are_not_comparable_are_told_apart(tmp_path, clients, changes,
     assert any(line.startswith("! runs that differ in") for line in lines)
 
 
+def test_a_run_from_before_a_setting_came_has_its_default(tmp_path):
+    before = write(tmp_path / "a", "local", [0.1, 0.2, 0.3], federation=FEDERATION | {"split": {"test": 0.2}})
+    now = {"test": 0.2, "own_times": False, "fold": 0}
+    since = write(tmp_path / "b", "fedavg", [0.3, 0.3, 0.3], federation=FEDERATION | {"split": now})
+    assert len(compare([before, since]).sets) == 1
+
+
 def test_leaking_runs_are_marked_and_explained(tmp_path):
     fair = write(tmp_path / "fair", "fedavg", [0.5, 0.7])
     lines = drawn(compare([fair, write(tmp_path / "leaks", "pfedgat", [0.9, 0.9], leaking=True)]), width=200)

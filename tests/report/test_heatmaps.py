@@ -32,6 +32,13 @@ def test_rounding_noise_is_not_drawn_as_structure(tmp_path, figures):
     assert figures[0].axes[0].get_images()[0].get_clim() == pytest.approx((0, 1 / 3))
 
 
+def test_weights_that_round_to_nothing_are_drawn_as_nothing(tmp_path, figures):
+    relation = np.eye(6)
+    relation[4, 3] = 2e-19
+    heatmaps.relation_heatmap(relation, NAMES, "learned", tmp_path / "a.png")
+    assert figures[0].axes[0].get_images()[0].get_clim() == (0, 1)
+
+
 def test_layers_are_averaged_above_and_shown_one_by_one(tmp_path, figures):
     layers = np.stack([np.full((6, 6), 0.1), np.full((6, 6), 0.3)])
     layers[1, 0, 1] = 0.5

@@ -1,6 +1,8 @@
 import base64
 import json
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -112,6 +114,20 @@ def test_the_verdict_comes_first_and_cautions_are_said(pair, tmp_path, run_of):
     assert "keeps no graph of who learns from whom" in data_of(text)["methods"][0]["instead"]
 
 
+def test_what_sites_found_by_themselves_is_the_verdict_where_local_is_not_there(tmp_path, run_of, capsys):
+    nothing = {"mean": 0.1, "low": -0.1, "high": 0.3}
+    judged = {"sentence": "cannot tell: accuracy 10 points higher than alone", "over": {"local": nothing}}
+    judged |= {"gain": [], "lose": [], "undecided": ["c0", "c1"], "candidates": 1}
+    out = run_of(tmp_path / "sites", [[0.5, 0.7]], [np.eye(2)], experiment="e", verdict=judged)
+    text = page([out])
+    assert "<h1>Cannot tell</h1>" in text
+    assert "the verdict is the run&#39;s own" in text
+    assert main(["compare", str(out)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "fedaghn: cannot tell: accuracy 10 points higher than alone" in shown
+    assert "Local is not among" not in shown
+
+
 def test_among_several_methods_the_verdict_knows_of_the_choice(pair, tmp_path, run_of):
     other = run_of(tmp_path / "other", [[0.5, 0.5, 0.5, 0.5]], [WEIGHTS], method="pfedgat")
     data = data_of(text := page([pair, other]))
@@ -146,6 +162,19 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_that_may_not_be_read_is_not_called_broken(pair, monkeypatch, capsys):
+    opened = Path.open
+
+    def closed(path, *args, **kwargs):
+        if path.name == "history.csv":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", closed)
+    assert main(["report", str(pair)]) == 1
+    assert capsys.readouterr().err == f"kinfed: {pair}/history.csv: Permission denied\n"
+
+
 def test_of_a_sweep_the_best_setting_of_each_method_is_shown(tmp_path, run_of):
     for lr, score in (("0.1", 0.5), ("0.2", 0.7)):
         run_of(tmp_path / "runs" / "fedaghn" / f"lr={lr}", [[score, score - 0.1]])
@@ -162,6 +191,23 @@ def test_seeds_are_averaged_and_their_range_is_the_band(tmp_path, run_of):
     assert one["scores"] == pytest.approx([0.5, 0.7])
     curve = one["curves"]["accuracy"]
     assert [curve[key][0] for key in ("low", "mean", "high")] == pytest.approx([0.5, 0.6, 0.7])
+
+
+def test_learning_alone_is_not_compared_with_itself(tmp_path, run_of):
+    nothing = {"mean": 0.0, "low": 0.0, "high": 0.0}
+    judged = {"sentence": "keep your own models", "over": {"local": nothing, "fedavg": {**nothing, "mean": 0.25}}}
+    judged |= {"gain": [], "lose": [], "undecided": ["c0", "c1"], "candidates": 3}
+    alone = run_of(tmp_path / "a", [[0.5, 0.7]], [np.eye(2)], method="local", verdict=judged)
+    choice = {"verdict": judged, "ranking": [{"candidate": "local", "chosen": True, "rounds": 3, "validation": 0.6}]}
+    (alone / "choice.json").write_text(json.dumps(choice | {"out": str(alone), "training_rounds": 9}))
+    run_of(alone / "beside" / "fedavg", [[0.3, 0.4]], method="fedavg")
+    text = page([alone])
+    assert "points over one model for all" in text
+    assert "points over learning alone" not in text
+    assert "0 gain" not in text
+    mine = next(one for one in data_of(text)["methods"] if one["method"] == "local")
+    assert "side" not in mine
+    assert "why" not in mine
 
 
 def test_every_setting_has_its_sentence(pair):
@@ -184,6 +230,18 @@ def test_the_command_writes_the_page_into_the_runs_folder(pair, capsys):
     assert "is a folder" in capsys.readouterr().err
 
 
+def test_files_of_different_runs_in_one_folder_are_refused_in_one_line(pair, tmp_path, run_of, capsys):
+    other = run_of(tmp_path / "other", [[0.5, 0.6]], names=["ann", "bob"])
+    for name in ("summary.json", "history.csv", "tested.safetensors"):
+        mixed = shutil.copytree(pair, tmp_path / f"mixed-{name}")
+        shutil.copy(other / name, mixed / name)
+        assert main(["report", str(mixed)]) == 2
+        err = capsys.readouterr().err
+        assert "its files do not belong together: " in err
+        assert err.count("\n") == 1
+        assert not (mixed / "report.html").exists()
+
+
 def test_a_weight_stands_beside_what_the_method_made_it_of(tmp_path):
     out = tmp_path / "run"
     assert main(["run", "fedamp", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
@@ -196,6 +254,17 @@ def test_a_weight_stands_beside_what_the_method_made_it_of(tmp_path):
     one = data_of(page([out]))["methods"][0]
     assert "compared" not in one
     assert "kept nothing of what fedamp compared" in one["why"]
+
+
+def test_where_nothing_is_compared_a_sentence_says_how_weights_come_about(tmp_path):
+    out = tmp_path / "run"
+    small = ["rounds=1", "federation.clients=4", "model=mlp", "model.hidden=[4]", "training.epochs=1", "--quiet"]
+    assert main(["run", "fedpac", *small, "--beside", "local,fedavg", "--out", str(out)]) == 0
+    told = {one["method"]: one for one in data_of(page([out]))["methods"]}
+    assert not [name for name, one in told.items() if "compared" in one]
+    assert told["fedpac"]["why"].startswith("Whose heads are combined follows from moments of the clients' features")
+    assert "why" not in told["local"]
+    assert told["fedavg"]["why"] == "All clients are sent the same mean, whatever they have in common."
 
 
 def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):

@@ -100,6 +100,13 @@ def test_a_run_without_relations_says_what_it_has_instead(opened, tmp_path, run_
     assert not problems
 
 
+def test_of_learning_alone_clients_are_ranked_by_their_scores(opened, tmp_path, run_of):
+    page, problems = opened(run_of(tmp_path / "alone", SCORES, [np.eye(4)] * 2, method="local"))
+    assert page.locator("#clients-title").inner_text() == "Clients, by score"
+    playwright.expect(page.locator("#ranked-hint")).to_contain_text("each client's own model, trained alone")
+    assert not problems
+
+
 def test_more_clients_than_are_drawn_one_by_one_have_their_strongest_links(opened, tmp_path, run_of):
     rng = np.random.default_rng(0)
     page, problems = opened(run_of(tmp_path / "many", rng.random((2, 207)), rng.random((2, 207, 207))))

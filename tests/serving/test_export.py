@@ -20,6 +20,7 @@ from kinfed.data.description import Description
 from kinfed.data.statistics import DateStatistics, NumberStatistics, years
 from kinfed.experiments.predictor import Answers, Predictor
 from kinfed.models import MODELS
+from kinfed.serving import export as export_module
 from kinfed.serving import onnx_file
 from kinfed.serving.whole import Encode, Whole
 
@@ -115,6 +116,32 @@ def test_exports_that_cannot_be_are_told_in_one_line(exported, shops, tmp_path, 
         assert main(["export", *map(str, words)]) == 2
         err = capsys.readouterr().err
         assert (why in err, err.count("\n")) == (True, 1), err
+
+
+def test_of_an_export_that_fails_nothing_is_left(shops, tmp_path, monkeypatch, capsys):
+    asked = ["export", str(shops / "run"), "--format", "safetensors", "--out"]
+    assert main([*asked, str(tmp_path / "whole")]) == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()}
+    write, done = export_module._write, []
+
+    def fails_at_the_third(saved, name, *rest):
+        if len(done) == 2:
+            raise kinfed.UsageError("there is no operator for it")
+        done.append(name)
+        return write(saved, name, *rest)
+
+    monkeypatch.setattr(export_module, "_write", fails_at_the_third)
+    assert main([*asked, str(tmp_path / "new" / "models")]) == 2
+    done.clear()
+    assert main([*asked, str(tmp_path / "whole"), "--licence", "CC0", "--force"]) == 2
+    assert "there is no operator for it" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "whole").iterdir()} == before
+    monkeypatch.setattr(export_module, "_write", write)
+    (tmp_path / "whole" / "notes.txt").write_text("mine")
+    assert main([*asked, str(tmp_path / "whole"), "--licence", "CC0", "--force"]) == 0
+    assert "CC0" in (tmp_path / "whole" / "shop 3.safetensors.md").read_text()
+    assert {path.name for path in (tmp_path / "whole").iterdir()} == {*before, "notes.txt"}
 
 
 OWN = '''

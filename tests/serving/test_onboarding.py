@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from kinfed.cli.onboard import sentence
 from kinfed.cli.program import execute
 from kinfed.core import trees
 from kinfed.core.trees import Axis
@@ -120,10 +121,13 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
     trained(tmp_path, "fedaghn", beside=("local", "fedavg"))
     before = hashes(tmp_path / "run")
     rows = table(tmp_path / "new.csv", "xY", seed=4)
-    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "0,10,all"]
+    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "0,10,5000,all"]
     assert execute([*command, "--out", str(tmp_path / "joined"), "--executor", "loop"]) == 0
     shown = capsys.readouterr()
-    assert "by fedaghn, with so many examples: 10:" in " ".join((shown.out + shown.err).split())
+    told = " ".join((shown.out + shown.err).split())
+    assert "by fedaghn, with so many examples: 10:" in told
+    assert "no newcomer has so many examples to learn from: 5000" in told
+    assert f"kinfed predict {tmp_path / 'joined'} new.csv --client " in told
     with (tmp_path / "joined" / "onboarding.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert {line["client"] for line in lines} == {"x", "Y"}
@@ -170,7 +174,6 @@ def test_rows_that_do_not_fit_are_refused_in_one_line(rows, message, tmp_path):
     ("options", "message"),
     [
         (["--shots", "ten"], "--shots are numbers of examples"),
-        (["--rounds", "0"], "--rounds must be at least 1"),
         ([], "no client of its data was left out"),
         (["--edges", "links.csv"], "--edges goes with --data"),
     ],
@@ -179,6 +182,12 @@ def test_requests_that_cannot_be_carried_out(options, message, tmp_path, capsys)
     trained(tmp_path)
     assert execute(["onboard", str(tmp_path / "run"), *options]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_closing_sentence_says_why_nothing_could_be_compared():
+    alone = {"0": {"fedaghn": 0.5}, "10": {"fedaghn": 0.75, ALONE: 0.5}}
+    assert sentence(alone, "fedaghn", True, True).endswith("10: 75.00, ahead of 50.00 alone")
+    assert "from no example nobody can learn alone" in sentence({"0": {"fedaghn": 0.5}}, "fedaghn", True, True)
 
 
 @pytest.mark.parametrize(

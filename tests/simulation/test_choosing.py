@@ -126,7 +126,7 @@ def test_a_resumed_run_keeps_the_executor_and_ends_with_the_same_bits(asked, tmp
     monkeypatch.setattr(auto, "_rule", None)  # nothing is chosen again
     resumed = fit(FedAvg(), federation(), dense(), rounds=6, training=TRAINING, folder=tmp_path)
     assert resumed.executor == asked["executor"]
-    assert resumed.reason == "as the run began"
+    assert resumed.reason == "kept since the run began"
     assert torch.equal(resumed.history.models["theta"], unbroken.history.models["theta"])
 
 

@@ -5,6 +5,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..experiments.race import Entry
 from ..experiments.sweep import parse
 from ..metrics.statistics import is_share
 from . import own_file
-from .running import Bar, data_dir, describe, execution, options, score_text
+from .running import Bar, data_dir, describe, options, score_text, unwatched
 
 SHOWN = 10  # candidates in the table
 
@@ -103,7 +104,8 @@ def choose_for(
         def on_begin(entry: Entry) -> None:
             bar.begin(f"{race}: {entry.candidate.name}")
 
-        return choose_in(request, execution(args, bar), on_rung, on_begin, federation)
+        how = replace(unwatched(args), progress=bar.update)  # what travels is told of the winner, not of candidates
+        return choose_in(request, how, on_rung, on_begin, federation)
 
 
 def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> None:

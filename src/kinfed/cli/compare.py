@@ -8,16 +8,18 @@ from typing import Any
 
 from rich.console import Console
 
+from ..errors import UsageError
 from ..files import make_folder, replacing
 from ..metrics.statistics import not_apart
 from ..plots.ranks import critical_difference
 from ..report import grid, runs_table
 from ..report.compare import Comparison, compare
+from ..report.confusion import confusions
 from ..report.grid import Grid
 from ..report.statistics import ranking
 from ..report.statistics_tables import grids
 from ..report.target import reached
-from .console import literal
+from .console import literal, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -37,6 +39,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "training, and mean ranks over several data sets",
     )
     beside.add_argument(
+        "--confusion",
+        action="store_true",
+        help="of classes: how many test examples of each are taken for each, by the clients' models together",
+    )
+    beside.add_argument("--client", metavar="NAME", help="with --confusion: of this client alone")
+    beside.add_argument(
         "--target",
         type=float,
         metavar="SCORE",
@@ -52,10 +60,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 
 def _compare(args: argparse.Namespace, console: Console) -> None:
+    if args.client is not None and not args.confusion:
+        raise UsageError("--client goes with --confusion")
     comparison = compare(args.folders)
-    asked = args.statistics or (args.out is not None and args.target is None)
+    asked = args.statistics or (args.out is not None and args.target is None and not args.confusion)
     tables = grids(comparison) if asked else []
     tables += reached(comparison, args.target) if args.target is not None else []
+    tables += confusions(comparison, args.client) if args.confusion else []
     if args.json:
         more = {"tables": {one.name: one.to_dict() for one in tables}} if tables else {}
         print(json.dumps(comparison.to_dict() | more))
@@ -63,9 +74,7 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
         out = literal()
         for part in runs_table.terminal(comparison):
             out.print(part, soft_wrap=True)
-        for table in tables:
-            for part in grid.terminal(table):
-                out.print(part)
+        show(tables, out)
     if args.out is not None:
         write_tables(comparison, tables, args.out)
         console.print(f"tables are in {args.out}: statistics.md, statistics.tex, and a CSV file each", soft_wrap=True)

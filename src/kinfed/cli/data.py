@@ -173,6 +173,8 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     shown.add_column(no_wrap=True)
     shown.add_column(overflow="fold")
     for key, value in facts.items():
+        if key == "  graph" and value == facts["graph"]:
+            continue
         text = f"{value:,}" if isinstance(value, int) else str(value)
         shown.add_row(key, Text(f"{text[:16]}..." if key == "sha256" else text))
     out = literal()

@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from ..errors import UsageError
-from .console import literal
+from .console import literal, show
+from .counts import count
 
 SELECTED = "selected"
 
@@ -37,24 +38,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="WEIGHT",
         help="from which weight on another client is heard (default: half of an even share, 1 / 2N)",
     )
-    parser.add_argument("--top", type=int, metavar="N", help="clients and edges to list (default: 10, in JSON all)")
+    parser.add_argument("--top", type=count, metavar="N", help="clients and edges to list (default: 10, in JSON all)")
     parser.set_defaults(command=_diff)
 
 
 def _diff(args: argparse.Namespace, console: Console) -> None:
-    from ..report import grid
     from ..report.difference import TOP, diff, grids  # it imports PyTorch
 
-    if args.top is not None and args.top < 1:
-        raise UsageError(f"--top must be at least 1; got {args.top}")
     found = diff(args.before, args.after, rounds_of(args.rounds), args.edge)
     if args.json:
         print(json.dumps(found.to_dict(args.top or 0)))
         return
-    out = literal()
-    for table in grids(found, args.top or TOP):
-        for part in grid.terminal(table):
-            out.print(part, soft_wrap=True)
+    show(grids(found, args.top or TOP), literal(), soft_wrap=True)
 
 
 def rounds_of(text: str) -> list[int | None]:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import several
+from ..errors import UsageError, several
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -31,12 +31,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _export(args: argparse.Namespace, console: Console) -> None:
     from ..experiments.saved import load_run  # it imports PyTorch
+    from ..flower.site_predictor import experiment_at
     from ..serving.export import export
 
+    if not (args.run / "summary.json").exists() and experiment_at(args.run) is not None:
+        what = "is the folder of a site, whose model kinfed predict and kinfed serve use"
+        raise UsageError(f"{args.run} {what}; only models of runs are exported")
     saved = load_run(args.run)
     everyone = args.client == "all" and "all" not in saved.names
     clients = saved.names if everyone else [args.client]
-    made = list(export(saved, clients, args.format, args.out, args.licence, args.force))
+    made = export(saved, clients, args.format, args.out, args.licence, args.force)
     if args.json:
         print(json.dumps([one._asdict() | {"path": str(one.path)} for one in made]))
         return

@@ -124,8 +124,10 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
         metavar="N|none",
         help="how many names of categories the server may be told, of each column of text (default: 1000)",
     )
-    table.add_argument("--time", default="", metavar="COLUMN", help="rows are readings of one series, at these times")
-    table.add_argument("--past", type=int, default=0, metavar="N", help="readings of a series that are an input")
+    table.add_argument("--time", default="", metavar="COLUMN", help="split rows in order of these times")
+    table.add_argument(
+        "--past", type=int, default=0, metavar="N", help="rows are readings of one series: how many are an input"
+    )
     table.add_argument("--horizon", type=int, default=0, metavar="N", help="next readings, which are predicted")
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from ..serving import newcomers
 from ..serving.onboarding import ALONE, BEST, Frozen, Outcome, onboard, write
+from .counts import count
 from .running import Bar, data_dir, execution, options, score_text
 
 ALL = "all"
@@ -47,7 +49,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="numbers of a newcomer's examples to learn from (default: 0,10,50,all); a fixed share is for the test",
     )
     parser.add_argument("--newcomers", default="", metavar="NAME,...", help="only these (default: all)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of the newcomer's training (default: as in the run)")
+    parser.add_argument("--rounds", type=count, metavar="N", help="of the newcomer's training (default: as in the run)")
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where the newcomers' models are kept, as a run's folder"
     )
@@ -56,8 +58,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def _onboard(args: argparse.Namespace, console: Console) -> None:
     shots = shots_of(args.shots)
-    if args.rounds is not None and args.rounds < 1:
-        raise UsageError(f"--rounds must be at least 1; got {args.rounds}")
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
     saved = Saved.for_newcomers(args.run)
@@ -76,7 +76,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         outcomes = []
         for one in found:
             bar.begin(one.name)
-            outcomes += [onboard(frozen, one, count, args.rounds) for count in counts(shots, len(one.rows))]
+            outcomes += [onboard(frozen, one, number, args.rounds) for number in counts(shots, len(one.rows))]
     if args.out is not None:
         write(frozen, outcomes, RunFolder(args.out))
     if args.json:
@@ -84,9 +84,8 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if not args.quiet:
         show(frozen, outcomes, shots, console)
         if args.out is not None:
-            console.print(
-                f"the newcomers' models are in {args.out}: kinfed predict {args.out} --client {found[0].name}"
-            )
+            words = shlex.join(["kinfed", "predict", str(args.out), "new.csv", "--client", found[0].name])
+            console.print(f"the newcomers' models are in {args.out}, which answers new rows: {words}", soft_wrap=True)
 
 
 def shots_of(text: str) -> list[int | None]:
@@ -100,7 +99,7 @@ def shots_of(text: str) -> list[int | None]:
 
 def counts(shots: Sequence[int | None], have: int) -> list[int]:
     """How many examples a newcomer with so many learns from, each number once."""
-    return sorted({have if count is None else count for count in shots if count is None or count <= have})
+    return sorted({have if number is None else number for number in shots if number is None or number <= have})
 
 
 def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None], console: Console) -> None:
@@ -113,9 +112,9 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
     for heading in ("examples", "newcomers", *names):
         table.add_column(heading, justify="left" if heading == "examples" else "right")
     means: dict[str, dict[str, float]] = {}
-    for count in shots:
-        mine = [one for one in outcomes if one.shots == (most[one.client] if count is None else count)]
-        label = ALL if count is None else str(count)
+    for number in shots:
+        mine = [one for one in outcomes if one.shots == (most[one.client] if number is None else number)]
+        label = ALL if number is None else str(number)
         each = {name: [one.scores[name] for one in mine if name in one.scores] for name in names}
         means[label] = {name: sum(values) / len(values) for name, values in each.items() if values}
         cells = (score_text(means[label][n], summary.is_share) if n in means[label] else "" for n in names)
@@ -126,6 +125,8 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
     console.print(table)
     if frozen.saved.at_sites:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
+    if many := [label for label, one in means.items() if not one]:
+        console.print(f"no newcomer has so many examples to learn from: {', '.join(many)}")
     console.print(sentence(means, frozen.name, summary.higher_is_better, summary.is_share))
 
 
@@ -133,7 +134,7 @@ def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, shar
     """With how many examples newcomers do better by the method than alone."""
     both = {label: one for label, one in means.items() if {method, ALONE} <= one.keys()}
     if not both:
-        return "no newcomer has as many examples as were asked for"
+        return "from no example nobody can learn alone: to compare with that, ask for more, such as --shots 10,all"
     parts = []
     for label, one in both.items():
         ahead = one[method] > one[ALONE] if higher else one[method] < one[ALONE]

@@ -55,8 +55,8 @@ class _Parser(argparse.ArgumentParser):
 
 def execute(arguments: list[str] | None) -> int:
     """Run a command; returns the exit code, see `kinfed.cli.main`."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    parser = parser_of(arguments[0] if arguments else "")
+    arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    parser = parser_of(arguments[0])
     args, rest = parser.parse_known_args(arguments)
     behind = [word for word in rest if "=" in word and not word.startswith("-") and hasattr(args, "overrides")]
     if len(behind) < len(rest):

@@ -47,10 +47,11 @@ def _report(args: argparse.Namespace, console: Console) -> None:
 
 def write_page(folders: list[Path], out: Path | None = None) -> Path:
     """Write the page on these runs, by default into the first one's folder, and return its path."""
-    from ..report.page import write  # it imports PyTorch
+    from ..flower.site_predictor import experiment_at  # it imports PyTorch
+    from ..report.page import write
 
     place = folders[0] / "report.html" if out is None else out
-    write(folders, place)
+    write([one if (one / "summary.json").exists() else experiment_at(one) or one for one in folders], place)
     return place
 
 

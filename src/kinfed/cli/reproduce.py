@@ -22,7 +22,6 @@ from ..experiments.run_folder import RunFolder
 from ..files import make_folder, replacing, sweep_up
 from ..papers import published_table
 from ..papers.published_table import LEAST_ROUNDS
-from ..report import grid
 from ..report.claims import Verdict, of_lines, verdicts
 from ..report.grid import Grid
 from ..report.made_with import remember, remembered, sentences
@@ -31,6 +30,7 @@ from ..report.statistics_tables import grids
 from ..report.table_statistics import comparison
 from ..simulation.precision import PRECISIONS
 from .compare import write_tables
+from .console import show as show_tables
 from .running import activity_column, data_dir, options, unwatched
 
 STATISTICS = Path("statistics") / "statistics.md"
@@ -163,9 +163,7 @@ def _show(made: Reproduction, shown: Sheet, tables: Sequence[Grid], console: Con
     several = any(one.name == "ranks" for one in tables)
     for part in terminal(shown):
         console.print(part)
-    for one in tables:
-        for part in grid.terminal(one) if one.name == "ranks" or not several else ():
-            console.print(part)
+    show_tables((one for one in tables if one.name == "ranks" or not several), console)
     console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
     if tables:
         console.print(f"intervals, paired tests and ranks of every column: {made.out / STATISTICS}", soft_wrap=True)

@@ -299,6 +299,8 @@ def plain(value: float) -> str:
 
 def _shared(sharing: dict[str, Any]) -> str:
     """Which tensors are shared, personal and frozen, and the bytes of a round."""
+    if not sharing["bytes_down"] + sharing["bytes_up"]:
+        return "nothing travels: every client trains a whole model of its own"
     lines = []
     for part in ("shared", "personal", "frozen"):
         tensors, numbers = sharing[part]["tensors"], sharing[part]["numbers"]

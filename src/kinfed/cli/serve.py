@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..errors import UsageError
+from ..errors import UsageError, several
 from .predict import opened
 
 TOKEN = "KINFED_TOKEN"
@@ -54,7 +54,7 @@ def _serve(args: argparse.Namespace, console: Console) -> None:
         if args.json:
             print(json.dumps({"address": address}), flush=True)
         else:
-            console.print(f"{method}'s models of {len(predictor.names):,} clients answer at {address}")
+            console.print(f"{method}'s models of {several(len(predictor.names), 'client')} answer at {address}")
         try:
             service.run(at)
         except KeyboardInterrupt:  # which the server has heard: what it was answering is finished

@@ -19,6 +19,7 @@ from ..files import replacing
 from ..report import grid
 from ..report.compare import compare
 from ..report.statistics_tables import pair_grids
+from .console import show
 from .running import Bar, data_dir, execution, options
 from .tables import tell, write
 
@@ -82,9 +83,8 @@ def _winners(wanted: Sweep, failed: set[str], args: argparse.Namespace, console:
     tables = pair_grids(compare([folder.path for folder in winners]))
     with replacing(wanted.study.out / "winners.md") as part:
         part.write_text("\n".join(map(grid.markdown, tables)), encoding="utf-8")
-    for table in [] if args.quiet else tables:
-        for piece in grid.terminal(table):
-            console.print(piece)
+    if not args.quiet:
+        show(tables, console)
 
 
 def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Console) -> set[str]:

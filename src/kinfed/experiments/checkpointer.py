@@ -95,7 +95,7 @@ class Checkpointer:
                 )
         going_on = _go_on(how, requested, f"{begun} with") if how else requested
         if how.get("executor") == going_on.executor:
-            self.reason = "as the run began"
+            self.reason = "kept since the run began"
         pick_device(going_on.device, f"where {begun}")
         return going_on
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..core.method import Compared
+from ..core.sharing import undivided
 from ..errors import UsageError
 from . import own_parts
 from .reopened import Reopened
@@ -10,25 +11,23 @@ from .run_folder import RunFolder
 from .saved import Saved
 
 
-def compared(folder: RunFolder) -> tuple[Compared, int] | None:
-    """What was compared after the last round, and that round; None if the run kept nothing of it.
+def compared(folder: RunFolder) -> tuple[Compared, int] | str:
+    """What was compared after the last round, and that round; or in a clause how weights come about instead.
 
-    No code of a user's own is loaded for it: of a run with such parts nothing is known. Its folder must be that of one
-    seed.
+    No code of a user's own is loaded for it: of a run with such parts nothing is known, and the clause is empty, as it
+    is of one that has kept nothing. Its folder must be that of one seed.
     """
     if not (folder.state.exists() and folder.models.exists() and folder.is_begun):
-        return None
+        return ""
     try:
         if _has_own_code(folder):
-            return None
+            return ""
         saved = Saved.open(folder.path)
         run = Reopened(saved, saved.task)
-        if run.former.names != saved.names:
-            return None
-        found = run.method.compared(run.roster, run.server)
+        found = run.compared()
     except UsageError:  # of another version, or with parts that are gone: nothing else of the run is lost
-        return None
-    return None if found is None else (found, run.former.done)
+        return ""
+    return undivided(run.method).weighs if found is None else (found, run.former.done)
 
 
 def _has_own_code(folder: RunFolder) -> bool:

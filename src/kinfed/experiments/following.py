@@ -38,6 +38,7 @@ from .tracking import Tracked, Tracker, check, make
 FEW = 50  # clients, each of whose own scores and notes are sent, too
 PICTURES = 10  # of its relation that are drawn in a run, at most
 PATIENCE = 15.0  # seconds without progress after which a run that is over no longer waits for a tracker
+ASKED = 60.0  # the same, where sending is all that was asked for
 PAUSES = 1.0, 60.0  # seconds before a tracker that failed is tried again: at first, and at most
 
 Draw = Callable[..., None]
@@ -128,7 +129,8 @@ def catch_up(folder: RunFolder, names: Sequence[str]) -> None:
         return
     for one in folder.repeats():
         summary = one.read_summary()
-        followers = _Followers(names, one, behind=True)
+        again = "kinfed flower run --resume" if summary.executor == "flower" else "kinfed resume"
+        followers = _Followers(names, one, behind=True, again=again)
         if not followers.each:
             continue
         drawing: Draw = partial(relation_heatmap, names=summary.client_names)
@@ -136,7 +138,7 @@ def catch_up(folder: RunFolder, names: Sequence[str]) -> None:
             relations = one.read_relations()
             drawing = partial(drawing, origin=relations.origin, layers=relations.layers)
         followers.send(_of_folder(one), summary.client_names, summary.metric, summary.rounds, drawing)
-        followers.end("finished")
+        followers.end("finished", ASKED)
 
 
 def _of_history(history: History, after: int) -> Iterator[Moment]:
@@ -228,10 +230,10 @@ class _Followers:
             for follower in self.each:
                 follower.send(moment.round, seconds or 0.0, values, draw)
 
-    def end(self, outcome: str) -> None:
+    def end(self, outcome: str, patience: float | None = None) -> None:
         """Have sent what is left, and note how far each tracker has got."""
         for follower in self.each:
-            follower.end(outcome)
+            follower.end(outcome, PATIENCE if patience is None else patience)
             self._known["trackers"][follower.name] = follower.sent
         self._known["last"] = self._last
         self._write()
@@ -286,14 +288,14 @@ class _Follower:
         self._todo.put((round, seconds, values, draw))
         self._complain()
 
-    def end(self, outcome: str) -> None:
-        """Wait until all is sent, unless the tracker is away."""
+    def end(self, outcome: str, patience: float) -> None:
+        """Wait until all is sent, unless the tracker is away or makes no progress for `patience` seconds."""
         self._todo.put(outcome)
         self._over.set()
         before = -1
         while self._thread.is_alive() and before < self.sent:
             before = self.sent
-            self._thread.join(PATIENCE)
+            self._thread.join(patience)
         self._complain()
         if self.sent < self._last:
             warnings.warn(

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ..core.summary import Summary
 from ..core.tasks import Classification
-from ..data.cells import Codes, Frame
-from ..data.description import Description
+from ..data.cells import Frame
+from ..data.description import Description, incomplete
 from ..data.owners import Owners
 from ..data.reading import frame_of
 from ..data.series import Series
+from ..data.words import Codes
 from ..errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class Answers:
         return [f"{self.targets[0]}+{i // len(each) + 1}{each[i % len(each)]}" for i in range(count)]
 
 
+def only(names: Sequence[str], description: Description | None) -> str | None:
+    """The one client, where tables have no column of clients: a newcomer to real sites."""
+    return names[0] if len(names) == 1 and description is not None and not description.client else None
+
+
 @dataclass(frozen=True)
 class Predictor:
     """Answers of clients' models to new rows, when called with a frame of polars or pandas, or with x: [n, ...].
@@ -143,10 +149,7 @@ class Predictor:
             if "series" in scale:
                 series = Series.from_dict(scale["series"], inputs["reading"])
         except (LookupError, TypeError, AttributeError):
-            raise UsageError(
-                f"{summary.out or 'the run'}: its summary.json does not say in full what its columns are; copy the "
-                "whole folder again, or run again"
-            ) from None
+            raise incomplete(summary.out) from None
         readings = inputs.get("reading") if description is None else None
         if description is None and inputs and readings is None:
             raise UsageError(
@@ -154,9 +157,7 @@ class Predictor:
                 "scale rows by hand as docs/data.md shows"
             )
         answers = Answers.of(summary, description)
-        if len(names) == 1 and description is not None and not description.client:  # one newcomer to real sites
-            client = names[0]
-        kept = lru_cache(KEPT)(module)
+        kept, client = lru_cache(KEPT)(module), client or only(names, description)
         return cls(names, client, tuple(summary.shape), answers, kept, source, description, series, readings)
 
     def of_client(self, client: str | None) -> "Predictor":

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from ..core.method import Compared
 from ..core.probe import Probe
 from ..core.sharing import divide
 from ..core.tasks import Task
@@ -21,10 +22,7 @@ class Reopened:
         self.saved, self.task, self.experiment = saved, task, experiment
         self.former = Former(saved.folder)
         if self.former.every_name != saved.names:
-            raise UsageError(
-                f"{saved.folder}: its files do not belong together: {saved.folder.state.name} is of another run than "
-                f"{saved.folder.summary.name}; copy the whole folder again"
-            )
+            raise saved.folder.of_another(saved.folder.state)
         model = saved.model
         roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
         model.theta = roster.theta.to(model.theta.dtype)
@@ -32,3 +30,7 @@ class Reopened:
         probe = Probe(self.model, tuple(saved.summary.shape or ()), task, saved.summary.seed)
         self.roster = replace(roster, layout=self.model.layout, probe=probe)
         self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
+
+    def compared(self) -> Compared | None:
+        """What the method compared after the last round; None if nothing of it is kept, or clients never joined."""
+        return self.method.compared(self.roster, self.server) if self.former.names == self.saved.names else None

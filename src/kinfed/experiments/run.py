@@ -20,7 +20,7 @@ from ..core.summary import Summary
 from ..core.tasks import TASKS, Classification, Counts, Regression, unit_of
 from ..data.federation import Federation
 from ..errors import UsageError, nearest
-from ..metrics.classification import count_correct, reweighted_accuracy
+from ..metrics.classification import confusion, count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
 from .left import Left
@@ -89,17 +89,31 @@ class Run:
         Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
         their sites, or if the metric is not defined for single examples.
         """
-        return self._of_test if split == "test" else self._scores(split)
+        return (self._of_test if split == "test" else self._answered(split))[0]
+
+    def confusion(self) -> Tensor:
+        """[N, C, C] int64 how many test examples of each class, the rows, a client's model takes for each, the columns.
+
+        It is sparse: `.to_dense()` fills in the zeros. The models are the clients' chosen ones. Raises UsageError
+        without classes, or if the models stayed at their sites.
+        """
+        found = self._of_test[1]
+        if found is None:
+            raise UsageError(
+                "a confusion table needs class labels, and models that are here; this run lacks one of them"
+            )
+        return found
 
     @cached_property
-    def _of_test(self) -> list[Tensor]:
-        return self._scores("test")
+    def _of_test(self) -> tuple[list[Tensor], Tensor | None]:
+        return self._answered("test")
 
-    def _scores(self, split: str) -> list[Tensor]:
+    def _answered(self, split: str) -> tuple[list[Tensor], Tensor | None]:
+        """What `tested` and, of classes, `confusion` return."""
         task, federation, model = self.federation.task, self.federation, self.model
         rows = federation.rows[split]
         if not self.history.kept_models:
-            return []
+            return [], None
         device, plain = model.theta.device, type(self.method).export is Method.export
         x, y = federation.x, federation.y
 
@@ -114,9 +128,11 @@ class Run:
             else:
                 found = [outputs(at, i) for i, at in enumerate(rows)]
             truth = y[torch.cat(list(rows))].cpu()
-            scores = of_examples(task, torch.cat(found), truth).split([len(at) for at in rows])
+            answers, sizes = torch.cat(found), [len(at) for at in rows]
+            scores = of_examples(task, answers, truth).split(sizes)
         undefined = any(len(own) and not own.isfinite().any() for own in scores)
-        return [] if undefined or not self._averages(scores, split) else list(scores)
+        kept = [] if undefined or not self._averages(scores, split) else list(scores)
+        return kept, confusion(answers, truth, sizes, task.classes) if isinstance(task, Classification) else None
 
     def _averages(self, scores: Sequence[Tensor], split: str) -> bool:
         """Whether clients' scores are the means of their examples', as not every score of a user's own is."""

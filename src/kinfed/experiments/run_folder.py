@@ -55,9 +55,10 @@ class RunFolder:
 
     A run begins with its `config`, and resumes from its `checkpoint` with the executor, precision, workers and device
     in `how`. A finished one has a `summary`, a `history`, what it took in `cost`, `models`, pictures, the scores of
-    single test examples in `tested`, what each client has in `clients`, `diagnostics` and `relations` if its method
-    has them, and the `state` with which it can go on. A run that goes on from another says from which in `origin`. A
-    run repeated with several seeds has a folder for each, and a summary of all.
+    single test examples in `tested`, which classes are taken for which in `confusion`, what each client has in
+    `clients`, `diagnostics` and `relations` if its method has them, and the `state` with which it can go on. A run that
+    goes on from another says from which in `origin`. A run repeated with several seeds has a folder for each, and a
+    summary of all.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -73,6 +74,7 @@ class RunFolder:
         self.state = self.path / "state.safetensors"
         self.origin = self.path / "from.json"
         self.tested = self.path / "tested.safetensors"
+        self.confusion = self.path / "confusion.csv"
         self.clients = self.path / "clients.json"
         self.summary = self.path / "summary.json"
         self.choice = self.path / "choice.json"
@@ -205,6 +207,29 @@ class RunFolder:
         sizes = torch.tensor([len(one) for one in scores])
         checkpoint.write({"scores": torch.cat(list(scores)), "sizes": sizes}, self.tested)
 
+    def write_confusion(self, counts: Tensor, clients: Sequence[str], classes: Sequence[str]) -> None:
+        """Write how many test examples of each class are taken for each, [N, C, C] as of `Run.confusion`."""
+        with replacing(self.confusion) as part, part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["client", "truth", "predicted", "examples"])
+            for (i, truth, predicted), examples in zip(
+                counts.indices().T.tolist(), counts.values().tolist(), strict=True
+            ):
+                table.writerow([clients[i], classes[truth], classes[predicted], examples])
+
+    def read_confusion(self) -> list[tuple[str, str, str, int]]:
+        """Client, class, predicted class and number of test examples; raises UsageError if that was not written."""
+        try:
+            with self.confusion.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
+        except FileNotFoundError:
+            raise UsageError(
+                f"{self} has no {self.confusion.name}: it is written at the end of a run here that predicts classes"
+            ) from None
+        except (OSError, LookupError, ValueError, TypeError) as problem:
+            raise UsageError(f"{self.confusion} cannot be read ({problem}); run again") from None
+
     def write_clients(self, federation: Federation) -> None:
         """Write what each client has: its examples in each split, and its group, classes and place where there are any.
 
@@ -265,19 +290,25 @@ class RunFolder:
         summary = self.read_summary()
         values: dict[str, list[float]] = {metric: [] for metric in metrics}
         rounds: dict[int, None] = {}
+        clients: dict[str, None] = {}
         try:
             with self.history.open(newline="", encoding="utf-8") as file:
                 lines = csv.reader(file)
                 head = next(lines)
-                at = [head.index(key) for key in ("round", "model", "split", "metric", "value")]
+                at = [head.index(key) for key in ("round", "client", "model", "split", "metric", "value")]
                 for line in lines:
-                    round, of, split, metric, value = (line[i] for i in at)
+                    round, client, of, split, metric, value = (line[i] for i in at)
                     if of == model and split == "test" and metric in values:
                         rounds[int(round)] = None
+                        clients[client] = None
                         values[metric].append(float(value))
             whole = {m: np.array(v).reshape(len(rounds), -1) for m, v in values.items() if v}
+        except PermissionError:  # nothing is wrong with the file
+            raise
         except (OSError, StopIteration, IndexError, ValueError):
             raise self.not_whole() from None
+        if clients and summary.names is not None and list(clients) != summary.names:
+            raise self.of_another(self.history)
         for scores in whole.values() if summary.attackers else ():
             scores[:, np.isin(summary.client_names, summary.attackers)] = np.nan
         return np.array(list(rounds), np.int64), whole
@@ -294,6 +325,8 @@ class RunFolder:
             return {
                 one[0]: Spent(one[0], one[1], one[2], one[3], took) for one, took in zip(counts, seconds, strict=True)
             }
+        except PermissionError:
+            raise
         except (OSError, KeyError, ValueError, TypeError) as problem:
             raise UsageError(
                 f"{self.cost} cannot be read ({problem}); delete the folder {self} and run again"
@@ -303,10 +336,19 @@ class RunFolder:
         """The error for a finished run with incomplete scores."""
         return UsageError(f"{self.history} is incomplete; delete the folder {self} and run again")
 
+    def of_another(self, path: Path) -> UsageError:
+        """The error for a file of another run."""
+        return UsageError(
+            f"{self}: its files do not belong together: {path.name} is of another run than {self.summary.name}; copy "
+            "the whole folder again, or run again"
+        )
+
     def read_relations(self) -> Relations:
         """The relations of a finished run with one seed; raises UsageError if its method mixes no models."""
         summary = self.read_summary()
         names = summary.client_names
+        if summary.relation is None and (summary.origin or {}).get("joined") == names:
+            raise UsageError(f"{self} holds models of newcomers alone, whose weights were not kept")
         if summary.relation is None:
             raise UsageError(f"{summary.method} mixes no models, so it has no weights between clients")
         at = summary.scores[summary.chosen]["round"]
@@ -316,13 +358,12 @@ class RunFolder:
                 theirs = file["clients"].tolist()
         except FileNotFoundError:
             raise UsageError(f"{self} has no {self.relations.name}; with so many clients none is kept") from None
+        except PermissionError:
+            raise
         except (OSError, ValueError, LookupError, BadZipFile) as problem:
             raise UsageError(f"{self.relations} cannot be read ({problem!s:.200}); run again") from None
         if theirs != names or at not in rounds:
-            raise UsageError(
-                f"{self}: its files do not belong together: {self.relations.name} is of another run than "
-                f"{self.summary.name}; copy the whole folder again, or run again"
-            )
+            raise self.of_another(self.relations)
         return Relations(rounds, weights, layers, origin, int(np.flatnonzero(rounds == at)[0]))
 
     def read_clusters(self) -> Tensor:

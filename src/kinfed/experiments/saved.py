@@ -82,10 +82,7 @@ class Saved:
                 one = next((of for of in ("*", *names) if of in parts), "")
                 first = [file.get_tensor(key) for key in parts[one].values()]
             if identity != summary.identity:
-                raise UsageError(
-                    f"{folder}: its files do not belong together: {place.models.name} is of another run than "
-                    f"{place.summary.name}; copy the whole folder again, or run again"
-                )
+                raise place.of_another(place.models)
             if maker and method is None:
                 raise UsageError(
                     f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "

@@ -38,6 +38,8 @@ class Tested(NamedTuple):
         means = summary.of_clients[summary.chosen]
         names = [str(i) for i in range(len(means))] if summary.names is None else summary.names
         honest = [name for name in names if name not in set(summary.attackers)]
+        if examples is not None and len(examples) != len(names):
+            raise folder.of_another(folder.tested)
         by_name = None if examples is None else dict(zip(names, examples, strict=True))
         return cls(
             {name: value for name, value in zip(names, means, strict=True) if name in honest},

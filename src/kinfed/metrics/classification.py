@@ -1,4 +1,6 @@
-"""Accuracy on all clients' test examples, weighted by a client's own shares of labels."""
+"""Which classes are taken for which, and accuracy on all clients' examples, weighted by a client's shares of labels."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -17,3 +19,15 @@ def reweighted_accuracy(correct: Tensor, total: Tensor, shares: Tensor) -> Tenso
 def count_correct(outputs: Tensor, y: Tensor, classes: int) -> Tensor:
     """[C] how many examples of each class the largest of outputs: [n, C] gets right."""
     return torch.bincount(y[outputs.argmax(-1) == y], minlength=classes)
+
+
+def confusion(outputs: Tensor, y: Tensor, sizes: Sequence[int], classes: int) -> Tensor:
+    """[N, C, C] how many examples of each class, the rows, the largest of outputs: [n, C] takes for each, the columns.
+
+    It is sparse: many clients times many classes squared would not fit into memory, and few of them occur. y: [n] are
+    the classes; the first sizes[0] examples are client 0's, and so on.
+    """
+    who = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    cells = torch.stack([who, y, outputs.argmax(-1)])
+    shape = len(sizes), classes, classes
+    return torch.sparse_coo_tensor(cells, torch.ones_like(y), shape, check_invariants=True).coalesce()

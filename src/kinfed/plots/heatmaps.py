@@ -291,6 +291,8 @@ def _panel(axes: Axes, weights: Array, borders: Array) -> AxesImage:
     low, high = float(others.min()), float(others.max())
     if high - low <= 1e-5 * abs(high):  # alike but for rounding, which must not look like structure
         low, high = 0.0, 2 * high or 1.0
+    if abs(others).max() < 1e-7 * abs(weights).max():  # nothing beside the clients' own weights, but for rounding
+        low, high = 0.0, float(weights.max())
     shown = np.ma.masked_where(itself, weights)
     image = axes.imshow(shown, cmap="YlGnBu", vmin=low, vmax=high, interpolation="nearest")
     axes.set_facecolor(OWN)

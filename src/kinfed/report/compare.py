@@ -100,8 +100,12 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
             judged.append(replace(row, verdict=folder.read_summary().verdict))
             continue
-        if row.method == "local" or local is None:
+        if row.method == "local":
             judged.append(row)
+            continue
+        if local is None:  # what the run itself found: real sites have compared themselves, and sent no scores of Local
+            own = [row.by_seed[seed].folder.read_summary().verdict for seed in row.seeds]
+            judged.append(replace(row, verdict=own[0]) if len(own) == 1 else row)
             continue
         shown: dict[str, Any] = {
             "metric": row.metric,

@@ -172,7 +172,7 @@ def _compared(
         found = by_examples(mine, theirs, row.higher_is_better) if parts.labels is None else {}
         if found:
             result["examples"][base] = [list(found[name]) if name in found else None for name in names]
-    if row.verdict is not None and parts.labels is None:
+    if row.verdict is not None and row.method != "local" and parts.labels is None:
         sides = {name: side for side in ("gain", "lose", "undecided") for name in row.verdict[side]}
         result["side"] = [sides.get(name, "") for name in names]
     return result
@@ -244,16 +244,20 @@ def _related(row: Row, parts: Parts, most: int, notes: list[str]) -> dict[str, A
 
 def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     """What the method compared to choose its weights, where its run has left that; and what is shown, in a sentence."""
+    if row.method == "local":
+        return {}
+    told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else ""
+    if not isinstance(told, str):
+        what, round = told[0].what, told[1]
+        values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
+        why = f"Compared is what {row.method} makes weights of, after round {round}: the {what}."
+        return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
+    if told:
+        return {"why": f"{told[:1].upper()}{told[1:]}."}
     if row.origin in ("given", "oracle"):
         return {"why": "The weights follow a graph that was given; the method compares no models."}
     if row.origin == "fixed":
         return {"why": "The weights are fixed by numbers of examples; the method compares no models."}
-    told = compared(folder) if parts.labels is None and len(parts.names) <= COMPARED else None
-    if told is not None:
-        what, round = told[0].what, told[1]
-        values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
-        why = f"Beside a weight stands what {row.method} makes it of, after round {round}: the {what}."
-        return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
     if len(parts.names) > COMPARED:
         return {"why": f"What {row.method} compared is left out, as there are more than {COMPARED} clients."}
     return {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import UsageError, nearest
 from ..experiments.run_folder import Relations, RunFolder
 from ..metrics import graphs
-from .grid import Grid
+from .grid import Grid, defined, number
 
 Array = NDArray[Any]
 
@@ -264,11 +264,6 @@ def _arrow(before: float, after: float) -> str:
     return f"{before:.3f} -> {after:.3f}"
 
 
-def number(value: float) -> str:
-    """A number with three decimals; nothing for one that is not defined."""
-    return "" if math.isnan(value) else f"{value:.3f}"
-
-
 def _alike(before: torch.Tensor, after: torch.Tensor) -> tuple[list[float], list[float]]:
     """[N] the overlap and the correlation of rows."""
     positive = bool((before >= 0).all() and (after >= 0).all())
@@ -286,7 +281,7 @@ def _any(values: Sequence[float]) -> bool:
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if isinstance(one, float) and math.isnan(one) else one for key, one in row.items()}
+    return {key: defined(one) for key, one in row.items()}
 
 
 def _check_clients(folders: tuple[RunFolder, RunFolder], names: list[str], other: list[str]) -> None:

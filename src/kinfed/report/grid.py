@@ -112,6 +112,16 @@ def as_csv(grid: Grid) -> str:
     return out.getvalue()
 
 
+def defined(value: Any) -> Any:
+    """The value as JSON has it: None for a number that is not defined, NaN."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def number(value: float) -> str:
+    """A number with three decimals; nothing for one that is not defined."""
+    return "" if math.isnan(value) else f"{value:.3f}"
+
+
 def quantity(value: float, unit: str = "") -> str:
     """A number that is not negative in three digits, with a prefix, such as 1.23 kB."""
     rounded = float(f"{value:.3g}")  # 999,999 is 1 M

@@ -207,10 +207,10 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
     spread = f"± {_score(row, row.over_clients)} over clients"
     facts = [(_score(row, row.mean, True), f"mean test {word(row.metric)}", spread)]
     for base, name in (("local", "learning alone"), ("fedavg", "one model for all")):
-        if judged is not None and base in judged["over"]:
+        if judged is not None and base != row.method and base in judged["over"]:
             mean, interval = _difference(row, judged["over"][base])
             facts.append((mean, f"{_gain_unit(row)} over {name}", interval))
-    if judged is not None and _by_example(row):
+    if judged is not None and row.method != "local" and _by_example(row):
         gain, lose, rest = (len(judged[side]) for side in ("gain", "lose", "undecided"))
         facts.append((f"{gain:,} gain, {lose:,} lose", "clients, beyond noise", f"{rest:,} undecided"))
     return facts
@@ -235,9 +235,9 @@ def _cautions(gathered: Gathered, summaries: Sequence[Summary]) -> list[tuple[st
             found["Precision", f"{label} was trained in {summary.precision}."] = None
         found |= {("Warning", f"{label}: {warning}"): None for warning in row.warnings}
     if gathered.at("local") is None:
-        found["No Local", "Nothing here says what learning from others is worth, as Local is not among the runs."] = (
-            None
-        )
+        nothing = "Nothing here says what learning from others is worth, as Local is not among the runs."
+        own = "Local is not among the runs; the verdict is the run's own, and of single clients nothing can be said."
+        found["No Local", nothing if gathered.rows[gathered.main].verdict is None else own] = None
     scaled = [part for row in gathered.rows for part in Path(row.folder).absolute().parts if "-scaled-" in part]
     if scaled:
         found["Scaled", f"A smaller copy of a published experiment ({scaled[0]}): fewer rounds and examples."] = None
@@ -248,10 +248,10 @@ def _method(row: Row, label: str, summary: Summary, scale: "_Forest", judged: bo
     """A line of the table of methods."""
     scores = [one.read_summary().honest_scores[row.model] for one in folders_of(row)]
     worst, best = (float(sum(s.get(k, math.nan) for s in scores) / len(scores)) for k in ("worst10", "best10"))
-    over = (row.verdict or {}).get("over", {})
-    sides = (
-        [len(row.verdict[side]) for side in ("gain", "undecided", "lose")] if row.verdict and _by_example(row) else None
-    )
+    judgement = row.verdict or {}
+    over = {base: found for base, found in judgement.get("over", {}).items() if base != row.method}
+    told = judgement and row.method != "local" and _by_example(row)
+    sides = [len(judgement[side]) for side in ("gain", "undecided", "lose")] if told else None
     return {
         "label": label,
         "judged": judged,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from ..core.sharing import undivided
 from ..core.summary import Summary
 from ..errors import RunError, UsageError
 from ..experiments.remixed import MIXED, Remixed, alone, without
@@ -18,8 +19,8 @@ from ..experiments.run import client_index
 from ..experiments.run_folder import Relations, RunFolder
 from ..experiments.saved import Saved
 from ..metrics.graphs import label_overlap
-from .difference import number, relations_of
-from .grid import Grid
+from .difference import relations_of
+from .grid import Grid, defined, number
 
 Array = NDArray[Any]
 
@@ -66,9 +67,8 @@ class Reasons:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; None where a number is not known."""
-        facts = {key: value for key, value in vars(self).items() if key not in ("itself", "sources")}
-        plain = {key: None if isinstance(one, float) and math.isnan(one) else one for key, one in facts.items()}
-        return plain | {"itself": _plain(self.itself), "sources": [_plain(one) for one in self.sources]}
+        facts = {key: defined(value) for key, value in vars(self).items() if key not in ("itself", "sources")}
+        return facts | {"itself": _plain(self.itself), "sources": [_plain(one) for one in self.sources]}
 
 
 class _Likeness(NamedTuple):
@@ -194,12 +194,12 @@ def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], no
     """What the method compared, if the run has left it; else how the saved models of these clients are alike."""
     if opened is None:
         return None
-    if isinstance(opened, Reopened) and opened.former.names == opened.saved.names:
-        told = opened.method.compared(opened.roster, opened.server)
-        if told is not None:
-            return _Likeness(f"{told.what}, after round {opened.former.done}", told.values[i].double().cpu().numpy())
+    if isinstance(opened, Reopened) and (told := opened.compared()) is not None:
+        return _Likeness(f"{told.what}, after round {opened.former.done}", told.values[i].double().cpu().numpy())
     saved = opened.saved if isinstance(opened, Reopened) else opened
-    notes.append(f"the run kept nothing of what {saved.summary.method} compares, so saved models are compared")
+    weighs = undivided(opened.method).weighs if isinstance(opened, Reopened) else ""
+    why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
+    notes.append(f"{why}; so saved models are compared here")
     learned = saved.layout.trainable
     models = {j: saved.theta(j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
@@ -305,4 +305,4 @@ def _scores_table(found: Reasons) -> tuple[str, list[str], list[list[str]]]:
 
 
 def _plain(source: Source) -> dict[str, Any]:
-    return {key: None if isinstance(one, float) and math.isnan(one) else one for key, one in source._asdict().items()}
+    return {key: defined(one) for key, one in source._asdict().items()}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.history import over_seeds, preferred
 from ..core.summary import Summary
+from ..data.split import Split
 from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
 
@@ -161,6 +162,15 @@ def over(folder: Path, summaries: Mapping[Path, Summary], model: str = "") -> Ro
     )
 
 
+def _dealt(summary: Summary) -> dict[str, Any]:
+    """How examples were dealt and split; settings that came after a run have their defaults in it.
+
+    Runs that differ only in the graph are comparable: they show the value of the graph.
+    """
+    dealt = {key: value for key, value in summary.federation.items() if key != "graph"}
+    return dealt | {"split": asdict(Split()) | dealt.get("split", {})}
+
+
 def _row(folder: Path, summary: Summary, model: str) -> Row:
     """The row of one run with one seed."""
     attack, score, relation = summary.attack, summary.honest_scores[model], summary.relation or {}
@@ -172,8 +182,7 @@ def _row(folder: Path, summary: Summary, model: str) -> Row:
         method=summary.method,
         model=model,
         dataset=summary.dataset,
-        # Runs that differ only in the graph are comparable: they show the value of the graph.
-        federation=json.dumps({k: v for k, v in summary.federation.items() if k != "graph"}, sort_keys=True),
+        federation=json.dumps(_dealt(summary), sort_keys=True),
         graph=str(summary.federation.get("graph", {}).get("name", "given")),
         origin=relation.get("origin"),
         attack=f"{attack['name']} {attack['share']:g}" if attack else "",

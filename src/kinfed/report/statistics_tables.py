@@ -7,7 +7,7 @@ from typing import Any
 
 from ..metrics.statistics import Paired
 from .compare import Comparison
-from .grid import Grid
+from .grid import Grid, defined
 from .rows import Row, decimals
 from .statistics import ALONE, RIVAL, Own, Pair, Ranking, Statistics, ranking, statistics
 
@@ -74,7 +74,7 @@ def _own(found: Statistics, letter: str, refused: Sequence[str]) -> Grid:
                 "" if one.gain is None else f"{one.gain}/{one.lose}",
             ]
         )
-        bounds = {"low": _number(interval.low), "high": _number(interval.high), "over": interval.over}
+        bounds = {"low": defined(interval.low), "high": defined(interval.high), "over": interval.over}
         values: dict[str, Any] = {"mean": interval.mean, **bounds, "worst10": one.worst, "best10": one.best}
         values["worse_than_local"] = None if local is None else local.worse
         records.append({"set": letter, "method": one.name, **values, "gain": one.gain, "lose": one.lose})
@@ -144,9 +144,9 @@ def _cells(one: Pair, shown: "_Score") -> list[str]:
 
 
 def _record(one: Pair, family: str, letter: str) -> dict[str, Any]:
-    found = {key: _number(value) for key, value in one.found._asdict().items()}
+    found = {key: defined(value) for key, value in one.found._asdict().items()}
     seeds = {"paired_seeds": " ".join(map(str, one.seeds)), "family": family}
-    return {"set": letter, "method": one.name, "against": one.other, **found, "holm": _number(one.holm), **seeds}
+    return {"set": letter, "method": one.name, "against": one.other, **found, "holm": defined(one.holm), **seeds}
 
 
 def _weakness(pairs: Sequence[Paired]) -> list[str]:
@@ -170,7 +170,7 @@ def _stages(found: Statistics, letter: str) -> Grid | None:
         lost = f"{round(pair.worse * pair.clients)} of {pair.clients}"
         lines.append([one.name, *both, shown.difference(pair.mean), bounds, lost])
         values = {"before": before, "mean_before": low, "after": after, "mean_after": high, "difference": pair.mean}
-        bounds_of = {"low": _number(pair.low), "high": _number(pair.high), "p": _number(pair.p), "worse": pair.worse}
+        bounds_of = {"low": defined(pair.low), "high": defined(pair.high), "p": defined(pair.p), "worse": pair.worse}
         records.append({"set": letter, "method": one.name, **values, **bounds_of})
     if not lines:
         return None
@@ -223,8 +223,3 @@ class _Score:
 
 def _p(value: float) -> str:
     return "" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def _number(value: Any) -> Any:
-    """None for what is not a number."""
-    return None if isinstance(value, float) and math.isnan(value) else value

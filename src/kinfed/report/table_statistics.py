@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.summary import Summary
 from ..experiments.reproduction import MEASURES, Line, Measure, Reproduction
 from ..metrics.statistics import is_share, kendall
 from ..papers.published_table import Column
@@ -26,26 +27,20 @@ def comparison(made: Reproduction) -> Comparison:
         if measure is None or column.mean_of or column.changes in seen:
             continue
         seen.append(column.changes)
-        rows = [row for name in made.protocol.rows if (row := _row(made, name, column, measure)) is not None]
+        rows = [found for name in made.protocol.rows if (found := _row(made, name, column, measure)) is not None]
         if rows:
             sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
     return Comparison(tuple(sets), ())
 
 
-def _counted(rows: Sequence[Row]) -> Iterator[Row]:
-    """The rows, with the clients that gain and lose over Local beyond noise.
-
-    Runs keep the scores of single test examples in their own metric and for the model that validation prefers, so there
-    is no count where the table scores another.
-    """
-    kept = {row.method for row in rows if all(_prefers(one, row.model) for one in row.by_seed.values())}
-    counted = {row.method: row for row in verdicts([row for row in rows if row.method in kept])[0] if row.paired}
-    return (counted.get(row.method, row) for row in rows)
+def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
+    """The rows, with the clients that gain and lose over Local beyond noise, where `_row` says that it can be told."""
+    counted = {row.method: row for row in verdicts([row for row, own in rows if own])[0] if row.paired}
+    return (counted.get(row.method, row) for row, _ in rows)
 
 
-def _prefers(clients: Clients, model: str) -> bool:
-    """Whether a run's own score, and the model that validation prefers, are those of its row."""
-    summary = clients.folder.read_summary()
+def _is_own(summary: Summary, clients: Clients, model: str) -> bool:
+    """Whether a run's own score, and the model that validation prefers, are these."""
     scored = np.array(summary.of_clients[summary.chosen], np.float64)  # None is NaN
     ours = clients.by_model[model]
     return summary.chosen == model and len(scored) == len(ours) and np.allclose(scored, ours, equal_nan=True)
@@ -58,22 +53,27 @@ def _first(made: Reproduction, column: Column) -> Measure | None:
     return fit[0] if fit else None
 
 
-def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> Row | None:
-    """The row of a method on a column; None if no seed of it is finished."""
+def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> tuple[Row, bool] | None:
+    """The row of a method on a column; None if no seed of it is finished.
+
+    With it, whether its runs keep the scores of single test examples for what is scored here: they do in their own
+    metric, and for the model that validation prefers.
+    """
     cell = made.cell(made.protocol.rows[name], column)
     folders = made.finished(cell)
     if not folders:
         return None
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
-    summaries = {one.path: replace(one.read_summary(), federation=federation) for one in folders.values()}
+    read = {seed: replace(one.read_summary(), federation=federation) for seed, one in folders.items()}
+    summaries = {one.path: read[seed] for seed, one in folders.items()}
     row = over(made.folder(cell.row, column), summaries, cell.row.score)
     share, clients = is_share(measure.score), dict(row.by_seed)
     for seed, models in made.clients(cell, measure.score).items():
         scores = {model: values * (1 if share else measure.times) for model, values in models.items()}
         clients[seed] = clients[seed]._replace(by_model=scores)
     counted = {int(np.isfinite(one.by_model[row.model]).sum()) for one in clients.values()}
-    return replace(
+    row = replace(
         row,
         method=name,  # as the table has it; the graph is told apart by it
         graph="given",
@@ -85,6 +85,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> Row
         mean=float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()])),
         by_seed=clients,
     )
+    return row, all(_is_own(read[seed], one, row.model) for seed, one in clients.items())
 
 
 def agreement(group: Sequence[Line]) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 
 from .. import __version__
 from ..data.columns import Calendar, Category, Number
-from ..errors import UsageError
+from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from .whole import words
@@ -45,7 +45,7 @@ def _cell(text: object) -> str:
 def _data(saved: Saved) -> str:
     dataset = saved.summary.federation.get("dataset", {})
     path = f" ({dataset['path']})" if isinstance(dataset, dict) and "path" in dataset else ""
-    return f"{saved.summary.dataset}{path}, {saved.summary.clients} clients"
+    return f"{saved.summary.dataset}{path}, {several(saved.summary.clients, 'client')}"
 
 
 def _score_of(folder: RunFolder, client: str) -> float | None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import quote
@@ -14,7 +14,7 @@ from ..core import checkpoint, trees
 from ..errors import RunError, UsageError
 from ..experiments.predictor import Predictor
 from ..experiments.saved import Saved
-from ..files import make_folder, replacing
+from ..files import replacing, together
 from . import onnx_file
 from .card import card
 from .exported import facts
@@ -36,8 +36,8 @@ class Exported(NamedTuple):
 
 def export(
     saved: Saved, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
-) -> Iterator[Exported]:
-    """Write the model of each client into the folder `out`, and its card; yields them as they are written.
+) -> list[Exported]:
+    """Write the model of each client into the folder `out`, and its card: all of them, or nothing.
 
     ONNX and pt2 take a table's columns and give classes, probabilities or numbers in their own unit; the answers of
     ONNX are compared with PyTorch's. A file of safetensors has the tensors only, and its card says the rest. Raises
@@ -51,16 +51,22 @@ def export(
     paths = {name: out / f"{file_name(name)}.{kind}" for name in names}
     if (there := [path for path in paths.values() if path.exists()]) and not again:
         raise UsageError(f"{there[0]} is there already; choose another --out, or allow it with --force")
-    make_folder(out)
     forms: dict[Any, Any] = {}  # ONNX models by what they were converted from
-    for name, path in paths.items():
-        begin = time.perf_counter()
-        apart = _write(saved, name, kind, path, forms)
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-        text = card(saved, name, path, digest, licence, apart)
-        with replacing(path.with_name(f"{path.name}.md")) as part:
-            part.write_text(text, encoding="utf-8")
-        yield Exported(name, path, path.stat().st_size, time.perf_counter() - begin, apart)
+    with together(out) as folder:
+        return [_exported(saved, name, kind, path, folder / path.name, licence, forms) for name, path in paths.items()]
+
+
+def _exported(
+    saved: Saved, name: str, kind: Format, path: Path, written: Path, licence: str, forms: dict[Any, Any]
+) -> Exported:
+    """Write the model that will be at `path`, and its card."""
+    begin = time.perf_counter()
+    apart = _write(saved, name, kind, written, forms)
+    digest = hashlib.sha256(written.read_bytes()).hexdigest()
+    text = card(saved, name, path, digest, licence, apart)
+    with replacing(written.with_name(f"{path.name}.md")) as part:
+        part.write_text(text, encoding="utf-8")
+    return Exported(name, path, written.stat().st_size, time.perf_counter() - begin, apart)
 
 
 def file_name(client: str) -> str:

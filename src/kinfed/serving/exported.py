@@ -18,7 +18,7 @@ from ..data.columns import Category, Unused
 from ..data.description import Description
 from ..data.series import Series
 from ..errors import UsageError
-from ..experiments.predictor import KEPT, Answers, Predictor, Source
+from ..experiments.predictor import KEPT, Answers, Predictor, Source, only
 from ..experiments.saved import Saved
 
 SHA256 = re.compile(r"^\| sha256 \| ([0-9a-f]{64}) \|$", re.MULTILINE)  # as a card has it
@@ -99,9 +99,9 @@ def _predictor(
     sources = {name: Source(one["method"], one["model"]) for name, one in said.items()}
     sessions = lru_cache(KEPT)(lambda client: _session(of[client]))
     shape, source = tuple(run["shape"]), sources.__getitem__
-    return Exported(names, None, shape, Answers(**meant), sessions, source, description, series, readings), run[
-        "method"
-    ]
+    client = only(names, description)
+    found = Exported(names, client, shape, Answers(**meant), sessions, source, description, series, readings)
+    return found, run["method"]
 
 
 def _checked(path: Path) -> dict[str, str]:

@@ -552,7 +552,7 @@ function linkTable(title, links, i, nobody, theyHear = false) {
   const box = make("div", "", {}, make("h4", title));
   if (!links.length) { box.append(make("p", nobody, { class: "hint" })); return box; }
   const groups = DATA.clients.groups, headings = ["Client", "Weight"], most = 8, seen = method().compared;
-  if (seen) headings.push(seen.what);
+  if (seen) headings.push("Compared"); // what it is stands below, as it may be long
   if (DATA.clients.counts) headings.push("Label overlap");
   if (DATA.clients.places) headings.push("Distance");
   if (groups) headings.push("Group");
@@ -599,7 +599,7 @@ function showPanel() {
     parts.push(linkTable("It hears", hears(f, i), i, "It hears nobody else."));
     parts.push(linkTable(sparse ? "Hear it, by their strongest links" : "Hear it", heard(f, i), i, "Nobody hears it.", true));
     parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }),
-      make("p", m.why ?? "", { class: "hint more" }));
+      ...(m.why ? [make("p", m.why, { class: "hint more" })] : []));
   }
   const stack = make("div", "", { class: "stack" }, scoreTable(i), clientCurves(i));
   if (DATA.clients.counts) stack.append(classBars(i));
@@ -705,7 +705,8 @@ function showRanked() {
   const [top, tail] = [order.slice(0, tenth), order.slice(-tenth)];
   $("ranked-hint").textContent = gain
     ? `${m.label} over Local, in ${unit}${DATA.higher ? "" : "; above zero is a smaller error"}. The tenth that gains most: ${difference(mean(top, gain))}; the tenth that gains least: ${difference(mean(tail, gain))}. Filled bars gain or lose beyond noise.`
-    : `By test ${metric} of ${m.label}, as Local is not among the runs.`;
+    : `By test ${metric} of ${m.label}${m.method === "local" ? ": each client's own model, trained alone" : ", as Local is not among the runs"}.`;
+  $("clients-title").textContent = gain ? "Clients, by gain" : "Clients, by score";
   const columns = ["Client", ...(DATA.clients.groups ? ["Group"] : []), ...DATA.methods.map((one) => one.label), ...(gain ? ["Gain over Local", "Test examples better, worse, same", "Verdict"] : [])];
   $("ranked-head").replaceChildren(make("tr", "", {}, ...columns.map((c) => make("th", c, { scope: "col" }))));
   const shown = order.length > most ? [...order.slice(0, most / 2), ...order.slice(-most / 2)] : order;
