@@ -23,6 +23,7 @@ extensions = [
     "contents",
     "generated",
     "formulas",
+    "tables",
     "checked",
 ]
 exclude_patterns = ["site", "conf.py"]
@@ -38,6 +39,7 @@ templates_path: list[str] = []
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4  # links to headings are written as code hosts make them
 myst_dmath_double_inline = True
+myst_disable_syntax = ["myst_line_comment"]  # a line that begins with a percent sign is text
 
 nb_execution_mode = "auto"
 nb_execution_in_temp = True  # what notebooks write is not left among the pages

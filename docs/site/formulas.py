@@ -3,6 +3,7 @@
 import html
 import re
 import xml.etree.ElementTree as xml
+from itertools import zip_longest
 from typing import Any
 
 from docutils import nodes
@@ -11,7 +12,13 @@ from sphinx.application import Sphinx
 
 SPACE = "http://www.w3.org/1998/Math/MathML"
 ACCENTS = "\u02c9\u02c6~_\u203e"  # as the converter writes bars, hats and tildes; the last is a bar that stretches
-OTHER_NAMES = {r"\\dots\b": r"\\ldots", r"\\(big|Big)(?![a-zA-Z])": r"\\\1l"}  # what the converter calls them
+OTHER_NAMES = {  # what the converter calls them
+    r"\\dots\b": r"\\ldots",
+    r"\\(big|Big)(?![a-zA-Z])": r"\\\1l",
+    r"\\([td]?frac)(\d)(\d)": r"\\\1{\2}{\3}",  # it would take both for one number
+    r"\\operatorname\*\{(\w+)\}": r"\\mathrm{\1}",
+}
+APPLIED = "\u2061"  # between a function's name and what it is taken of
 
 
 def mathml(formula: str, as_block: bool) -> str:
@@ -26,9 +33,17 @@ def mathml(formula: str, as_block: bool) -> str:
 
 
 def _mend(parent: xml.Element) -> None:
-    """Put an index beside a letter with an accent, where the converter puts it below; a long bar stretches."""
-    for at, one in enumerate(list(parent)):
+    """Put an index beside a letter with an accent, where the converter puts it below; a long bar stretches.
+
+    Braces and norms are as high as a letter, and a function's name stands apart from what it is taken of.
+    """
+    children = list(parent)
+    for at, (one, following) in enumerate(zip_longest(children, children[1:])):
         _mend(one)
+        if one.tag == f"{{{SPACE}}}mo" and one.text in ("{", "}", "\u2016"):
+            one.set("stretchy", "false")
+        if one.text == APPLIED and following is not None and following.tag != f"{{{SPACE}}}mo":
+            one.set("rspace", "0.17em")
         last = one[-1] if len(one) else None
         if last is not None and last.text and last.text in ACCENTS and one.tag.startswith(f"{{{SPACE}}}m"):
             if last.text == "_":
