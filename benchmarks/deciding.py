@@ -1,8 +1,8 @@
 """Experiments that decide what a page may say of a cause: python benchmarks/deciding.py [NAME ...] [--seeds 0,1,2]
 
-Each is a few `kinfed run`s that differ in one setting, at the scale of the page's table. Finished runs are kept in
---keep, so the same command again does what is left and adds further seeds. The test scores go to
-docs/results/deciding/NAME.csv. From that file the experiment's part of its page is written, between marks: the table
+Each is a few `kinfed run`s that differ in one setting, at the scale of the page's table. Runs are kept in --keep, and
+the test scores of finished ones go to docs/results/deciding/NAME.csv, so the same command again does what is left and
+adds further seeds. From that file the experiment's part of its page is written, between marks: the table
 and the numbers in the sentence below it; --write does that alone. Without NAME, all of them.
 """
 
@@ -189,6 +189,7 @@ ASKED = {
 def train(name, seeds, keep):
     """Do what is left of an experiment's runs; whether all of them ended well."""
     asked, well = ASKED[name], True
+    done = {(row["setting"], row["seed"]) for row in read(name) if not row["metric"].startswith("validation")}
     settings = {setting: f"{asked.common} {more}".split() for setting, more in asked.settings.items()}
     for method, grid in (asked.tuned or {}).items():
         well &= not kinfed_does(
@@ -213,6 +214,8 @@ def train(name, seeds, keep):
             collect(name, facts(asked, seed))
         for setting, more in settings.items():
             out = keep / name / setting.replace(" ", ",") / f"seed-{seed}"
+            if (setting, str(seed)) in done:
+                continue
             if not (out / "summary.json").exists():
                 print(name, setting, "seed", seed, flush=True)
                 begun = (out / "config.toml").exists()

@@ -77,6 +77,18 @@ def measure(source, name, overrides=()):
     return found
 
 
+def others(found, experiment):
+    """Which methods were not run, in a paragraph of its own."""
+    left = [name for name in METHODS if name not in found]
+    if left:
+        ran = len(METHODS) - len(left)
+        text = f"Of kinfed's {len(METHODS)} methods {ran} were run for this page; not run: {', '.join(left)}."
+        if experiment != "cifar10-groups":
+            text += " All are in the [comparison set](comparison-set.md)."
+        yield ""
+        yield from textwrap.wrap(text, 110, break_on_hyphens=False)
+
+
 def rows(name, found):
     """A table row a named model."""
     for model in found[0].scores:
@@ -157,6 +169,7 @@ def main():
         "spread over clients and worst 5 % are means over seeds. AUROC: how well the relation's off-diagonal weights",
         "tell clients of the same group from others (0.5 is chance). `oracle` averages inside the true groups: what a",
         "perfect graph would give. Panacea needs a known graph, which this data has not: it is given the true groups.",
+        *others(found, name),
         "",
         head,
         rule,
