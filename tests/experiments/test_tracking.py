@@ -38,6 +38,7 @@ class Mine:
 
     def record(self, round, seconds, values, picture):
         if (self.here / "away").exists():
+            (self.here / "missed").touch()
             raise ConnectionError("http://ada:pa55word@127.0.0.1:1: nobody answers")
         with (self.here / "mine.jsonl").open("a") as file:
             drawn = bool(picture) and picture.read_bytes()[1:4] == b"PNG"
@@ -69,6 +70,18 @@ def mine(tmp_path, monkeypatch):
 
 def lines(folder, kind):
     return [one for one in map(json.loads, (folder / "mine.jsonl").read_text().splitlines()) if kind in one]
+
+
+def wait_for(condition, seconds=60):
+    """On a busy machine another thread's turn may be late."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def rounds_sent(folder):
+    return (folder / "mine.jsonl").exists() and lines(folder, "round")
 
 
 def experiment(*changes, method="fedaghn"):
@@ -148,12 +161,12 @@ def test_a_run_that_is_resumed_has_neither_doubles_nor_gaps(tmp_path, mine, seco
 def test_a_tracker_that_is_away_for_a_while_catches_up(tmp_path, mine, recwarn):
     out = tmp_path / "a"
 
-    def leave(history, rounds):
-        if history.done in (2, 5):
-            time.sleep(0.2)  # it works in a thread of its own
+    def leave(history, rounds):  # the tracker works in a thread of its own
         if history.done == 2:
+            wait_for(lambda: rounds_sent(out))
             (out / "away").touch()
         if history.done == 5:
+            wait_for((out / "missed").exists)
             (out / "away").unlink()
 
     launch(experiment(), out, Execution(track=(mine,), progress=leave))

@@ -99,9 +99,10 @@ def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(
     assert "fails, and the run goes on without: ConnectionError: nobody answers" in said[0]
     assert said[1].endswith(f"lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}")
     (out / "config.toml").write_text("rounds = 2\n")
-    assert main(["flower", "run", "--resume", str(out)]) == 0  # it is still away
-    told = " ".join(capsys.readouterr().err.split())
-    assert f"Mine lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}" in told
+    for _ in range(2):  # it is still away, and every command says so
+        assert main(["flower", "run", "--resume", str(out)]) == 0
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"Mine lacks rounds 1 to 2; to send them: kinfed flower run --resume {out}" in told
     (out / "away").unlink()
     assert main(["flower", "run", "--resume", str(out)]) == 0
     assert [one["round"] for one in sent(out, "round")] == [1, 2]

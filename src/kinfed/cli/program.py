@@ -75,9 +75,9 @@ def execute(arguments: list[str] | None) -> int:
             reported.add(kind)
             print(f"kinfed: warning: {message}", file=sys.stderr)
 
-    warnings.showwarning = warn
     try:
-        with heard():
+        with warnings.catch_warnings(), heard():  # so that a process's next command says again what this one has said
+            warnings.showwarning = warn
             args.command(args, console)
         return 0
     except BrokenPipeError:  # the reader has closed the pipe
