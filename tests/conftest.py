@@ -2,6 +2,11 @@
 
 import os
 import shutil
+import socket
+import subprocess
+import time
+import urllib.request
+import venv
 
 # More threads would only get in each other's way: tests run side by side. What needs several asks for them itself.
 os.environ["OMP_NUM_THREADS"] = "1"  # before PyTorch is imported, and for the programs that tests start
@@ -51,6 +56,44 @@ def alone(request, monkeypatch):
     """Local and FedAvg are not trained beside the runs of tests, which are all cheap, unless a test is marked so."""
     if "beside" not in request.keywords:
         monkeypatch.setattr("kinfed.experiments.beside.CHEAP", 0)
+
+
+@pytest.fixture(scope="session")
+def mlflow_server(tmp_path_factory):
+    """A real MLflow server that is started and stopped; MLFLOW_PYTHON has all of MLflow, or else it is installed."""
+    python = os.environ.get("MLFLOW_PYTHON", "")
+    if not python:
+        place = tmp_path_factory.mktemp("mlflow")
+        venv.create(place, with_pip=True)
+        python = str(place / "bin" / "python")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "mlflow"], check=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = tmp_path_factory.mktemp("store")
+    address, running = f"http://127.0.0.1:{port}", []
+
+    def start():
+        options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+        options += ["--backend-store-uri", f"sqlite:///{folder}/runs.db", "--artifacts-destination", f"{folder}/files"]
+        command = [python, "-m", "mlflow", "server", *options]
+        with (folder / "log").open("ab") as log:
+            running.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{address}/health", timeout=1)
+                return
+            except OSError:
+                time.sleep(0.1)
+        raise AssertionError((folder / "log").read_text())
+
+    def stop():
+        while running:
+            os.killpg(running[-1].pid, 9)
+            running.pop().wait()
+
+    yield address, start, stop
+    stop()
 
 
 @pytest.fixture

@@ -1,12 +1,7 @@
 """Runs that are followed from outside while they go on."""
 
 import json
-import os
-import socket
-import subprocess
 import time
-import urllib.request
-import venv
 
 import numpy as np
 import pytest
@@ -269,49 +264,11 @@ def test_tensorboard_reads_the_whole_run(tmp_path, monkeypatch):
     assert b"method.name" in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A real MLflow server that is started and stopped; MLFLOW_PYTHON has all of MLflow, or else it is installed."""
-    python = os.environ.get("MLFLOW_PYTHON", "")
-    if not python:
-        place = tmp_path_factory.mktemp("mlflow")
-        venv.create(place, with_pip=True)
-        python = str(place / "bin" / "python")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "mlflow"], check=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folder = tmp_path_factory.mktemp("store")
-    address, running = f"http://127.0.0.1:{port}", []
-
-    def start():
-        options = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
-        options += ["--backend-store-uri", f"sqlite:///{folder}/runs.db", "--artifacts-destination", f"{folder}/files"]
-        command = [python, "-m", "mlflow", "server", *options]
-        with (folder / "log").open("ab") as log:
-            running.append(subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True))
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{address}/health", timeout=1)
-                return
-            except OSError:
-                time.sleep(0.1)
-        raise AssertionError((folder / "log").read_text())
-
-    def stop():
-        while running:
-            os.killpg(running[-1].pid, 9)
-            running.pop().wait()
-
-    yield address, start, stop
-    stop()
-
-
 @pytest.mark.slow
-def test_a_real_mlflow_server_has_every_round_once_although_it_was_away(tmp_path, server, monkeypatch):
+def test_a_real_mlflow_server_has_every_round_once_although_it_was_away(tmp_path, mlflow_server, monkeypatch):
     from mlflow import MlflowClient
 
-    address, start, stop = server
+    address, start, stop = mlflow_server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     monkeypatch.setattr(following, "PAUSES", (0.1, 0.2))
     out = tmp_path / "a"

@@ -11,6 +11,7 @@ import pytest
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
 from kinfed.experiments import following
+from kinfed.experiments.run_folder import RunFolder
 from kinfed.flower import trackers
 from kinfed.flower.grid import GridTransport
 from kinfed.flower.server import serve
@@ -106,6 +107,41 @@ def test_a_tracker_that_is_away_holds_up_nobody_and_is_sent_the_rest_when_asked(
     (out / "away").unlink()
     assert main(["flower", "run", "--resume", str(out)]) == 0
     assert [one["round"] for one in sent(out, "round")] == [1, 2]
+
+
+@pytest.mark.slow
+def test_a_real_mlflow_server_has_every_round_of_a_federation(trial, tmp_path, mlflow_server, monkeypatch, capsys):
+    from mlflow import MlflowClient
+
+    address, start, stop = mlflow_server
+    monkeypatch.setattr(following, "PAUSES", (0.1, 0.2))
+    monkeypatch.setattr(following, "PICTURES", 0)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "sites")
+    out = tmp_path / "followed"
+    out.mkdir()
+    trackers.ask(out, ["mlflow"])
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")  # the run's process has another environment
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
+    start()
+
+    def leave(text):
+        if text.startswith("round 3 of 4"):
+            stop()
+
+    with pytest.warns(UserWarning, match="mlflow lacks rounds"):
+        carry_out(trial("fedaghn", rounds=4), out, leave)
+    start()
+    assert main(["flower", "run", "--resume", str(out)]) == 0
+    assert "lacks" not in capsys.readouterr().err
+    client = MlflowClient(address)
+    (run,) = client.search_runs([client.get_experiment_by_name("sites").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["method.name"] == "fedaghn"
+    rounds, scores = RunFolder(out).read_scores("mixed", "accuracy")
+    sent = client.get_metric_history(run.info.run_id, "test/accuracy/mixed")
+    assert [one.step for one in sent] == rounds.tolist() == [1, 2, 3, 4]
+    assert [one.value for one in sent] == pytest.approx(scores.mean(1).tolist(), rel=1e-6)
 
 
 def test_what_trackers_need_of_the_environment_goes_along_and_is_private(tmp_path, monkeypatch):
