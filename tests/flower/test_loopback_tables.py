@@ -84,16 +84,24 @@ def compare(folder, summary, simulated):
     assert scores <= 1e-5
 
 
-def test_five_sites_with_mixed_tables_over_tls(tmp_path):
-    """Shops with text, holes and dates: another order of columns, other names, Parquet, refused categories."""
+@pytest.mark.parametrize(
+    ("names", "model"),
+    [(["ann", "bob", "cem", "dora", "eve"], "mlp"), (["ann", "bob", "cem"], "embedded")],
+    ids=["five", "embedded"],
+)
+def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
+    """Shops with text, holes and dates: another order of columns, other names, Parquet; then a newcomer and new rows.
+
+    Each number is in five rows or more of a site, so that medians, which stand for holes, are exact.
+    """
     import polars
 
     draw, lines, nodes = np.random.default_rng(3), [], {}
     heading = ["shop", "price", "category", "opened", "visitors", "sold"]
-    for i, name in enumerate(("ann", "bob", "cem", "dora", "eve")):
+    for i, name in enumerate(names):
         rows = []
         for k in range(150 + 20 * i):
-            price, visitors = draw.integers(2, 40) / 2, int(draw.integers(5, 90))
+            price, visitors = 2.5 * draw.integers(1, 8), 10 * int(draw.integers(1, 9))
             category = draw.choice(["fruit", "bread", "milk"], p=[0.5, 0.3, 0.2])
             when = str(np.datetime64("2024-01-01") + draw.integers(0, 700))
             sold = visitors * (0.5 if category == "fruit" else 0.2) - (1 if i % 2 else -1) * price + draw.normal()
@@ -115,8 +123,9 @@ def test_five_sites_with_mixed_tables_over_tls(tmp_path):
             path.write_text("\n".join([",".join(own), *(",".join(row[at] for at in order) for row in rows)]) + "\n")
         nodes[name] = ["--data", path.name, *options]
     (tmp_path / "all.csv").write_text("\n".join([",".join(heading), *map(",".join, lines)]) + "\n")
-    common = PLAN | {"method": "fedaghn", "model": {"name": "mlp", "hidden": [8]}}
-    (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": {"clients": 5, "beside": []}}))
+    common = PLAN | {"method": "fedaghn", "model": {"name": model, "hidden": [8]}}
+    flower = {"clients": len(names), "beside": []}
+    (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
     dataset = {"name": "csv", "path": "all.csv", "client": "shop", "target": "sold"}
     federation = {"federation": common["federation"] | {"dataset": dataset}}
     (tmp_path / "config.toml").write_text(tomli_w.dumps(common | federation))
