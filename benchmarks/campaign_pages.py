@@ -28,6 +28,7 @@ ASIDE = re.compile(
 )  # quoted, addresses, dates, references
 NUMBER = re.compile(r"(?<![\w.])\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?")
 STATED = re.compile(r"(?<![\w.\-/=\[])(\d+(?:,\d{3})*(?:\.\d+)?)(?!\w|\.\d)(?:<!-- (?:= ([^>]+)|\$ ([^>]+)) -->)?")
+ABOVE = re.compile(r"^- (.+)$", re.MULTILINE)  # what a table tells of its settings
 MADE_WITH = re.compile(r"^Made with (.+)\.\\?$", re.MULTILINE)
 HISTORY = ("column", "method", "model", "score", "seeds")
 COUNTED = re.compile(r"^Of (\d+) runs: ", re.MULTILINE)
@@ -53,6 +54,8 @@ def publish(part, works, asked):
         return f"left as it is: {len(less)} of its {len(known)} numbers have fewer rounds or seeds in {made.out}"
     machines = dict.fromkeys([*MADE_WITH.findall(parts[part]), *remembered(made.out)])
     shown = reproduce.contents(made, lines, sentences(machines, spent(made, lines)))
+    if not any(one.folder.is_finished for one in ended):  # nothing is new but the form
+        shown = shown._replace(protocol=ABOVE.findall(parts[part].partition("\n**")[0]))
     text = markdown(shown, reproduce.command(made, lines)).replace("# ", "## ", 1)
     if gone and (other := said(parts[part]) - said(text)):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
@@ -145,7 +148,7 @@ def spent(made, lines):
 
 def said(text):
     """What a table says of its settings, above its numbers without the names of columns, and of its rows, in notes."""
-    above = re.findall(r"^- (?:[\w/., -]+: )?(.+)$", text.partition("\n**")[0], re.MULTILINE)
+    above = [re.sub(r"^[\w/., -]+: ", "", line) for line in ABOVE.findall(text.partition("\n**")[0])]
     return {line.casefold() for line in [*above, *re.findall(r"^\[\d+\] (.+?)\\?$", text, re.MULTILINE)]}
 
 

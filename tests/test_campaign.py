@@ -299,6 +299,9 @@ def test_committed_numbers_of_other_settings_are_not_mixed_with_new_ones(camp, f
     shutil.rmtree(tmp_path / "keep")
     page.write_text(page.read_text().replace("4 rounds of 1 epoch", "4 rounds of 2 epochs"))
     files = {path: path.read_text() for path in (page, table)}
+    call(program, "publish", options)
+    assert "4 rounds of 2 epochs" in page.read_text()
+    assert {path: path.read_text() for path in files} == files
     ended(runs[1], finished, 0.7)
     capsys.readouterr()
     call(program, "publish", options)
