@@ -3,7 +3,8 @@
 run       do what is left of the queue, at the lowest priority, on one core; stop it at any moment and by any means, and
           the same command goes on where it was
 status    what is done, what is next, how long the rest takes, and what cannot be run
-publish   the tables of finished runs into docs/results/*-tables.md, between marks, and their scores beside, in tables/
+publish   the tables of finished runs into docs/results/*-tables.md, between marks, and their scores beside, in tables/;
+          numbers there whose runs are lost stay, beside new ones if the settings that the page tells are the same
 check     name the numbers in those pages' sentences that no command has printed
 
 The queue is campaign.toml: entries in order of worth, each of which asks for methods and columns of a table, a number
@@ -45,6 +46,7 @@ from kinfed.experiments.run_folder import RunFolder
 from kinfed.files import make_folder, replacing
 from kinfed.interrupts import Terminated, heard
 from kinfed.papers import published_table
+from kinfed.report.made_with import remember
 from kinfed.simulation.devices import pick_device
 from kinfed.simulation.precision import PRECISIONS
 from kinfed.simulation.precision import check as check_precision
@@ -295,6 +297,7 @@ def run(asked):
 def unit(waiting, asked, seconds, ended):
     """Work one after the other, or --jobs side by side, until the time is over; what has begun by then is saved."""
     jobs, begun, over = {one.name: one.job(asked.data_dir) for one in waiting}, {}, False
+    parts = {one.name: one.entry.part for one in waiting if isinstance(one, Work)}
 
     def alarm(number, frame):
         nonlocal over
@@ -316,7 +319,9 @@ def unit(waiting, asked, seconds, ended):
                     say(f"done    {name}, {took:.0f} s" if problem is None else f"failed  {name}: {one_line(problem)}")
                     if isinstance(jobs[name], Program):
                         ended[name] = problem is None
-                    elif problem is not None:
+                    elif problem is None:
+                        remember(asked.keep / parts[name])
+                    else:
                         make_folder(jobs[name].folder)
                         with replacing(jobs[name].folder / "failed.txt") as part:
                             part.write_text(one_line(problem) + "\n")

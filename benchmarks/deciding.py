@@ -84,18 +84,12 @@ ASKED = {
     ),
     "fedcedar-graph": Deciding(
         "fedcedar-tables",
-        "Is FedCedar ahead by its graph?",
+        "Is FedCedar ahead of FedAvg with the same local epochs after it?",
         MNIST,
         TENTH,
-        {
-            "fedcedar": "",
-            "as2": "method.steps=0",
-            "as3": "method.distribution=mean",
-            "fedavg-ft": "method=fedavg-ft method.length=1",
-        },
-        "FedCedar has {fedcedar/received} % before the last local epochs and {fedcedar/tuned} % after them; without "
-        "mixing {as2/tuned} %, if everybody is sent the mean {as3/tuned} %, and FedAvg with such epochs "
-        "{fedavg-ft/tuned} %.",
+        {"fedavg-ft": "method=fedavg-ft method.length=1", "fedcedar": ""},
+        "FedAvg's common model has {fedavg-ft/shared} %, and {fedavg-ft/tuned} % after a round's local epochs; what "
+        "FedCedar sends has {fedcedar/received} %, and {fedcedar/tuned} % after these.",
         notes=("spread",),
     ),
     "sfl-week": Deciding(

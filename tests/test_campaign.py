@@ -5,6 +5,7 @@ import errno
 import importlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from kinfed.errors import RunError
 from kinfed.experiments import config, process_pool
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.papers import published_table
+from kinfed.report.made_with import remember
 from kinfed.simulation.execution import Execution
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -215,12 +217,6 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
     call(program, "publish", options)
     assert {path: path.read_text() for path in files} == files
     assert f"6 numbers in {page.name}" in capsys.readouterr().out
-    summary = runs[0].folder.summary.read_text()
-    runs[0].folder.summary.unlink()
-    call(program, "publish", options)
-    assert {path: path.read_text() for path in files} == files
-    assert "left as it is: 2 of its 6 numbers have fewer rounds or seeds in" in capsys.readouterr().out
-    runs[0].folder.summary.write_text(summary)
     with (kept / "table.csv").open() as file:
         scaled = [line | {"seeds": "9", "flags": "scaled 0.5"} for line in csv.DictReader(file)]
     with (kept / "table.csv").open("w") as file:
@@ -229,10 +225,93 @@ def test_what_is_finished_is_published_once_and_nothing_is_taken_away(camp, fini
         writer.writerows(scaled)
     call(program, "publish", options)  # all rounds of one seed are worth more than half of them with nine
     assert {path: path.read_text() for path in files} == files
+    shorter = tmp_path / "shorter.toml"
+    shorter.write_text(QUEUE + "scale = 0.5\n")
+    call(program, "publish", [*options, "--queue", shorter, "--keep", tmp_path / "other"])
+    assert {path: path.read_text() for path in files} == files
+    assert "left as it is: 6 of its 6 numbers have fewer rounds or seeds in" in capsys.readouterr().out
     page.write_text("# Made\n")
     with pytest.raises(SystemExit, match=r"made-tables.md has no place for it; write where it belongs <!-- made"):
         call(program, "publish", options)
     assert page.read_text() == "# Made\n"
+
+
+def ended(one, finished, score):
+    """Let a run have ended, with this score of every client."""
+    model = "own" if one.method == "local" else "shared"
+    by_client = {"seed": one.experiment.seed, "clients_scores": {model: [score, score]}}
+    finished(one.folder.path, scores={model: {"round": 4}}, rounds=4, **by_client)
+    config.write(one.experiment.table, one.folder.config)
+    lines = [f"4,{client},{model},test,accuracy,{score}\n" for client in (0, 1)]
+    one.folder.history.write_text("round,client,model,split,metric,value\n" + "".join(lines))
+
+
+def test_committed_numbers_stay_where_a_machine_with_their_runs_is_lost(camp, finished, tmp_path, capsys):
+    program, options = camp()
+    runs = works(program, options)  # both seeds: FedAvg and Local on iid, FedAvg and Local on shards
+    for place, score in ((0, 0.5), (1, 0.7), (2, 0.3), (4, 0.6)):
+        ended(runs[place], finished, score)
+    remember(tmp_path / "keep" / "made.table1")
+    call(program, "publish", options)
+    page, kept = tmp_path / "made-tables.md", tmp_path / "tables" / "made.table1"
+    files = {path: path.read_text() for path in (page, *kept.glob("*"))}
+    assert len(files) == 4
+    assert (
+        "Of 4 runs: fedavg on iid, seed 0, 1; local on iid, seed 0; fedavg on shards, seed 0.\n"
+        in files[kept / "statistics.md"]
+    )
+    assert "Made with kinfed" in files[page]
+    shutil.rmtree(tmp_path / "keep")
+    call(program, "publish", options)
+    assert {path: path.read_text() for path in files} == files
+
+    ended(runs[3], finished, 0.9)
+    ended(runs[6], finished, 0.4)
+    capsys.readouterr()
+    call(program, "publish", options)
+    assert "6 numbers in made-tables.md, 3 of them without a run here" in capsys.readouterr().out
+    with (kept / "table.csv").open() as file:
+        ours = {(line["column"], line["method"]): (line["by_seed"], line["status"]) for line in csv.DictReader(file)}
+    assert ours == {
+        ("iid", "local"): ("0:70", "1 of 2 seeds"),
+        ("iid", "fedavg"): ("0:50 1:60", ""),
+        ("shards", "local"): ("0:90", "1 of 2 seeds"),
+        ("shards", "fedavg"): ("0:30 1:40", ""),
+        ("mean", "local"): ("0:80", "1 of 2 seeds"),  # of a committed number and a new one
+        ("mean", "fedavg"): ("0:40 1:50", ""),
+    }
+    assert (kept / "statistics.md").read_text() == files[kept / "statistics.md"]  # of four runs, not of two
+    assert "[statistics](tables/made.table1/statistics.md), of 4 of the 6 runs.\n" in page.read_text()
+    assert (kept / "history.csv").read_text().splitlines()[1:] == [
+        "iid,local,own,accuracy,1,0.7",
+        "iid,fedavg,shared,accuracy,2,0.55",
+        "shards,local,own,accuracy,1,0.9",
+        "shards,fedavg,shared,accuracy,1,0.4",
+    ]
+
+
+def test_committed_numbers_of_other_settings_are_not_mixed_with_new_ones(camp, finished, tmp_path, capsys):
+    program, options = camp()
+    runs = works(program, options)
+    ended(runs[0], finished, 0.5)
+    call(program, "publish", options)
+    page, table = tmp_path / "made-tables.md", tmp_path / "tables" / "made.table1" / "table.csv"
+    shutil.rmtree(tmp_path / "keep")
+    page.write_text(page.read_text().replace("4 rounds of 1 epoch", "4 rounds of 2 epochs"))
+    files = {path: path.read_text() for path in (page, table)}
+    call(program, "publish", options)
+    assert "4 rounds of 2 epochs" in page.read_text()
+    assert {path: path.read_text() for path in files} == files
+    ended(runs[1], finished, 0.7)
+    capsys.readouterr()
+    call(program, "publish", options)
+    assert {path: path.read_text() for path in files} == files
+    told = capsys.readouterr().out
+    assert "left as it is: 1 of its numbers have no run here, and were made by other settings: 4 clients, all" in told
+    assert "4 rounds of 2 epochs" in told
+    ended(runs[0], finished, 0.5)  # but once their runs are here again
+    call(program, "publish", options)
+    assert "4 rounds of 1 epoch" in page.read_text()
 
 
 def test_a_killed_campaign_goes_on_where_it_was(camp, tmp_path, capsys):
@@ -264,6 +343,8 @@ def test_a_killed_campaign_goes_on_where_it_was(camp, tmp_path, capsys):
     assert "nothing is left\n" in capsys.readouterr().out
     assert one.state == "done"
     assert not one.folder.models.exists()
+    call(program, "publish", options)
+    assert "Made with kinfed" in (tmp_path / "made-tables.md").read_text()
     process_pool.once(one.experiment, tmp_path / "whole", Execution(workers=1))
     assert (tmp_path / "whole" / "history.csv").read_text() == one.folder.history.read_text()
 

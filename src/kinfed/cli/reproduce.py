@@ -179,16 +179,21 @@ def write_statistics(made: Reproduction) -> list[Grid]:
     return tables
 
 
+def contents(made: Reproduction, lines: Sequence[Line], made_with: Sequence[str]) -> Sheet:
+    """The table with the verdicts on the paper's claims; `made_with` are sentences to be added."""
+    claims = [f"{one.answer}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
+    return sheet(made, lines, claims, made_with)
+
+
 def _write(made: Reproduction, failed: dict[str, str]) -> Sheet:
     make_folder(made.out)
     lines = made.lines(failed)
-    command = _command(made, lines)
-    claims = [f"{one.answer}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
-    shown = sheet(made, lines, claims, sentences(remembered(made.out), made.seconds()))
+    words = command(made, lines)
+    shown = contents(made, lines, sentences(remembered(made.out), made.seconds()))
     for name, text in (
-        ("table.md", markdown(shown, command) + LINK * (made.out / STATISTICS).is_file()),
+        ("table.md", markdown(shown, words) + LINK * (made.out / STATISTICS).is_file()),
         ("table.csv", table_csv(lines)),
-        ("table.tex", latex(shown, command)),
+        ("table.tex", latex(shown, words)),
     ):
         with replacing(made.out / name) as part:
             part.write_text(text, encoding="utf-8")
@@ -201,7 +206,7 @@ def _verdicts(made: Reproduction, lines: Sequence[Line]) -> list[Verdict]:
     return [] if made.model else verdicts(made.protocol, of_lines(lines))
 
 
-def _command(made: Reproduction, lines: Sequence[Line]) -> str:
+def command(made: Reproduction, lines: Sequence[Line]) -> str:
     """The command that makes everything in the table, which may have been made by several commands."""
     words = ["kinfed", "reproduce", made.protocol.name]
     for option, names, whole in (

@@ -99,7 +99,7 @@ def of_csv(path: Path) -> list[Figure]:
                     line["setting"],
                     line["printed"],
                     line["metric"],
-                    _by_seed(line),
+                    seeds_of(line),
                     tuple(flag for flag in line["flags"].split("; ") if flag),
                 )
                 for line in csv.DictReader(file)
@@ -109,7 +109,8 @@ def of_csv(path: Path) -> list[Figure]:
         raise UsageError(f"{path} is not a table.csv of kinfed reproduce: {problem!r:.80}") from None
 
 
-def _by_seed(line: Mapping[str, str]) -> dict[int, float]:
+def seeds_of(line: Mapping[str, str]) -> dict[int, float]:
+    """Our number in a row of table.csv by seed; one that does not say is of seed 0."""
     pairs = [pair.split(":") for pair in line.get("by_seed", "").split()]
     return {int(seed): float(value) for seed, value in pairs} or {0: float(line["ours"])}
 
