@@ -1,11 +1,13 @@
 """What the documents tell people to type does what they say."""
 
 import importlib
+import inspect
 import re
 import shlex
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from kinfed.datasets.sources import ORIGINALS
 from kinfed.experiments import config, parts
 from kinfed.experiments.study import Study
 from kinfed.experiments.sweep import sweep
+from kinfed.methods import METHODS
 from kinfed.papers.published_table import load, tables
 from kinfed.simulation.execution import Execution
 
@@ -64,6 +67,19 @@ def test_the_table_of_methods_is_what_the_program_counts(monkeypatch):
     table = importlib.import_module("method_table")
     assert "\n".join(table.lines()) in table.PAGE.read_text(), "python benchmarks/method_table.py writes it again"
     assert all(family in table.PAGE.read_text().partition("## Lines")[0] for family in table.FAMILIES)
+
+
+def test_the_page_of_every_method_has_its_equations_what_travels_when_to_use_it_and_its_settings(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    table = importlib.import_module("method_table")
+    for name, method in METHODS.items():
+        page = table.PAGE.parent / table.described(name, Path(inspect.getfile(method)))
+        text = page.read_text()
+        for part in (r"\$\$", "## What (travels|is sent)", "## When"):
+            assert re.search(part, text), f"{name}: {page.name} lacks {part}"
+        named = {field.name for field in fields(method)} - table.COMMON
+        unnamed = [one for one in named if not re.search(rf"`{one}`|{one}=", text)]
+        assert not unnamed, f"{name}: {page.name} names no {unnamed}"
 
 
 def test_parts_of_deciding_experiments_are_what_their_files_of_scores_give(monkeypatch):

@@ -8,7 +8,7 @@ from torch import nn
 from kinfed import METHODS, SGD, Adam, Federation, Graph, Training, UsageError, fit
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
-from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT, PFedHN
+from kinfed.methods import DPFL, IFCA, SFL, FedAGHN, FedCedar, FedFomo, Panacea, PFedGAT, PFedHN, fedfomo, ifca
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Head
 from kinfed.methods.parts.graph_hypernetwork import GCN
@@ -208,3 +208,24 @@ def test_every_other_method_takes_a_model_with_statistics_and_adam(name):
     settings = {"neighbours": 3} if name == "knn-per" else {}
     found = run(METHODS[name](**settings), module=WITH_STATISTICS, optimiser=Adam(0.01)).summary()
     assert 0 <= found.scores[found.chosen]["mean"] <= 1
+
+
+@pytest.mark.parametrize("name", ["fedfomo", "dpfl", "ifca"])
+def test_a_model_whose_loss_is_no_number_is_never_preferred(name, examples, executor):
+    """Two finite models are sent: the outputs of the first overflow, so that its loss is NaN; the second helps."""
+    method = {"fedfomo": FedFomo(models=2, feedback="train"), "dpfl": DPFL(models=2, feedback="train"), "ifca": IFCA()}
+    x, y = torch.full((4, 1), 10.0, dtype=torch.float64), torch.zeros(4, dtype=torch.int64)
+    module, training = nn.Linear(1, 2, bias=False).double(), Training(1, 4, SGD(0.1))
+    trial = examples(module, [x], [y], method[name], training=training, executor=executor, task=Classification(2))
+    models = torch.tensor([[1e308, 1e308], [1.0, 0.0]], dtype=torch.float64)
+    if name == "ifca":
+        _, upload = trial.fleet.train(0, torch.tensor([0]), ifca.Sent(models))
+        assert upload.cluster.tolist() == [1]
+    else:
+        own = torch.zeros(1, 2, dtype=torch.float64)
+        trial.fleet.state = fedfomo.State(own, own)
+        sent = fedfomo.Sent(models[None], torch.tensor([[True, True]]))
+        _, upload = trial.fleet.train(0, torch.tensor([0]), sent)
+        assert upload.weight[0, 0] <= 0
+        assert upload.weight[0, 1] > 0.4
+    assert torch.isfinite(upload.theta).all()

@@ -22,10 +22,14 @@ class DPFL(FedFomo):
 
     def mix(self, client, state, received):
         """[M] the weights of the models that were sent, and the mean of the chosen ones and the own model, [d]."""
-        total, size, best = state.theta, 1.0, client.loss(state.theta, client.held_out)
+
+        def loss(theta):
+            return client.loss(theta, client.held_out).nan_to_num(torch.inf, torch.inf)  # or argmin would take it
+
+        total, size, best = state.theta, 1.0, loss(state.theta)
         weight = torch.zeros_like(received.models[:, 0])
         for _ in range(min(self.budget, len(weight))):
-            losses = torch.stack([client.loss((total + one) / (size + 1), client.held_out) for one in received.models])
+            losses = torch.stack([loss((total + one) / (size + 1)) for one in received.models])
             losses = torch.where(received.there & (weight == 0), losses, torch.inf)
             added = one_hot(losses.argmin(), len(losses)) * (losses.min() < best)
             weight, size, best = weight + added, size + added.sum(), torch.minimum(best, losses.min())

@@ -110,8 +110,11 @@ class FedFomo(Method):
             far = (learned * (theta - state.old)).norm()
             return torch.where(far > 0, (before - client.loss(theta, client.held_out)) / far, 0.0)
 
-        gains = [gain(theta) * there for theta, there in zip(received.models, received.there, strict=True)]
-        gains = torch.stack([gain(state.theta), *gains])
+        gains = [
+            torch.where(there, gain(theta), 0.0) for theta, there in zip(received.models, received.there, strict=True)
+        ]
+        # A loss that is not finite is the worst there is, and must not reach the sums.
+        gains = torch.stack([gain(state.theta), *gains]).nan_to_num(-1e30, 1e30, -1e30)
         total = gains.clamp(min=0).sum()
         scale = torch.where(total > 0, total, gains.abs().sum()).clamp(min=torch.finfo(gains.dtype).tiny)
         weight = (gains / scale).clamp(min=-1)[1:]

@@ -65,7 +65,7 @@ class IFCA(Centres):
         With it the model itself, [d].
         """
         losses = torch.stack([client.loss(one, client.data) for one in theta])
-        best = losses.argmin()
+        best = losses.nan_to_num(torch.inf, torch.inf).argmin()  # else a model without a loss would be the best
         return best, theta.index_select(0, best[None])[0]
 
     def train(self, client, state, received):
