@@ -9,10 +9,10 @@ check     name the numbers in those pages' sentences that no command has printed
 
 The queue is campaign.toml: entries in order of worth, each of which asks for methods and columns of a table, a number
 of seeds, and perhaps a scale and a precision; or for a program that goes on by itself with what it has left. Runs lie
-in KEEP/PART/runs/COLUMN/METHOD/seed-SEED, where `kinfed reproduce --out KEEP/PART` puts them too, and nothing else says
-what is done. A run that failed has a file failed.txt, which says why; delete it to try again. A run whose checkpoint is
-broken, or of another version of kinfed, begins again. The models of a finished
-run are deleted: tables need its scores only.
+in KEEP/PART/runs/COLUMN/METHOD/seed-SEED, where `kinfed reproduce --out KEEP/PART` puts them too; one is done if it is
+there, or if its numbers are on a page: what another machine has published is not run again. A run that failed has a
+file failed.txt, which says why; delete it to try again. A run whose checkpoint is broken, or of another version of
+kinfed, begins again. The models of a finished run are deleted: tables need its scores only.
 """
 
 import argparse
@@ -83,6 +83,7 @@ class Work:
     folder: RunFolder
     column: str  # the first of those that read this run
     method: str
+    published: bool  # its numbers are on a page, whether or not its folder is still there
 
     @property
     def failed(self):
@@ -104,7 +105,7 @@ class Work:
         if self.failed:  # perhaps before its config was written
             return "failed"
         if not self.folder.is_begun:
-            return "waiting"
+            return "published" if self.published else "waiting"
         return "stale" if self.stale else "done" if self.folder.is_finished else "begun"
 
     @property
@@ -207,11 +208,12 @@ def read_queue(path):
     return entries
 
 
-def expand(entries, keep, data, device="cpu", share=False):
+def expand(entries, asked, share=False):
     """The runs and programs of a queue, in its order, and in sentences what cannot be run on this device.
 
     With `share` equal runs of several tables are run once, and the others read it.
     """
+    keep, data = asked.keep, asked.data_dir
     found, problems = {}, []
 
     def possible(entry, **named):
@@ -226,7 +228,7 @@ def expand(entries, keep, data, device="cpu", share=False):
             continue
         if entry.precision is not None:
             try:
-                check_precision(entry.precision, torch.device(device), torch.float32)
+                check_precision(entry.precision, torch.device(asked.device), torch.float32)
             except UsageError as problem:
                 problems.append(f"{entry.part}: {explain(problem)[1]}")
                 continue
@@ -236,9 +238,12 @@ def expand(entries, keep, data, device="cpu", share=False):
         if methods and (made := possible(entry, columns=columns, methods=methods)):
             if share:
                 made.share(entry.precision)
+            known = campaign_pages.published_seeds(asked.results / "tables" / entry.part, entry.scale)
             for name, (experiment, path) in made.runs().items():
-                method, _, column = name.rpartition(", seed ")[0].partition(" on ")
-                one = Work(entry, f"{entry.part}: {name}", experiment, RunFolder(path), column, method)
+                cell, _, seed = name.rpartition(", seed ")
+                method, _, column = cell.partition(" on ")
+                published = int(seed) in known.get((column, method), ())
+                one = Work(entry, f"{entry.part}: {name}", experiment, RunFolder(path), column, method, published)
                 found.setdefault(one.name, one)
     return list(found.values()), list(dict.fromkeys(problems))
 
@@ -275,7 +280,7 @@ def run(asked):
     until = time.monotonic() + 60 * asked.minutes if asked.minutes else float("inf")
     ended, works = {}, []  # programs, and whether they ended well; what was last asked for
     while (left := until - time.monotonic()) > 0:
-        works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device, share=True)
+        works, problems = expand(read_queue(asked.queue), asked, share=True)
         for one in works:
             if isinstance(one, Work):
                 one.set_aside()
@@ -366,13 +371,14 @@ def duration(seconds):
 
 def status(asked):
     """Print what is done, what is next, how long the rest takes, and what cannot be run."""
-    works, problems = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device)
+    works, problems = expand(read_queue(asked.queue), asked)
     runs = {one: one.state for one in works if isinstance(one, Work)}
     paces = pace([one for one, state in runs.items() if state in ("begun", "done")])
     for part in [*dict.fromkeys(one.entry.part for one in runs), ""]:
         mine = {one: state for one, state in runs.items() if part in ("", one.entry.part)}
         count = Counter(mine.values())
-        told = [f"{count['done']} of {len(mine)} runs done"]
+        told = [f"{count['done'] + count['published']} of {len(mine)} runs done"]
+        told += [f"{count['published']} of them published and no longer here"] * bool(count["published"])
         told += [f"{count[name]} {name}" for name in ("begun", "failed", "stale") if count[name]]
         left = [rest(one, paces) for one, state in mine.items() if state in ("begun", "waiting")]
         known = [seconds for seconds in left if seconds is not None]
@@ -392,7 +398,7 @@ def status(asked):
 
 def publish(asked):
     """Write the tables of finished runs into pages, and their scores beside."""
-    works, _ = expand(read_queue(asked.queue), asked.keep, asked.data_dir, asked.device)
+    works, _ = expand(read_queue(asked.queue), asked)
     problems = []
     runs = [one for one in works if isinstance(one, Work)]
     for part in dict.fromkeys(one.entry.part for one in runs):

@@ -94,6 +94,15 @@ def committed(path):
         return {(row["column"], row["method"], row["metric"]): row for row in csv.DictReader(file) if row["ours"]}
 
 
+def published_seeds(folder, share):
+    """By column and method, the seeds of which all numbers are committed, at this share of the rounds."""
+    found = {}
+    for (column, method, _), row in committed(folder / "table.csv").items():
+        seeds = set(seeds_of(row)) if scale(row["flags"]) == share else set()
+        found[column, method] = found.get((column, method), seeds) & seeds
+    return found
+
+
 def number(line):
     return line.column.name, line.row.name, line.metric
 

@@ -1,5 +1,6 @@
 """The campaign: a queue of runs that is stopped and goes on, and pages that it writes."""
 
+import argparse
 import csv
 import errno
 import importlib
@@ -102,7 +103,8 @@ def call(program, command, options):
 
 
 def works(program, options):
-    return program.expand(program.read_queue(options[1]), options[3], None)[0]
+    asked = argparse.Namespace(keep=options[3], results=options[5], data_dir=None, device="cpu")
+    return program.expand(program.read_queue(options[1]), asked)[0]
 
 
 def test_the_first_seed_of_every_cell_comes_first_and_what_cannot_be_run_is_named(camp, capsys):
@@ -264,6 +266,11 @@ def test_committed_numbers_stay_where_a_machine_with_their_runs_is_lost(camp, fi
     shutil.rmtree(tmp_path / "keep")
     call(program, "publish", options)
     assert {path: path.read_text() for path in files} == files
+    states = [one.state for one in works(program, options)]
+    assert states == [*["published"] * 3, "waiting", "published", *["waiting"] * 3]
+    capsys.readouterr()
+    call(program, "status", options)
+    assert "made.table1: 4 of 8 runs done, 4 of them published and no longer here" in capsys.readouterr().out
 
     ended(runs[3], finished, 0.9)
     ended(runs[6], finished, 0.4)
