@@ -140,7 +140,10 @@ WITH_STATISTICS = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), n
         ("fedavg-ft", TWO_LAYERS, {"scope": "head", "frozen": ("head.*",)}, "frozen as a whole: 2.bias, 2.weight;"),
         ("fedah", TWO_LAYERS, {"frozen": ("base",)}, "frozen as a whole: 0.bias, 0.weight; leave some of it out of"),
         ("fedah", TWO_LAYERS, {"frozen": ("head",)}, "frozen as a whole: 2.bias, 2.weight; leave some of it out of"),
-        ("fedah", nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), {}, "fedah: the model needs a head after other layers"),
+        *(
+            (name, nn.Sequential(nn.Flatten(), nn.Linear(2, 2)), {}, f"{name}: the model needs a head after other lay")
+            for name in ("fedrod", "fedah", "fedcp")
+        ),
         ("fedpac", TWO_LAYERS, {"frozen": ("base",)}, "after other layers, neither of them personal or frozen"),
         ("fedper", TWO_LAYERS, {"frozen": ("head",)}, r"take it out of personal=\['head.\*'\] or of frozen"),
         (

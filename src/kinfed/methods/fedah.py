@@ -25,7 +25,7 @@ class FedAH(Averaging):
     def _head(self, client):
         """[m] where the part of the head that travels lies in the model."""
         whole, layout = client.undivided.model, client.model.layout
-        check_head(whole.head_name if whole.layout.base else None, "fedah")
+        check_head(whole.module, whole.head_name, "fedah")
         return layout.index(layout.head & layout.learned, client.model.theta.device)
 
     def init_client(self, client):

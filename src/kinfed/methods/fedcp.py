@@ -59,7 +59,7 @@ class FedCP(Averaging):
     keeps = ("*.personal_head.*", "*.context")
 
     def extend(self, module, head):
-        parent, _, name = check_head(head, "fedcp").rpartition(".")
+        parent, _, name = check_head(module, head, "fedcp").rpartition(".")
         layer = module.get_submodule(head)
         if not isinstance(layer, nn.Linear):
             raise UsageError(f"fedcp: the head '{head}' must be an nn.Linear; got {type(layer).__name__}")

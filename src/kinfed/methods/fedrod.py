@@ -33,7 +33,7 @@ class FedRoD(Averaging):
     keeps = ("*.personal_head.*",)
 
     def extend(self, module, head):
-        parent, _, name = check_head(head, "fedrod").rpartition(".")
+        parent, _, name = check_head(module, head, "fedrod").rpartition(".")
         setattr(module.get_submodule(parent), name, TwoHeads(module.get_submodule(head)))
         return module
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from ...core.client import Client
@@ -21,9 +21,10 @@ def members(client: Client, method: str) -> Tensor:
     return one_hot(y, client.task.classes).to(real.dtype) * real[:, None]
 
 
-def check_head(head: str | None, method: str) -> str:
-    """The name of a head above other layers; raises UsageError if the model has none, or is nothing but its head."""
-    if not head:
+def check_head(module: nn.Module, head: str | None, method: str) -> str:
+    """The name of a head above other layers; raises UsageError if the module has none, or is nothing but its head."""
+    inside = {id(one) for one in module.get_submodule(head).parameters()} if head else set()
+    if not head or all(id(one) in inside for one in module.parameters()):
         raise UsageError(
             f"{method}: the model needs a head after other layers; name it: kinfed.Model(module, head='NAME')"
         )
