@@ -2,6 +2,8 @@
 
 import ast
 import functools
+import re
+import runpy
 from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
@@ -162,6 +164,28 @@ def test_methods_are_as_short_as_their_papers():
     assert not {name for name, count in lines.items() if count > METHOD_LINES}
     settings = {name: {f.name for f in fields(METHODS[name])} - COMMON for name in METHODS}
     assert not {name for name, own in settings.items() if len(own) > METHOD_SETTINGS}
+
+
+def test_the_page_has_the_figures_that_its_program_prints():
+    house = runpy.run_path(str(ROOT.parents[1] / "benchmarks" / "house.py"))
+    text = (ROOT.parents[1] / "docs" / "architecture.md").read_text()
+    told = dict(
+        re.findall(r"^\| (?:`?)([^|:]+?)(?:: lines, settings of its own)? \| [^|]+ \| ([\d, ]+) \|$", text, re.M)
+    )
+    known = house["modules"](ROOT)
+    lengths, arguments, _ = zip(*house["functions"](known), strict=True)
+    wanted = {
+        "files at the root": len(list(ROOT.glob("*.py"))),
+        "folders": len({path.parent for path in ROOT.rglob("*.py")} - {ROOT}),
+        "import circles": house["circles"](ROOT, known),
+        "longest function, in lines": max(lengths),
+        "most arguments": max(arguments),
+        "runs of six or more duplicated lines": house["duplicates"](ROOT),
+    }
+    methods = {stem: f"{lines}, {own}" for stem, lines, own in house["methods"](ROOT)}
+    wanted |= {name: methods[name.lower()] for name in told if name.lower() in methods}
+    assert told == {name: str(figure) for name, figure in wanted.items()}
+    assert len(told) == 14
 
 
 def test_files_of_tests_have_names_of_their_own():

@@ -23,6 +23,7 @@ class Fault(StrEnum):
     UNREADABLE = "it cannot be read as a table"
     EMPTY = "it has no rows"
     COLUMNS = "a column is missing, or there twice"
+    WITHHELD = "the server asked for a column that stays at the site"
     KIND = "a column holds no numbers, text or dates"
     INPUTS = "no column is left for the inputs"
     TARGET = "its target has no value in any row, or another in nearly each"

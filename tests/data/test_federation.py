@@ -208,6 +208,10 @@ def test_with_own_times_each_client_is_cut_where_the_shares_of_its_own_steps_end
     assert found.in_order
     with pytest.raises(UsageError, match="have one fold"):
         Federation.from_arrays(x, days % 2, owner, time=days, split=Split(own_times=True, fold=1))
+    with pytest.raises(UsageError, match="own_times cuts examples by their times, but these have none; name the"):
+        Federation.from_arrays(x, days % 2, owner, split=Split(own_times=True))
+    with pytest.raises(UsageError, match=r"own_times cuts .* but with shuffle they are split at random"):
+        Federation.from_arrays(x, days % 2, owner, time=days, split=Split(own_times=True, shuffle=True))
     few = np.concatenate([np.arange(20), np.zeros(10, int)])
     with pytest.raises(UsageError, match=r"too few examples .* one after the other: b"):
         Federation.from_arrays(x, days % 2, owner, time=few, split=Split(own_times=True))

@@ -214,6 +214,11 @@ def test_a_year_of_two_digits_that_comes_first_is_text_and_said_so():
         assert frame(["99-01-31", "98-02-15"]).kind("x") == "text"
 
 
+def test_two_marks_make_no_date():
+    with pytest.warns(UserWarning, match="'x' is taken for text; if '10-12.50' is a date"):
+        assert frame(["10-12.50", "31-12.51"]).kind("x") == "text"
+
+
 def described(**columns):
     """What rows of two shops, whose columns are written so, say of these; each row is there ten times."""
     rows = {name: cells * 10 for name, cells in columns.items()}

@@ -163,17 +163,7 @@ def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path,
     )
     assert summary.metric == federation.task.metric
     assert summary.task.keys() == {"name", *vars(federation.task)}
-    learning = made.planned.learning
-    run = kinfed.fit(
-        learning.method,
-        federation,
-        model_for(learning.method, module(made.planned, summary, federation.columns), seed=11),
-        rounds=2,
-        training=learning.training,
-        seed=11,
-        execution=kinfed.Execution(executor="loop"),
-    )
-    compare(made, summary, run)
+    compare(made, summary, federation)
 
 
 def predicted(folder, rows, capsys, *words):
@@ -415,8 +405,18 @@ def test_each_site_reads_dates_and_numbers_as_its_own_file_is_written(tmp_path):
         site_data.find(path, "day", Reading("sold")).hello()
 
 
-def compare(made, summary, run):
+def compare(made, summary, federation):
     """The sites' scores and models are those of a simulation."""
+    learning = made.planned.learning
+    run = kinfed.fit(
+        learning.method,
+        federation,
+        model_for(learning.method, module(made.planned, summary, federation.columns), seed=11),
+        rounds=learning.rounds.count,
+        training=learning.training,
+        seed=11,
+        execution=kinfed.Execution(executor="loop"),
+    )
     assert summary.chosen == run.history.chosen
     for key, scores in summary.clients_scores.items():
         assert scores == pytest.approx(run.history.test(key).tolist(), rel=1e-4, abs=1e-5)
@@ -498,17 +498,7 @@ def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path,
     )
     assert (summary.shape, summary.outputs) == ([6, 2], 12 if quantiles else 4)
     assert summary.metric == federation.task.metric
-    learning = made.planned.learning
-    run = kinfed.fit(
-        learning.method,
-        federation,
-        model_for(learning.method, module(made.planned, summary), seed=11),
-        rounds=2,
-        training=learning.training,
-        seed=11,
-        execution=kinfed.Execution(executor="loop"),
-    )
-    compare(made, summary, run)
+    compare(made, summary, federation)
     assert summary.scale["inputs"]["reading"]["mean"] == pytest.approx(federation.scale["inputs"]["reading"]["mean"])
 
 
@@ -555,6 +545,53 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     ]
 
 
+@pytest.fixture
+def asked(tmp_path):
+    """Asks a site for a description of these columns; returns its reply and what it says on its own screen."""
+    lines = [f"{1000 + i},{(i % 4) * 7},{2000 + i}-01-01,w{i % 3},{i % 2}\n" for i in range(40)]
+    (tmp_path / "d.csv").write_text("a,b,when,word,y\n" + "".join(lines))
+
+    def ask(reading, **agreed):
+        said = []
+        site = Site("d", tmp_path / "d.csv", tmp_path, "cpu", reading, report=said.append)
+        agreed = {"targets": ["y"], "inputs": [["a", "number"]], "classes": ["0", "1"], "counts": False} | agreed
+        words = {"agreed": {key: one for key, one in agreed.items() if one != []}, "split": {}, "seed": 0}
+        return site.reply("describe", messages.Message(words, {})).words, said
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    "agreed",
+    [
+        {"inputs": [["a", "number"], ["word", "category"]]},
+        {"inputs": [["when", "date"]]},
+        {"targets": ["b"], "classes": None},
+    ],
+)
+def test_a_server_that_asks_for_what_a_site_leaves_out_is_refused(asked, agreed):
+    reply, said = asked(Reading("y", ignore=["word", "b"], time="when"), **agreed)
+    assert reply.keys() == {"client", "refused"}
+    assert reply["refused"].endswith(f"its file cannot be used: {Fault.WITHHELD}; its own screen says more")
+    assert "which stays here (--ignore, --time)" in said[0]
+
+
+def test_numbers_that_are_categories_elsewhere_are_told_only_where_many_rows_have_them(asked):
+    """Else a server that calls a column text would learn the number in each row."""
+    reply, _ = asked(Reading("y"), inputs=[["a", "category"], ["b", "category"], ["when", "category"]])
+    told = reply["statistics"]
+    assert told["a"] == {"kind": "category", "counts": {}, "missing": 0, "others": 28, "unnamed": 28}
+    assert told["b"]["counts"].keys() == {"0", "7", "14", "21"}
+    assert told["when"]["counts"] == {}
+
+
+def test_what_a_server_says_wrongly_is_not_told_as_a_fault_of_the_file(asked):
+    reply, _ = asked(Reading("y"), inputs=[])
+    assert "what the server says of the columns cannot be used (KeyError); install the same" in reply["refused"]
+    reply, _ = asked(Reading("y"), inputs=[["gone", "number"]])
+    assert reply["refused"] == f"client d: its file cannot be used: {Fault.COLUMNS}; its own screen says more"
+
+
 @pytest.mark.parametrize(
     ("text", "why", "fault"),
     [
@@ -566,13 +603,12 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
         ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows", "TARGET"),
         ("a,y\n1,\n2,\n", "'y' has no value in any row", "TARGET"),
         ("a,y\n1,1.5 kg\n2,2.5 lb\n", "'2.5 lb' is in lb, but others of the column are in kg", "WRITTEN"),
-        (None, "there is no file", "GONE"),
+        (None, "did you mean 'd.tsv'?", "GONE"),
     ],
 )
 def test_a_table_that_cannot_be_used_is_refused_when_greeted(tmp_path, text, why, fault):
     said = []
-    if text is not None:
-        (tmp_path / "d.csv").write_text(text)
+    (tmp_path / ("d.tsv" if text is None else "d.csv")).write_text(text or "")
     reply = Site("d", tmp_path / "d.csv", tmp_path, "cpu", report=said.append).reply("hello", messages.Message({}, {}))
     where = ", in column 'y' (line 3)" if fault == "WRITTEN" else ""
     assert reply.words["refused"] == (
@@ -809,16 +845,7 @@ def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_pat
     assert "bought" not in {one["name"] for one in summary.columns["inputs"]}
     split = Split(own_times=True)
     federation = kinfed.from_csv(tmp_path / "all.csv", client="who", target=target, time="bought", split=split, seed=11)
-    run = kinfed.fit(
-        made.planned.learning.method,
-        federation,
-        model_for(made.planned.learning.method, module(made.planned, summary, federation.columns), seed=11),
-        rounds=2,
-        training=made.planned.learning.training,
-        seed=11,
-        execution=kinfed.Execution(executor="loop"),
-    )
-    compare(made, summary, run)
+    compare(made, summary, federation)
     config = next(iter(made.grid.sites.values()))
     site = Site("a", Path(config["data"]), tmp_path, "cpu", readings["a"])
     hello = site.reply("hello", messages.Message({}, {})).words
@@ -836,6 +863,9 @@ def test_sites_that_do_not_split_by_time_are_named(tables):
     made.serve()
     [told] = [line for line in made.lines if "order of time" in line]
     assert told.startswith("client c: its rows are not split in order of time, as those of others are")
+    made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1, split={"shuffle": True})
+    made.serve()
+    assert not [line for line in made.lines if "order of time" in line]
 
 
 def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
@@ -855,17 +885,7 @@ def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
         split=Split(own_times=True),
         seed=11,
     )
-    learning = made.planned.learning
-    run = kinfed.fit(
-        learning.method,
-        federation,
-        model_for(learning.method, module(made.planned, summary), seed=11),
-        rounds=1,
-        training=learning.training,
-        seed=11,
-        execution=kinfed.Execution(executor="loop"),
-    )
-    compare(made, summary, run)
+    compare(made, summary, federation)
 
 
 def test_names_of_columns_are_pairs():
@@ -912,10 +932,13 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "model     Net fits: 85 parameters; method fedaghn" in lines
     assert "tensors   shared 0.weight, 0.bias, 2.weight, 2.bias (85 numbers)" in lines
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
+    assert "greeting  that its rows are not split in order of time" in lines
     assert "2 categories by name and count:" in text
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
     assert "model     not checked" in check(Reading("sold"), run="")[1]
+    write(tmp_path / "d.csv", [("d", row) for row in of_time("d", table(1))])
+    assert "greeting  that its rows are split in order of time" in check(Reading("sold", time="bought"))
 
 
 @pytest.mark.parametrize(

@@ -110,7 +110,8 @@ def test_of_fedavg_and_local_themselves():
     own = of_accuracy("local", other, other, right(10, 10, 10, 10), candidates=3)
     assert own.sentence == (
         "no candidate was clearly better than learning alone on validation examples: keep your own models "
-        "(method=local, chosen among 3 candidates); on test examples +40.0 over one model for all (30.1 to 49.9)"
+        "(method=local, chosen among 3 candidates); on test examples +40.0 points on average over one model for all "
+        "(95 % interval 30.1 to 49.9, corrected for that choice)"
     )
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +76,7 @@ def test_the_command_shows_all_clients_or_one(run, tmp_path, capsys):
         assert why in capsys.readouterr().err
     (tmp_path / "run" / "confusion.csv").unlink()
     assert main(["compare", str(tmp_path / "run"), "--confusion"]) == 2
-    assert "has no confusion.csv: it is written at the end of a run here" in capsys.readouterr().err
+    assert "has no confusion.csv: it was deleted, or an older version made this run" in capsys.readouterr().err
 
 
 def test_many_classes_are_listed_by_their_most_frequent_mistakes(run_of, tmp_path, capsys):
@@ -89,8 +90,34 @@ def test_many_classes_are_listed_by_their_most_frequent_mistakes(run_of, tmp_pat
     assert ["9", "of", "17", "test", "examples", "right"] in lines
 
 
-def test_numbers_have_no_confusion_table():
+def test_numbers_have_no_confusion_table(tmp_path, capsys):
     federation = Federation.from_arrays(torch.randn(40, 2), torch.randn(40), torch.arange(40) % 2)
     run = kinfed.fit(kinfed.Local(), federation, nn.Linear(2, 1), rounds=1)
     with pytest.raises(UsageError, match="a confusion table needs class labels"):
         run.confusion()
+    kinfed.save(run, tmp_path / "run")
+    assert main(["compare", str(tmp_path / "run"), "--confusion"]) == 2
+    assert "has no confusion.csv: the target has no classes" in capsys.readouterr().err
+
+
+def test_a_table_that_may_not_be_read_is_not_called_broken(run, tmp_path, monkeypatch):
+    kinfed.save(run, tmp_path / "run")
+    folder, opened = RunFolder(tmp_path / "run"), Path.open
+
+    def closed(path, *args, **kwargs):
+        if path.name == "confusion.csv":
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", closed)
+    with pytest.raises(PermissionError):
+        folder.read_confusion()
+
+
+def test_a_split_without_examples_has_no_scores(run):
+    federation = Federation.from_arrays(
+        run.federation.x, run.federation.y, torch.arange(240) % 2, split=kinfed.Split(0.2, 0.0)
+    )
+    run = kinfed.fit(kinfed.Local(), federation, nn.Linear(3, 3), rounds=1)
+    assert run.tested("validation") == []
+    assert run.confusion().to_dense().sum() == sum(map(len, federation.rows["test"]))

@@ -126,7 +126,7 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
     )
     table.add_argument("--time", default="", metavar="COLUMN", help="split rows in order of these times")
     table.add_argument(
-        "--past", type=int, default=0, metavar="N", help="rows are readings of one series: how many are an input"
+        "--past", type=int, default=0, metavar="N", help="rows are readings of one series, of which N are an input"
     )
     table.add_argument("--horizon", type=int, default=0, metavar="N", help="next readings, which are predicted")
 

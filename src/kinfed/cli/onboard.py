@@ -134,7 +134,7 @@ def sentence(means: dict[str, dict[str, float]], method: str, higher: bool, shar
     """With how many examples newcomers do better by the method than alone."""
     both = {label: one for label, one in means.items() if {method, ALONE} <= one.keys()}
     if not both:
-        return "from no example nobody can learn alone: to compare with that, ask for more, such as --shots 10,all"
+        return "nobody can learn alone from no examples; to compare with that, ask for some, such as --shots 10,all"
     parts = []
     for label, one in both.items():
         ahead = one[method] > one[ALONE] if higher else one[method] < one[ALONE]

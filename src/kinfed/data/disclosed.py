@@ -18,9 +18,10 @@ NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
 FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
 
 
-def coarse(known: Statistics, names: int | None = None) -> Any:
+def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
     """Statistics without what single rows say; `names` is of how many categories the names may be told, None: of all.
 
+    Names of categories in fewer than `least` rows are not told either.
     Numbers of fewer than `FEWEST` rows are left out altogether; of others, nothing but counts, the mean, the deviation
     and `near`, whose values stand for `FEWEST` rows or more each.
     """
@@ -28,7 +29,7 @@ def coarse(known: Statistics, names: int | None = None) -> Any:
         return DateStatistics(coarse(known.years), known.clock)
     if isinstance(known, WordStatistics):
         order = sorted(known.counts, key=lambda word: (-known.counts[word], natural(word)))
-        told = order if names is None else order[:names]
+        told = [word for word in order[:names] if known.counts[word] >= least]
         rest = sum(known.counts[word] for word in order[len(told) :])
         counts = {word: known.counts[word] for word in told}
         return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))

@@ -206,6 +206,22 @@ class Federation:
         return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
+def _check_split(split: Split, dataset: Dataset, in_order: bool, labelled: bool, shared: bool) -> None:
+    """Raise UsageError for a setting that these examples make meaningless; `shared`: clients share examples."""
+    if split.stratify and (in_order or shared or not labelled):
+        why = "these have none"
+        if in_order:
+            why = "these are cut in order of time; leave it out or set shuffle"
+        elif labelled:
+            why = "with this partition clients share examples, which are in the same split for all; leave it out"
+        raise UsageError(f"split: stratify deals examples by their label, but {why}")
+    if split.own_times and not in_order:
+        why = "these have none; name the column of times, or leave own_times out"
+        if dataset.time is not None:
+            why = "with shuffle they are split at random; leave one of the two out"
+        raise UsageError(f"split: own_times cuts examples by their times, but {why}")
+
+
 def divide(
     dataset: Dataset,
     owned: Sequence[Tensor],
@@ -229,13 +245,7 @@ def divide(
     draws = generators(seed, "split", tags(names).tolist())
     in_order = dataset.time is not None and not split.shuffle
     labelled = isinstance(dataset.task, Classification)
-    if split.stratify and (in_order or lots is not None or not labelled):
-        why = "these have none"
-        if in_order:
-            why = "these are cut in order of time; leave it out or set shuffle"
-        elif labelled:
-            why = "with this partition clients share examples, which are in the same split for all; leave it out"
-        raise UsageError(f"split: stratify deals examples by their label, but {why}")
+    _check_split(split, dataset, in_order, labelled, lots is not None)
     if in_order:
         parts = split.by_time(dataset, owned, draws)
     elif lots is not None:

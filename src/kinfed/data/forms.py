@@ -33,7 +33,7 @@ LIKE_DATE = (
     r"^(\d{1,4}[./-]\d{1,2}[./-]\d{1,4}|\d{1,2}[ -][A-Za-z]{3,9}[ -]\d{4}|[A-Za-z]{3,9} \d{1,2},? \d{4})($|,? \d)"
 )
 EXAMPLE = date(2025, 1, 31)
-SHORT_YEAR = r"^(?P<one>\d{1,2})(?P<mark>[./-])(?P<two>\d{1,2})[./-](?P<three>\d{2})(?P<clock>|,? \d.*)$"
+SHORT_YEAR = r"^(?P<one>\d{1,2})(?P<mark>[./-])(?P<two>\d{1,2})(?P<next>[./-])(?P<three>\d{2})(?P<clock>|,? \d.*)$"
 PIVOT = 69  # years of two digits are of 1969 to 2068, as POSIX has them
 
 
@@ -264,7 +264,7 @@ def _long_years(cells: "polars.DataFrame", first: bool = False) -> "polars.DataF
     if first:
         text = whole + "-" + polars.col("two").str.zfill(2) + "-" + polars.col("three")
     else:
-        text = polars.concat_str("one", "mark", "two", "mark", whole, "clock")
+        text = polars.concat_str("one", "mark", "two", "next", whole, "clock")
     return cells.with_columns(parts.select(text.alias("text"))["text"])
 
 

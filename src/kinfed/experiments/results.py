@@ -71,7 +71,7 @@ def write_run(
         left.write(run.left, run.history, folder.state)
     if tested := run.tested():
         folder.write_tested(tested)
-    if tested and isinstance(federation.task, Classification):
+    if run.history.kept_models and isinstance(federation.task, Classification):
         folder.write_confusion(run.confusion(), names, federation.class_names)
     dealt = table.get("federation", {})
     attack = summary.attack

@@ -87,7 +87,7 @@ class Run:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
 
         Accuracy: 1 if the answer is right, else 0; errors: the example's own. An empty list if the models stayed at
-        their sites, or if the metric is not defined for single examples.
+        their sites, if the metric is not defined for single examples, or if the split has none.
         """
         return (self._of_test if split == "test" else self._answered(split))[0]
 
@@ -112,7 +112,7 @@ class Run:
         """What `tested` and, of classes, `confusion` return."""
         task, federation, model = self.federation.task, self.federation, self.model
         rows = federation.rows[split]
-        if not self.history.kept_models:
+        if not self.history.kept_models or not any(map(len, rows)):
             return [], None
         device, plain = model.theta.device, type(self.method).export is Method.export
         x, y = federation.x, federation.y

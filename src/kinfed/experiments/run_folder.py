@@ -224,9 +224,12 @@ class RunFolder:
                 rows = list(csv.DictReader(file))
             return [(row["client"], row["truth"], row["predicted"], int(row["examples"])) for row in rows]
         except FileNotFoundError:
-            raise UsageError(
-                f"{self} has no {self.confusion.name}: it is written at the end of a run here that predicts classes"
-            ) from None
+            why = "it was deleted, or an older version made this run; run again"
+            if "classes" not in self.read_clients():
+                why = "the target has no classes, or test examples stayed at their sites"
+            raise UsageError(f"{self} has no {self.confusion.name}: {why}") from None
+        except PermissionError:
+            raise
         except (OSError, LookupError, ValueError, TypeError) as problem:
             raise UsageError(f"{self.confusion} cannot be read ({problem}); run again") from None
 

@@ -95,7 +95,7 @@ class Site:
         messages.check("describe", words)
         split = parts.call(Split, words["split"], "federation.split")[0]
         data = site_data.find(self._data, self.name, self._reading)
-        with at_home(data), understanding():
+        with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
         return Message({"client": self.name, **said}, {})
 
@@ -117,7 +117,7 @@ class Site:
         folder, accepted = self._at(words), messages.round_of(words, "accepted")
         data = site_data.find(self._data, self.name, self._reading)
         code = [str(path.resolve()) for path in self._code]
-        with at_home(data), understanding(), warnings.catch_warnings():
+        with understanding(), at_home(data), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # told when the columns were described
             folder.save_description({"code": code, "examples": federation.digest(), **data.kept(words)})
         folder.save_invitation(invitation)
@@ -246,10 +246,10 @@ class Site:
         """The examples of this client, and the model with the initial values that the server sent."""
         words, data = invitation.words, site_data.find(self._data, self.name, self._reading)
         task = plan.read_task(words["task"])
-        with at_home(data), understanding():
+        with understanding(), at_home(data):
             federation = data.federate(words, task, planned.split, planned.learning.seed)
-        known = self._at(words).description() or {}
-        if known.get("examples", digest := federation.digest()) != digest:
+        digest = federation.digest()
+        if (self._at(words).description() or {}).get("examples", digest) != digest:
             raise OwnFileError(
                 f"{self._data} has changed since this site joined the run, and so have its examples; put it back as it "
                 "was, or start another run",

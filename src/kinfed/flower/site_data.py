@@ -52,9 +52,9 @@ def find(path: Path, name: str, reading: Reading) -> SiteData:
         if reading.time or reading.columns or reading.ignore:
             raise UsageError(f"{path} holds arrays: --time, --column and --ignore are for tables")
         return SiteArrays(path, name)
-    if not path.exists():
-        raise OwnFileError(f"there is no file {path}; put it there", Fault.GONE)
     if not kind_of(path):
+        if not path.exists():
+            raise OwnFileError(f"there is no file or folder {path}; put it there", Fault.GONE)
         raise UsageError(
             f"{path}: a site's examples must be in a file .npz, .csv or .parquet, or in a folder of tables"
         )

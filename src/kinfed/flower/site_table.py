@@ -124,8 +124,10 @@ class SiteTable:
         said = {}
         for name, kind in agreed["inputs"]:
             raw = Raw(found.raw[name].values[train], found.raw[name].words)
-            names = 0 if _kind(self.frame, name) == NAMES_ROWS else most
-            said[name] = disclosed.to_json(disclosed.coarse(of_column(raw, kind), names))
+            own = _kind(self.frame, name)
+            # A number that is a category elsewhere is told as one only where it is not that of a few rows.
+            names, least = 0 if own == NAMES_ROWS else most, 1 if own == "category" else disclosed.FEWEST
+            said[name] = disclosed.to_json(disclosed.coarse(of_column(raw, kind), names, least))
             if kind == "category" and len(raw.words) > most > 0:
                 warnings.warn(
                     f"'{name}' has {len(raw.words):,} categories, of which the {most:,} most frequent are named to the "
@@ -168,8 +170,12 @@ class SiteTable:
 
     def _examples(self, agreed: Words, split: Split, seed: int) -> _Examples:
         """The examples in this table's order, and how they are split: as among those of all sites."""
-        frame, target = self.frame, agreed["targets"][0]
-        classes = agreed["classes"]
+        frame, target, classes = self.frame, agreed["targets"][0], agreed["classes"]
+        asked = [*agreed["targets"], *(name for name, _ in agreed["inputs"])]
+        frame.need(asked)
+        if withheld := {*asked} & {*self.reading.ignore, self.reading.time}:
+            told = f"{frame.name}: the server asks for column '{min(withheld)}', which stays here (--ignore, --time)"
+            raise UsageError(told, Fault.WITHHELD)
         if classes:
             found = frame.labels(target) or frame.words(target)
             index = {name: i for i, name in enumerate(classes)}

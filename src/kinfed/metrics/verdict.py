@@ -281,7 +281,7 @@ class _Case(NamedTuple):
         if self.candidates > 1:
             chosen = f", chosen among {self.candidates} candidates"
         if self.method == "local" and self.candidates > 1:
-            extra = f"; on test examples {self._number(shared, ONE, short=True)}" if shared else ""
+            extra = f"; on test examples {self._number(shared, ONE)}" if shared else ""
             return (
                 "no candidate was clearly better than learning alone on validation examples: keep your own models "
                 f"(method=local{chosen}){extra}"

@@ -199,7 +199,7 @@ def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], no
     saved = opened.saved if isinstance(opened, Reopened) else opened
     weighs = undivided(opened.method).weighs if isinstance(opened, Reopened) else ""
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
-    notes.append(f"{why}; so saved models are compared here")
+    notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable
     models = {j: saved.theta(j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
