@@ -61,9 +61,11 @@ def publish(part, works, asked):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
     kept.mkdir(parents=True, exist_ok=True)
     text += statistics_of(made, lines, known, kept / "statistics.md")
-    for name, contents in (("table.csv", table_csv(lines)), ("history.csv", history(made, kept / "history.csv"))):
-        with replacing(kept / name) as file:
-            file.write_text(contents)
+    written = {"table.csv": table_csv(lines), "history.csv": history(made, kept / "history.csv")}
+    for name, contents in written.items():
+        if contents:
+            with replacing(kept / name) as file:
+                file.write_text(contents)
     put(page, part, text, page.stem)
     return f"{len(now)} numbers in {page.name}" + f", {gone} of them without a run here" * bool(gone)
 
@@ -194,7 +196,7 @@ def counted(runs):
 def history(made, path):
     """Test scores by round as CSV: means over clients and seeds, a line for each cell, scored model and score.
 
-    Where the file at this path has more seeds of a line, it stays.
+    Where the file at this path has more seeds of a line, that stays. Nothing if no score of the table is a client's.
     """
     found = {}  # by cell, model and score: by round, a score for each seed
     for column in made.protocol.columns.values():
@@ -209,9 +211,11 @@ def history(made, path):
     for key, one in found.items():
         texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in one.items()}
         lines[key] = max(len(values) for values in one.values()), texts
-    for key, line in written(path).items():
+    for key, line in earlier(path).items():
         if line[0] > lines.get(key, (0,))[0]:
             lines[key] = line
+    if not lines:
+        return ""
     rounds = sorted({at for _, texts in lines.values() for at in texts})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -223,7 +227,7 @@ def history(made, path):
     return out.getvalue()
 
 
-def written(path):
+def earlier(path):
     """The lines of a committed history.csv: how many seeds, and by round the mean, by column, method, model, score."""
     if not path.exists():
         return {}
