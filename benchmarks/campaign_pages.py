@@ -61,7 +61,7 @@ def publish(part, works, asked):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
     kept.mkdir(parents=True, exist_ok=True)
     text += statistics_of(made, lines, known, kept / "statistics.md")
-    written = {"table.csv": table_csv(lines), "history.csv": history(made, kept / "history.csv")}
+    written = {"table.csv": numbers(lines, known), "history.csv": history(made, kept / "history.csv")}
     for name, contents in written.items():
         if contents:
             with replacing(kept / name) as file:
@@ -132,6 +132,19 @@ def joined(made, lines, known):
     return [found[number(line)] for line in lines], gone
 
 
+def numbers(lines, known):
+    """The table as CSV; committed rows with the same scores stay, as they were computed from all digits of these."""
+    rows = csv.DictReader(io.StringIO(table_csv(lines)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows.fieldnames, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        before = known.get((row["column"], row["method"], row["metric"]), {})
+        same = before.get("by_seed") == row["by_seed"] and before["flags"] == row["flags"]
+        writer.writerow(before | {"status": row["status"]} if same else row)
+    return out.getvalue()
+
+
 def weighted(values, counts):
     """The mean over all seeds, of means over some of them; None if one is not known."""
     terms = [(value, count) for value, count in zip(values, counts, strict=True) if count]
@@ -189,7 +202,9 @@ def counted(runs):
         seeds[column, method].append(str(seed))
     for (column, method), some in seeds.items():
         methods[column, ", ".join(some)].append(method)
-    told = [f"{', '.join(names)} on {column}, seed {some}" for (column, some), names in methods.items()]
+    told = [
+        f"{', '.join(names)} on {column}, seed{'s' * (',' in some)} {some}" for (column, some), names in methods.items()
+    ]
     return f"Of {len(runs)} runs: {'; '.join(told)}."
 
 
