@@ -61,9 +61,11 @@ def publish(part, works, asked):
         return f"left as it is: {gone} of its numbers have no run here, and were made by other settings: {min(other)}"
     kept.mkdir(parents=True, exist_ok=True)
     text += statistics_of(made, lines, known, kept / "statistics.md")
-    for name, contents in (("table.csv", table_csv(lines)), ("history.csv", history(made, kept / "history.csv"))):
-        with replacing(kept / name) as file:
-            file.write_text(contents)
+    written = {"table.csv": numbers(lines, known), "history.csv": history(made, kept / "history.csv")}
+    for name, contents in written.items():
+        if contents:
+            with replacing(kept / name) as file:
+                file.write_text(contents)
     put(page, part, text, page.stem)
     return f"{len(now)} numbers in {page.name}" + f", {gone} of them without a run here" * bool(gone)
 
@@ -139,6 +141,19 @@ def joined(made, lines, known):
     return [found[number(line)] for line in lines], gone
 
 
+def numbers(lines, known):
+    """The table as CSV; committed rows with the same scores stay, as they were computed from all digits of these."""
+    rows = csv.DictReader(io.StringIO(table_csv(lines)))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, rows.fieldnames, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        before = known.get((row["column"], row["method"], row["metric"]), {})
+        same = before.get("by_seed") == row["by_seed"] and before["flags"] == row["flags"]
+        writer.writerow(before | {"status": row["status"]} if same else row)
+    return out.getvalue()
+
+
 def weighted(values, counts):
     """The mean over all seeds, of means over some of them; None if one is not known."""
     terms = [(value, count) for value, count in zip(values, counts, strict=True) if count]
@@ -196,14 +211,16 @@ def counted(runs):
         seeds[column, method].append(str(seed))
     for (column, method), some in seeds.items():
         methods[column, ", ".join(some)].append(method)
-    told = [f"{', '.join(names)} on {column}, seed {some}" for (column, some), names in methods.items()]
+    told = [
+        f"{', '.join(names)} on {column}, seed{'s' * (',' in some)} {some}" for (column, some), names in methods.items()
+    ]
     return f"Of {len(runs)} runs: {'; '.join(told)}."
 
 
 def history(made, path):
     """Test scores by round as CSV: means over clients and seeds, a line for each cell, scored model and score.
 
-    Where the file at this path has more seeds of a line, it stays.
+    Where the file at this path has more seeds of a line, that stays. Nothing if no score of the table is a client's.
     """
     found = {}  # by cell, model and score: by round, a score for each seed
     for column in made.protocol.columns.values():
@@ -218,9 +235,11 @@ def history(made, path):
     for key, one in found.items():
         texts = {at: f"{statistics.fmean(values.values()):.4g}" for at, values in one.items()}
         lines[key] = max(len(values) for values in one.values()), texts
-    for key, line in written(path).items():
+    for key, line in earlier(path).items():
         if line[0] > lines.get(key, (0,))[0]:
             lines[key] = line
+    if not lines:
+        return ""
     rounds = sorted({at for _, texts in lines.values() for at in texts})
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -232,7 +251,7 @@ def history(made, path):
     return out.getvalue()
 
 
-def written(path):
+def earlier(path):
     """The lines of a committed history.csv: how many seeds, and by round the mean, by column, method, model, score."""
     if not path.exists():
         return {}

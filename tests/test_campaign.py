@@ -259,7 +259,7 @@ def test_committed_numbers_stay_where_a_machine_with_their_runs_is_lost(camp, fi
     files = {path: path.read_text() for path in (page, *kept.glob("*"))}
     assert len(files) == 4
     assert (
-        "Of 4 runs: fedavg on iid, seed 0, 1; local on iid, seed 0; fedavg on shards, seed 0.\n"
+        "Of 4 runs: fedavg on iid, seeds 0, 1; local on iid, seed 0; fedavg on shards, seed 0.\n"
         in files[kept / "statistics.md"]
     )
     assert "Made with kinfed" in files[page]
