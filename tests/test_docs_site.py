@@ -123,6 +123,16 @@ def test_blocks_of_commands_alone_may_be_wrapped(tmp_path):
     assert [block["classes"] for block in page] == [["commands"], ["commands"], [], ["commands"]]
 
 
+def test_a_link_that_shows_a_file_shows_its_title_on_the_site():
+    contents = importlib.import_module("contents")
+    shown = {"deploy.html#keys": "../deploy.md", "data.html": "the data", "deploy.html": "docs/deploy.md"}
+    page = nodes.paragraph()
+    for target, text in shown.items():
+        page += nodes.reference("", text, refuri=f"../{target}")
+    contents.titled("results/flower", page, {"deploy": "A federation", "data": "Data"})
+    assert [link.astext() for link in page] == ["A federation", "the data", "docs/deploy.md"]
+
+
 def test_every_setting_of_every_part_is_on_its_page():
     generated = importlib.import_module("generated")
     pages = "".join(path.read_text() for path in (DOCS / "settings").glob("*.md"))

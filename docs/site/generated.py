@@ -68,8 +68,8 @@ def table(rows: Any) -> Iterator[str]:
     columns = 4 if any(use for *_, use in rows) else 3
     yield _row(["setting", "default", "what it may be", "what it is for"][:columns]) + "\n" + _row(["---"] * columns)
     for name, default, kind, use in rows:
-        shown = "" if default is None else f"`{_cell(_toml(default))}`"
-        yield _row([f"`{name}`", shown, _cell(kind), _cell(use or "")][:columns])
+        shown = "" if default is None or callable(default) else f"`{_cell(_toml(default))}`"
+        yield _row([f"`{name}`", shown, "a function" if callable(default) else _cell(kind), _cell(use or "")][:columns])
     yield ""
 
 
@@ -82,8 +82,6 @@ def _cell(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if callable(value):
-        return getattr(value, "__name__", "")
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)
