@@ -536,7 +536,9 @@ def main():
 
 def write(rows, refused, size):
     """The page."""
-    clean = [[str(cell).replace("|", "\\|").replace("\n", " ") for cell in row[:3]] for row in rows]
+    clean = [
+        [str(cell).replace("|", "\\|").replace("__", r"\_\_").replace("\n", " ") for cell in row[:3]] for row in rows
+    ]
     table = "\n".join(
         f"| {door} | {who} | {happened} | {'shut' if row[3] else '**OPEN**'} |"
         for (door, who, happened), row in zip(clean, rows, strict=True)

@@ -254,7 +254,8 @@ def page(found, asked):
     parts = ("torch", "numpy", "polars", "safetensors", "flwr")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in parts)
     seconds = [one["seconds"] for one in found]
-    bad = [f"- {one['kind']}/{one['number']}, {one['outcome']}: {one['said'].strip()[-200:]}" for one in found]
+    last = [one["said"].strip().rpartition("\n")[2][-200:] for one in found]
+    bad = [f"- {one['kind']}/{one['number']}, {one['outcome']}: {said}" for one, said in zip(found, last, strict=True)]
     text = [
         f"Written by `python benchmarks/fuzz.py --cases {asked.cases} --seed {asked.seed}`",
         f"on {platform.machine()}, Python {platform.python_version()}, {versions}:",

@@ -123,6 +123,16 @@ def test_blocks_of_commands_alone_may_be_wrapped(tmp_path):
     assert [block["classes"] for block in page] == [["commands"], ["commands"], [], ["commands"]]
 
 
+def test_a_link_that_shows_a_file_shows_its_title_on_the_site():
+    contents = importlib.import_module("contents")
+    shown = {"deploy.html#keys": "../deploy.md", "data.html": "the data", "deploy.html": "docs/README.md"}
+    page = nodes.paragraph()
+    for target, text in shown.items():
+        page += nodes.reference("", text, refuri=f"../{target}")
+    contents.titled("results/flower", page, {"deploy": "A federation", "data": "Data"})
+    assert [link.astext() for link in page] == ["A federation", "the data", "docs/README.md"]
+
+
 def test_every_setting_of_every_part_is_on_its_page():
     generated = importlib.import_module("generated")
     pages = "".join(path.read_text() for path in (DOCS / "settings").glob("*.md"))
@@ -130,9 +140,10 @@ def test_every_setting_of_every_part_is_on_its_page():
         assert f"<!-- settings: {shelf} -->" in pages
     parts = "\n".join(generated.shelf("methods"))
     assert all(f"### `{name}`" in parts for name in kinfed.METHODS)
-    assert f"| `sharpness` | `{kinfed.FedAGHN().sharpness}` | " in parts
-    assert sentences(kinfed.FedAGHN)["sharpness"].replace("*", r"\*") in parts
-    assert "| `epochs` | `2` | a whole number, at least 1 | passes over" in "\n".join(generated.part("Training"))
+    sharpness = sentences(kinfed.FedAGHN)["sharpness"].replace("*", r"\*")
+    assert f"| `sharpness` | {sharpness} | `{kinfed.FedAGHN().sharpness}` | " in parts
+    epochs = "| `epochs` | passes over a client's training examples in a round | `2` | a whole number, at least 1 |"
+    assert epochs in "\n".join(generated.part("Training"))
 
 
 def test_every_public_name_is_on_the_page_of_names_once():

@@ -1,10 +1,11 @@
 """The site's navigation is the list of pages in docs/README.md, which people read on a code host.
 
 A page below another, in an indented list, is a chapter of it. Links that leave docs/ become the path in the sources,
-but for CONTRIBUTING.md, which is a page of the site. What stands between `<!-- sources only -->` and
-`<!-- end of sources only -->` is for readers of the sources, and is left out.
+but for CONTRIBUTING.md, which is a page of the site; a link that shows a page's file shows its title here. What stands
+between `<!-- sources only -->` and `<!-- end of sources only -->` is for readers of the sources, and is left out.
 """
 
+import posixpath
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ ITEM = re.compile(r"^( *)- \[([^\]]+)\]\(([^)#\s]+)\.md\)")
 OUTSIDE = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)(#[^)\s]*)?\)")
 SOURCES_ONLY = re.compile(r"\s*<!-- sources only -->.*?<!-- end of sources only -->", re.DOTALL)
 CONTRIBUTING = "contributing"
+FILE = re.compile(r"[a-z/.-]+\.md")
 
 
 class Listed(NamedTuple):
@@ -92,6 +94,21 @@ def _mark(app: Sphinx, page: nodes.document) -> None:
             block["classes"].append("commands")
 
 
+def titled(name: str, page: nodes.document, titles: dict[str, str]) -> None:
+    """Show titles of pages in place of their files, which only readers of the sources see."""
+    for link in page.findall(nodes.reference):
+        target, _, _ = link.get("refuri", "").partition("#")
+        title = titles.get(posixpath.normpath(posixpath.join(posixpath.dirname(name), target.removesuffix(".html"))))
+        if title and FILE.fullmatch(link.astext()):
+            link.children = [nodes.inline(text=title)]
+
+
+def _resolved(app: Sphinx, page: nodes.document, name: str) -> None:
+    titles = {one.page: one.title for one in listed((DOCS / "README.md").read_text(encoding="utf-8"))}
+    if app.builder.format == "html":
+        titled(name, page, titles)
+
+
 def _home(app: Sphinx, problem: Exception | None) -> None:
     if problem is None and app.builder.format == "html":
         page = '<!doctype html><meta charset="utf-8"><title>kinfed</title>'
@@ -103,5 +120,6 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("source-read", _read)
     app.connect("doctree-read", _mark)
+    app.connect("doctree-resolved", _resolved)
     app.connect("build-finished", _home)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

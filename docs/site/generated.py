@@ -63,13 +63,15 @@ def top() -> Iterator[str]:
 
 
 def table(rows: Any) -> Iterator[str]:
-    """Settings as a table; without the last column where no setting has a sentence."""
+    """Settings as a table; without the second column where no setting has a sentence."""
     rows = list(rows)
-    columns = 4 if any(use for *_, use in rows) else 3
-    yield _row(["setting", "default", "what it may be", "what it is for"][:columns]) + "\n" + _row(["---"] * columns)
+    told = any(use for *_, use in rows)
+    columns = ["setting", *(["what it is for"] if told else []), "default", "what it may be"]
+    yield _row(columns) + "\n" + _row(["---"] * len(columns))
     for name, default, kind, use in rows:
-        shown = "" if default is None else f"`{_cell(_toml(default))}`"
-        yield _row([f"`{name}`", shown, _cell(kind), _cell(use or "")][:columns])
+        shown = "" if default is None or callable(default) else f"`{_cell(_toml(default))}`"
+        allowed = "a function" if callable(default) else _cell(kind)
+        yield _row([f"`{name}`", *([_cell(use or "")] if told else []), shown, allowed])
     yield ""
 
 
@@ -82,8 +84,6 @@ def _cell(text: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    if callable(value):
-        return getattr(value, "__name__", "")
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
     return "[" + ", ".join(map(_toml, value)) + "]" if isinstance(value, list | tuple) else json.dumps(value)

@@ -133,6 +133,16 @@ def test_among_several_methods_the_verdict_knows_of_the_choice(pair, tmp_path, r
     data = data_of(text := page([pair, other]))
     assert data["methods"][data["main"]]["method"] == "fedaghn"
     assert "chosen among 2 candidates" in text
+    assert "fedaghn is judged: its validation score is the best" in text
+    assert "is judged" not in page([pair])
+
+
+@pytest.mark.parametrize(("clusters", "shown"), [([0, 1, 0, 1], True), ([0, 1, 2, 3], False)])
+def test_clusters_are_colours_where_they_say_something(tmp_path, run_of, clusters, shown):
+    out = run_of(tmp_path / "a", [[0.5, 0.6, 0.7, 0.9]], [WEIGHTS])
+    lines = "".join(f"1,c{i},cluster,{label}\n" for i, label in enumerate(clusters))
+    (out / "diagnostics.csv").write_text("round,client,note,value\n" + lines)
+    assert ("clusters" in data_of(page([out]))["methods"][0]) is shown
 
 
 def test_nothing_in_a_folder_becomes_code(tmp_path, run_of):

@@ -246,7 +246,7 @@ def weights_by_round(rounds: ArrayLike, panels: Mapping[str, ArrayLike], layers:
     Raises UsageError if a panel is not [T, L].
     """
     at = np.asarray(rounds)
-    figure = Figure(figsize=(3 * len(panels) + 1.4, 3.2), dpi=150, layout="constrained")
+    figure = Figure(figsize=(2.3 * len(panels) + 1.1, 2.7), dpi=150, layout="constrained")
     shades = colormaps["viridis_r"](np.linspace(0.1, 1, len(layers)))
     lines: list[Line2D] = []
     for axes, (name, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):

@@ -31,5 +31,7 @@ def score_by_source(panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, 
         axes.set_yticks(range(len(sources)), sources)
         axes.set_ylim(len(sources) - 0.5, -0.5)
         title(axes, name)
-    figure.supxlabel(with_unit(metric), fontsize=NORMAL, color=INK)
+    several = any(np.size(scores[source]) > 1 for scores in panels.values() for source in sources)
+    label = with_unit(metric) + ("; small dots: seeds" if several else "")
+    figure.supxlabel(label, fontsize=NORMAL, color=INK)
     write(figure, path)

@@ -292,14 +292,14 @@ def _packed(values: Array, kind: str) -> str:
 
 
 def _clusters(folder: RunFolder) -> list[int] | None:
-    """[N] the last clusters that the method noted; None if it notes none."""
+    """[N] the last clusters that the method noted; None if it notes none, or every client is alone in its own."""
     if not folder.diagnostics.exists():
         return None
     with folder.diagnostics.open(newline="", encoding="utf-8") as file:
         if not any(len(line) > 2 and line[2] == "cluster" for line in csv.reader(file)):
             return None
     last: list[int] = folder.read_clusters()[-1].tolist()
-    return last
+    return last if len(set(last)) < len(last) else None
 
 
 def _instead(summary: Summary, clusters: bool) -> str:

@@ -129,6 +129,7 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
         "lead": lead,
         "facts": list(_facts(main, judged)),
         "cautions": _cautions(gathered, summaries),
+        "chosen": gathered.labels[gathered.main] if gathered.candidates > 1 else "",
         "notes": [*gathered.notes, *found.notes],
         "metric": word(main.metric),
         "unit": f" ({main.unit})" * bool(main.unit),
