@@ -136,6 +136,26 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(shops, capsys, arguments
     assert not (shops / "a").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("book.xlsx", "book.xlsx: tables are read from .csv, .tsv and .parquet; rename it to .csv if it is such text"),
+        ("shops.db", "a database of SQLite is sqlite:///FILE, with --query"),
+        ("shops.csv.gz", "unpack it"),
+        (
+            "pets",
+            "pets is a folder without a .csv or .parquet in it; pictures and other sets are read by the data sets",
+        ),
+    ],
+)
+def test_files_and_folders_that_are_no_tables_are_told_as_such_by_all_commands(shops, capsys, name, told):
+    (shops / name).touch() if "." in name else (shops / name / "cat").mkdir(parents=True)
+    for command in (["run"], ["data", "inspect"]):
+        code, _, err = kinfed(capsys, *command, name, *COLUMNS)
+        assert (code, err.count("\n")) == (2, 1)
+        assert told in err
+
+
 def test_a_table_as_it_is_trains_and_its_columns_are_shown_and_kept(shops, capsys):
     """Text, a hole and a date: one command, no edit of the file."""
     lines = (shops / "shops.csv").read_text().splitlines()

@@ -154,6 +154,19 @@ def test_postgres_gives_what_sqlite_gives(postgres, sqlite, capsys):
 
 
 @needs_postgres
+def test_a_site_reads_postgres_as_it_does_sqlite(postgres, sqlite, capsys):
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
+    said = []
+    for address in (postgres, sqlite):
+        code = main(["flower", "node", "ann", "--data", address, "--query", "site.sql", "--target", "buys", "--check"])
+        assert code == 0
+        out = capsys.readouterr()
+        said.append([line for line in (out.out + out.err).splitlines() if not line.startswith("file ")])
+    assert said[0] == said[1]
+    assert "greeting  the target: buys; its classes: no, yes" in said[0]
+
+
+@needs_postgres
 def test_types_of_postgres(postgres, monkeypatch):
     query = """SELECT i AS whole, i / 4.0 AS part, i > 1 AS flag, timestamptz '2025-01-31 10:00+02' AS instant,
         timestamp '2025-01-31 10:00' AS moment, 'x'::varchar AS text, gen_random_uuid() AS id, NULL AS nothing,

@@ -98,6 +98,8 @@ def test_a_class_that_nobody_trains_on_is_refused():
     rows = {split: [torch.tensor([i]) for i in mine] for split, mine in each.items()}
     with pytest.raises(UsageError, match="no client has a training example of class 1"):
         Federation(X, Y, rows, Classification(2))
+    with pytest.warns(UserWarning, match="of class 1, though some are tested on it, as it comes up late only"):
+        Federation(X, Y, rows, Classification(2), in_order=True)
 
 
 def test_missing_rows_and_double_names_are_refused():

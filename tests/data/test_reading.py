@@ -76,6 +76,14 @@ def test_numbers_are_those_that_python_reads(tmp_path):
         ("\na,b\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
         (" ,\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
         (b"a,b\n1,2\n\x81,2\n", "t.csv, line 3: this is not UTF-8 text; save it as UTF-8"),
+        (
+            b"PK\3\4a,b",
+            "t.csv: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+        ),
+        (
+            b"\x1f\x8b\0\0",
+            "t.csv: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+        ),
     ],
 )
 def test_a_line_that_does_not_fit_is_named(tmp_path, text, told):

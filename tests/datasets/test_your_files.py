@@ -163,6 +163,15 @@ def test_a_hugging_face_table_is_a_table(here):
     assert found.y.tolist() == [0, 1, 1, 0] * 5
 
 
+def test_a_hugging_face_table_without_a_client_is_told_what_to_name(here):
+    features = {"text": {"dtype": "string", "_type": "Value"}, "label": LABEL}
+    save_to_disk(here / "texts", polars.DataFrame({"text": ["a b", "c"] * 6, "label": [0, 1] * 6}), features)
+    with pytest.raises(
+        UsageError, match=r"texts has no pictures, so .*: say whose each is by client=COLUMN; known: text"
+    ):
+        DATASETS["huggingface"](path="texts", target="label")()
+
+
 def test_lists_beside_the_columns_that_are_used_and_blanks_around_names(here):
     features = {"image": {"_type": "Image"}, "label": LABEL | {"names": ["cat ", " dog"]}, "tags": [{"dtype": "int64"}]}
     save_to_disk(here / "pets", pictures(here).with_columns(tags=polars.lit([1, 2])), features)

@@ -5,6 +5,9 @@ import hashlib
 import io
 import json
 import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -924,6 +927,16 @@ def check(tmp_path):
     return go
 
 
+def as_sqlite(file, path):
+    """The same rows in a database."""
+    with closing(sqlite3.connect(path)) as made, file.open(newline="") as opened:
+        heading, *rows = csv.reader(opened)
+        made.execute(f"CREATE TABLE sales ({', '.join(heading)})")
+        cells = [[cell or None for cell in row] for row in rows]
+        made.executemany(f"INSERT INTO sales VALUES ({', '.join('?' * len(heading))})", cells)
+        made.commit()
+
+
 def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     lines = check(Reading("sold", categories=2))
     text = "\n".join(lines)
@@ -967,6 +980,40 @@ def test_a_check_says_what_only_all_sites_decide(check, tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN + "labels = false\n")
     assert "a model has 1 output" in check(Reading("kept"))[0]
     assert not any("whole numbers here" in line for line in check(Reading("kept")))
+
+
+def test_a_check_of_a_database_says_what_the_file_would(check, tmp_path, monkeypatch):
+    """What it answered is in no file afterwards, and is called by the database's address."""
+    monkeypatch.chdir(tmp_path)
+    expected, lines = check(Reading("sold")), []
+    as_sqlite(tmp_path / "d.csv", tmp_path / "d.db")
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    examples = site_data.opened("sqlite:///d.db", "SELECT * FROM sales", Reading("sold"))
+    rehearse("d", examples, Reading("sold"), [tmp_path / "net.py"], "cpu", tmp_path / "plan.toml", lines.append)
+    assert lines[0].startswith("file      sqlite:///d.db, the query fits: ")
+    of_rows = ("file", "note", "columns")  # which come in another order, so that others are for training
+    assert [line for line in lines if not line.startswith(of_rows)] == [
+        line for line in expected if not line.startswith(of_rows)
+    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
+
+
+def test_what_a_database_answered_stays_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "d.csv", [("d", row) for row in table(1)])
+    as_sqlite(tmp_path / "d.csv", tmp_path / "d.db")
+    reading = Reading("sold", {"price": "weight"}, ignore=["notes"])
+    query = "SELECT weight AS price, fruit, sold, x'00' AS notes FROM sales"
+    with pytest.raises(UsageError, match=r"column 'notes' holds .*, not numbers, text or dates; convert it, or leave"):
+        site_data.opened("sqlite:///d.db", query, replace(reading, ignore=()))
+    path = site_data.kept(site_data.opened("sqlite:///d.db", query, reading), tmp_path)
+    (tmp_path / "d.db").unlink()
+    said = site_data.find(path, "d", reading).hello()
+    assert said["table"]["kinds"] == {"weight": "number", "fruit": "category"}
+    with pytest.raises(UsageError, match=r"d\.csv is no database, so there is nothing to ask there"):
+        site_data.opened("d.csv", "SELECT 1", Reading())
+    with pytest.raises(UsageError, match=r"there is no file e\.csv"):
+        site_data.opened("e.csv", "", Reading())
 
 
 def test_a_check_of_a_name_that_no_site_can_have_says_so(check, tmp_path):

@@ -72,7 +72,7 @@ def test_sites_that_start_as_the_page_says_are_told_whether_kin_helped(story, tm
             said = "".join(reversed(capsys.readouterr()))
             assert all(line in said for line in lines)
     sites = [
-        Site(name, args.data, args.state, "cpu", flower._reading(args), (), told.append)
+        Site(name, Path(args.data), args.state, "cpu", flower._reading(args), (), told.append)
         for name, args in nodes(shown).items()
     ]
     raw = config.read("plan.toml", ["rounds=2"])

@@ -153,6 +153,7 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
             facts["input"] = _shape(federation.x)
     else:
         if args.subject not in DATASETS:
+            own_file.check_no_file(args.subject)
             raise UsageError(f"there is no data set '{args.subject}'; {nearest(args.subject, DATASETS)}")
         settings = config.override({"name": args.subject}, args.overrides)
         dataset = parts.make(DATASETS, settings, "dataset", given=1)[0](folder)

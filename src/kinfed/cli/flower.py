@@ -77,7 +77,14 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
     node = actions.add_parser("node", parents=[common], help="take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
     node.add_argument(
-        "--data", type=Path, required=True, metavar="FILE", help="this client's examples: .csv, .parquet or .npz"
+        "--data",
+        required=True,
+        metavar="FILE",
+        help="this client's examples: .csv, .parquet, a folder of these, .npz, or with --query a database "
+        "(postgresql://USER@HOST/NAME, sqlite:///FILE)",
+    )
+    node.add_argument(
+        "--query", metavar="FILE.sql", default="", help="what to read in a database: a SELECT, in a file or as it is"
     )
     _add_reading(node)
     node.add_argument("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: 127.0.0.1:8000")
@@ -187,14 +194,16 @@ def _up(args: argparse.Namespace, console: Console) -> None:
 
 def _node(args: argparse.Namespace, console: Console) -> None:
     _prepare()
-    from ..flower import node
+    from ..flower import node, site_data
     from ..flower.link import Link
 
+    reading = _reading(args)
     if args.check is not None:
         from ..flower.rehearsal import rehearse
 
         config_file = Path(args.check) if args.check else None
-        rehearse(args.site, args.data, _reading(args), args.code, args.device, config_file, _printer(console))
+        examples = site_data.opened(args.data, args.query, reading)
+        rehearse(args.site, examples, reading, args.code, args.device, config_file, _printer(console))
         return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
     host, colon, port = args.server.rpartition(":")
@@ -205,7 +214,8 @@ def _node(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
-    node.run(args.site, args.data, _reading(args), args.state, link, key, args.device, args.code, _printer(console))
+    examples = site_data.opened(args.data, args.query, reading)
+    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, _printer(console))
 
 
 def _reading(args: argparse.Namespace) -> Any:

@@ -13,6 +13,7 @@ from ..data.dataset import Dataset
 from ..data.description import Description
 from ..data.federation import Federation
 from ..data.reading import kind_of, open_table
+from ..datasets import DATASETS
 from ..errors import UsageError
 from ..experiments import config, own_table
 from ..experiments.config import Experiment, Table
@@ -53,8 +54,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         overrides = [*left_out, *named, *args.overrides]
         return own_table.config(source, args.client, args.target, overrides, args.query, args.frame)
-    if Path(source).suffix and Path(source).is_file() and Path(source).suffix not in (".toml", ".py"):
-        open_table(source)  # says which files are tables
+    check_no_file(source)
     given = [f"--{name}" for name in OPTIONS if getattr(args, name)] + ["--method"] * bool(method)
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
@@ -63,6 +63,19 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)
+
+
+def check_no_file(source: str) -> None:
+    """Raise UsageError if a command that takes a name is given a file or a folder that is no table."""
+    path = Path(source)
+    if path.suffix and path.is_file() and path.suffix not in (".toml", ".py"):
+        open_table(source)  # says which files are tables
+    if path.is_dir() and source not in METHODS and source not in DATASETS and not (path / "config.toml").exists():
+        raise UsageError(
+            f"{source} is a folder without a .csv or .parquet in it; pictures and other sets are read by the data sets "
+            f"image_folder, huggingface, leaf and leaf_text, such as federation.dataset.name=leaf "
+            f"federation.dataset.path={source}"
+        )
 
 
 def dataset(experiment: Experiment, args: argparse.Namespace) -> Dataset:

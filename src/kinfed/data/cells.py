@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -126,6 +127,13 @@ class Frame:
         first = self.row(int(kept.argmin()))
         warnings.warn(f"{self.name}: {message}, left out (the first: {first})", stacklevel=4)
         return self.keep(kept)
+
+    def write(self, path: Path) -> None:
+        """Write the rows as Parquet; columns that hold no numbers, text or dates are empty there."""
+        import polars
+
+        empty = [polars.lit(None, polars.String).alias(name) for name in self._strange]
+        self._table.with_columns(empty).write_parquet(path)
 
     def place(self, row: int, column: str) -> str:
         """Where a cell is, for an error."""

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SEPARATORS = (",", ";", "\t", "|")
 LOOKED_AT = 50  # lines that tell what separates entries
+LOOKED_IN = 1000  # bytes that tell whether a file is text
 
 
 class Text(NamedTuple):
@@ -68,6 +69,11 @@ def _text(path: Path) -> Text:
             raise UsageError(
                 f"{path}: this is not UTF-16 text, as its first bytes say; save it as UTF-8", Fault.UNREADABLE
             ) from None
+    elif b"\0" in data[:LOOKED_IN] or data.startswith(b"PK\3\4"):
+        raise UsageError(
+            f"{path}: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+            Fault.UNREADABLE,
+        )
     elif not data.isascii():
         data, told = _as_utf8(path, data.removeprefix(codecs.BOM_UTF8))
     text = Text(path, data, 0, SEPARATORS[0], told)

@@ -39,10 +39,19 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if not path.is_file():
         raise UsageError(f"there is no file {path} (in {Path.cwd()}){_others(path)}", Fault.GONE)
     if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; save it as .csv")
+        raise UsageError(f"{path}: tables are read from .csv, .tsv and .parquet; {_instead(path.suffix.lower())}")
     table = _read(path)
     plain, strange = _plain(table)
     return Frame(str(path), plain, partial(_place, [(path, table.height)]), strange)
+
+
+def _instead(suffix: str) -> str:
+    """What to do with a file of another kind."""
+    if suffix in (".db", ".sqlite", ".sqlite3"):
+        return "a database of SQLite is sqlite:///FILE, with --query"
+    if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
+        return "unpack it"
+    return "rename it to .csv if it is such text, or save it as .csv"
 
 
 def kind_of(source: str | Path) -> str:

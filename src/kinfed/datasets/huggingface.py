@@ -46,6 +46,11 @@ class HuggingFace(TableReader):
         names = {name: [str(one).strip() for one in known] for name, known in labels.items() if known}
         table = _named(self.path, table, names)
         pictures = [name for name, one in features.items() if one.get("_type") == "Image"]
+        if not pictures and not self.client:
+            raise UsageError(
+                f"{self.path} has no pictures, so its rows are a table: say whose each is by client=COLUMN; known: "
+                f"{', '.join(sorted(set(table.columns) - {*self.targets}))}"
+            )
         if not pictures:
             return self.of(frame_of(table, self.path))
         if len(pictures) > 1:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from ..data.cells import Frame
 from ..errors import RunError, UsageError
 from ..experiments import own_parts
 from ..files import make_folder
@@ -28,7 +29,7 @@ FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone
 
 def run(
     client: str,
-    data: Path,
+    examples: Path | Frame,
     reading: Reading,
     state: Path,
     link: Link,
@@ -39,13 +40,12 @@ def run(
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
-    `reading` says how its file is read. `code` are files of the site's own whose methods, models and other parts a run
-    may name.
+    `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
+    site's own whose methods, models and other parts a run may name.
     """
     check_name(client)
-    if not data.exists():
-        raise UsageError(f"there is no file {data}")
-    site_data.find(data, client, reading)  # raises UsageError for a file of another kind
+    if isinstance(examples, Path):
+        site_data.find(examples, client, reading)  # raises UsageError for a file of another kind
     with own_parts.local(code):  # raises UsageError for a file that is not there
         pass
     if key is None and not is_loopback(link.address.rpartition(":")[0]):
@@ -57,7 +57,6 @@ def run(
     make_private(state / client)
     config = {
         "client-id": client,
-        "data": str(data.resolve()),
         "reading": str((home / "reading.json").resolve()),
         "state-dir": str(state.resolve()),
         "device": device,
@@ -65,6 +64,7 @@ def run(
     }
     with only_one(home, client):
         reading.write(home / "reading.json")
+        config["data"] = str(site_data.kept(examples, home).resolve())
         link.wait_for_server(report)
         command = gate.command("flower-supernode", "--superlink", link.address)
         command += ["--host", "127.0.0.1", "--port", str(free_port())]

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ..core import trees
-from ..data.cells import FEW
+from ..data.cells import FEW, Frame
 from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
-from . import messages, plan
+from . import messages, plan, site_data
 from .describing import is_number
 from .messages import Message, Words
 from .nodes import Failure, Node, check_name
@@ -66,7 +66,13 @@ class Here:
 
 
 def rehearse(
-    client: str, data: Path, reading: Reading, code: Sequence[Path], device: str, run: Path | None, report: Report
+    client: str,
+    examples: Path | Frame,
+    reading: Reading,
+    code: Sequence[Path],
+    device: str,
+    run: Path | None,
+    report: Report,
 ) -> None:
     """Report whether a site's file and the model of a run's config fit, and what would leave the site.
 
@@ -86,8 +92,14 @@ def rehearse(
             flower = kept | {"clients": 2, "patience": 1.0, "graph": str(links), "beside": []}
             planned = plan.resolve(raw | {"rounds": 1, "evaluate_every": 1, "flower": flower})
             told: list[str] = []
+            called = str(examples) if isinstance(examples, Path) else examples.name
+            data = site_data.kept(examples, Path(folder))
             names = (client, f"{client}-twin")
-            sites = [Site(name, data, Path(folder), device, reading, code, told.append) for name in names]
+
+            def hear(text: str) -> None:
+                told.append(text if data == examples else text.replace(str(data), called).replace(data.name, called))
+
+            sites = [Site(name, data, Path(folder), device, reading, code, hear) for name in names]
             here = Here(sites)
             if "refused" in sites[0].reply("hello", Message({}, {})).words:
                 raise UsageError(told[0].removeprefix(f"client {client}: "))
@@ -97,7 +109,7 @@ def rehearse(
                 why = next((line for line in told if line.startswith(f"client {client}: ")), str(problem))
                 raise UsageError(why.removeprefix(f"client {client}: ")) from None
     outputs = several(summary.outputs or 0, "output")
-    report(f"file      {data} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
+    report(f"file      {called} fits: by its own rows an example is {summary.shape}, and a model has {outputs}")
     for line in dict.fromkeys(line for line in told if not line.startswith(("client ", "tensors: "))):
         report(f"note      {line}")
     if line := _undecided(here.left["hello"].words, flower):

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from ..core.seeding import generator, tags
 from ..core.tasks import Classification, Regression, Task
+from ..data.cells import Frame
+from ..data.databases import is_address
 from ..data.federation import Federation
-from ..data.reading import kind_of
+from ..data.reading import kind_of, open_table
 from ..data.split import Split
 from ..datasets import directory
 from ..errors import Fault, UsageError
+from ..files import replacing
 from . import plan
 from .messages import Words
 from .site_reading import Reading
@@ -59,6 +62,34 @@ def find(path: Path, name: str, reading: Reading) -> SiteData:
             f"{path}: a site's examples must be in a file .npz, .csv or .parquet, or in a folder of tables"
         )
     return SiteSeries(path, name, reading) if reading.past else SiteTable(path, name, reading)
+
+
+def opened(source: str, query: str, reading: Reading) -> Path | Frame:
+    """Where a site's examples are: its file, or what a query finds in a database now.
+
+    Raises UsageError, or DataError for a connection that is lost again and again, if there are none.
+    """
+    if is_address(source):
+        frame = open_table(source, query)
+        named = frame.renamed(reading.columns)
+        for name in {*named.columns} - {*reading.ignore}:
+            named.column(name)  # raises for a type that is no number, text or date
+        return frame
+    if query:
+        raise UsageError(f"{source} is no database, so there is nothing to ask there; leave --query out")
+    if not Path(source).exists():
+        raise UsageError(f"there is no file {source}")
+    return Path(source)
+
+
+def kept(examples: Path | Frame, folder: Path) -> Path:
+    """The file of examples; what a database answered is written into the folder, as it may answer otherwise later."""
+    if isinstance(examples, Path):
+        return examples
+    path = folder / "rows.parquet"
+    with replacing(path) as part:
+        examples.write(part)
+    return path
 
 
 @contextmanager
