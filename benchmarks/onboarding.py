@@ -2,9 +2,10 @@
 
 Every method at its settings on rotated digits, DG-60, the METR-LA subset and a federation that nobody tuned for, over
 seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10, 50 and all of its
-examples. What is measured is kept in --keep, and the same command goes on; --write only writes
-docs/results/onboarding.md. DG-60 and METR-LA need KINFED_DATA; `persons` needs --answers FILE, one row a question that
-a person was asked: the person first, then numbers, and the answer, 0 or 1, last.
+examples (of DG-60: 0, 2 and 10). What is measured is kept in --keep, and the same command goes on; --write only
+writes docs/results/onboarding.md, of all that is kept in --keep and its folders. DG-60 and METR-LA need KINFED_DATA;
+`persons` needs --answers FILE, one row a question that a person was asked: the person first, then numbers, and the
+answer, 0 or 1, last.
 """
 
 import argparse
@@ -35,6 +36,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "results" / "onboarding.md"
 DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
 SEEDS = (0, 1, 2)
 SHOTS = (0, 10, 50, None)
+FEW = {"dg60": (0, 2, 10)}  # where learning alone makes no mistake from ten examples on
 ORACLE = "oracle"
 DEALT = ["federation.partition=natural", "federation.clients=0", "federation.graph=given"]
 OWN = {"model.name": "mlp", "model.hidden": "[64]", "rounds": 20}  # the library's own training
@@ -50,7 +52,11 @@ CASES = {  # name: (title, source, overrides)
         "papers/sfl/table1/metr_la_subset",
         ["federation.dataset.stride=24", "rounds=20", "evaluate_every=20", "federation.newcomers=5"],
     ),
-    "persons": ("316 persons, 24 answers each", None, [f"{key}={value}" for key, value in OWN.items()]),
+    "persons": (
+        "316 persons, 24 answers each",
+        None,
+        [*(f"{key}={value}" for key, value in OWN.items()), "federation.newcomers=40"],
+    ),
 }
 INTRO = """
 Clients are left out of a run, and join it when it is over, one by one: [how](../after-training.md). A row is the mean
@@ -99,7 +105,6 @@ def overrides(case, name, seed, answers):
             head = next(csv.reader(file))
         table = {"name": "csv", "path": str(answers), "client": head[0], "target": head[-1]}
         settings = [*settings, *(f"federation.dataset.{key}={value}" for key, value in table.items())]
-        settings = [*settings, "federation.newcomers=40"]
     return [*settings, f"seed={seed}"]
 
 
@@ -130,7 +135,7 @@ def measure(case, name, seed, answers, folder, shared):
         frozen = Frozen(saved, task) if shared is None else Measured(saved, task, shared[1]["rows"])
         rows = []
         for one in found:
-            for count in SHOTS:
+            for count in FEW.get(case, SHOTS):
                 if count is None or count <= len(one.rows):
                     scores = onboard(frozen, one, len(one.rows) if count is None else count).scores
                     if name != "fedaghn":
@@ -182,6 +187,15 @@ def means(found, case, name, source, examples):
     return result
 
 
+def whole(found, case):
+    """The methods that were measured with every seed, and the names of the others; those that refuse are neither."""
+    joined = [name for name in METHODS if not METHODS[name].refuses]
+    kept = {name: [found.get(f"{case}/{name}/{seed}", {}) for seed in SEEDS] for name in joined}
+    tried = {name: each for name, each in kept.items() if not any("problem" in one for one in each)}
+    names = [name for name, each in tried.items() if all("rows" in one for one in each)]
+    return names, [name for name in tried if name not in names]
+
+
 def cell(values, share):
     """A mean and its deviation over seeds."""
     if not values:
@@ -195,7 +209,7 @@ def table(found, case):
     """The table of one case."""
     kept = {key: one for key, one in found.items() if key.startswith(f"{case}/")}
     metric = next(one["metric"] for one in kept.values() if "metric" in one)
-    share, shots = metric == "accuracy", ["all" if count is None else count for count in SHOTS]
+    share, shots = metric == "accuracy", ["all" if count is None else count for count in FEW.get(case, SHOTS)]
     yield f"| test {metric}{', %' * share}, by examples | {' | '.join(map(str, shots))} |"
     yield f"| --- |{' ---: |' * len(shots)}"
 
@@ -203,7 +217,8 @@ def table(found, case):
         cells = [cell(means(found, case, name, source, count), share) for count in shots]
         return f"| {label} | {' | '.join(cells)} |" if any(cells) else None
 
-    first = next((name for name in ("fedaghn", *METHODS) if f"{case}/{name}/0" in kept), "fedavg")
+    names, without = whole(found, case)
+    first = next((name for name in ("fedaghn", *names) if name in names), "fedavg")
     best = cell(means(found, case, ORACLE, ORACLE, 0), share)
     fixed = [
         row("**Local**", first, ALONE),
@@ -213,11 +228,14 @@ def table(found, case):
         f"| **oracle** | {' | '.join([best] * len(shots))} |" if best else None,
     ]
     yield from filter(None, fixed)
-    for name in METHODS:
-        if name in ("local", SHARED):
+    for name in names:
+        if name == SHARED:
             continue
         yield from filter(None, [row(f"`{name}`", name, name), row(f"`{name}`, tuned", name, name + TUNED)])
     problems = {key.split("/")[1]: one["problem"] for key, one in kept.items() if "problem" in one}
+    if without:
+        yield ""
+        yield textwrap.fill(f"Not run here, or not with every seed: {', '.join(f'`{one}`' for one in without)}.", 118)
     if problems:
         yield ""
         yield from (f"- `{name}`: {why}" for name, why in sorted(problems.items()))
@@ -227,7 +245,7 @@ def ahead(found, case, examples=10):
     """By which methods newcomers with so many examples are ahead of learning alone: by the rule's model, untuned."""
     lower = any(one.get("metric") in ("mae", "mse") for key, one in found.items() if key.startswith(f"{case}/"))
     clear, unclear, behind = [], [], []
-    for name in METHODS:
+    for name in whole(found, case)[0]:
         pairs = zip(means(found, case, name, name, examples), means(found, case, name, ALONE, examples), strict=True)
         gains = [alone - mine if lower else mine - alone for mine, alone in pairs]
         if gains:
@@ -245,7 +263,7 @@ def write(found):
     """Write the page's parts."""
     put(PAGE, "how", INTRO, "Newcomers to a finished federation")
     for case, (title, _, settings) in CASES.items():
-        if any(key.startswith(f"{case}/") and "rows" in one for key, one in found.items()):
+        if whole(found, case)[0]:
             lines = [
                 f"## {title}",
                 "",
@@ -269,7 +287,9 @@ def main():
     args = parser.parse_args()
     args.keep.mkdir(parents=True, exist_ok=True)
     path = args.keep / "found.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
+    found = {}
+    for one in sorted(args.keep.rglob("found.json")) if args.write else [path]:
+        found |= json.loads(one.read_text()) if one.exists() else {}
     warnings.simplefilter("ignore")
     names = ["fedavg", *(name for name in args.methods.split(",") if name != "fedavg"), ORACLE]
     cases = [case for case in args.cases if case != "persons" or args.answers]

@@ -157,6 +157,14 @@ def test_a_table_with_more_clients_keeps_the_scale_of_the_first(tmp_path):
     assert again.rounds.count == 8
 
 
+def test_the_same_table_of_numbers_is_no_other_data(tmp_path):
+    first = launched(tmp_path, "federation.dataset.target=size")  # whose mean is no number of float32
+    experiment, former = further(tmp_path / "run", ["rounds=1"])
+    summary = launch(experiment, tmp_path / "on", Execution("loop", 1), former=former)
+    assert summary.origin["scores"]
+    assert summary.columns == first.columns
+
+
 def test_seeds_and_runs_beside_go_on_too(tmp_path):
     launched(tmp_path, "seeds=2")
     experiment, former = further(tmp_path / "run", ["rounds=1"])

@@ -138,6 +138,19 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
     assert hashes(tmp_path / "run") == before
 
 
+def test_rows_without_a_target_or_a_client_are_left_out_as_in_training(tmp_path):
+    saved = trained(tmp_path)
+    whole = table(tmp_path / "new.csv", "xY", seed=4)
+    more = tmp_path / "more.csv"
+    more.write_text(whole.read_text() + "x,1,red,\n,2,red,yes\n")
+    with pytest.warns(UserWarning, match="2 of 82 rows have no buys or no who, left out"):
+        found = newcomers.of_table(saved, more, None)
+    for one, other in zip(found, newcomers.of_table(saved, whole, None), strict=True):
+        assert one.name == other.name
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.rows, other.rows)
+
+
 def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     links = "from,to\na,b\nb,c\nA,B\nB,C\n"
     (tmp_path / "known-links.csv").write_text(links)

@@ -55,12 +55,14 @@ def of_table(saved: Saved, path: Path, edges: Path | None) -> list[Newcomer]:
             "out with federation.newcomers, and leave --data out"
         )
     frame = open_table(path)
-    x, y = description.apply(frame)
-    if y is None:
-        lacking = next(one.name for one in description.targets if one.name not in frame.columns)
+    targets = [one.name for one in description.targets]
+    if lacking := [name for name in targets if name not in frame.columns]:
         raise UsageError(
-            f"{path} has no column '{lacking}', by which models are tuned and scored; kinfed predict needs none"
+            f"{path} has no column '{lacking[0]}', by which models are tuned and scored; kinfed predict needs none"
         )
+    frame = frame.with_all([*targets, *(name for name in [description.client] if name in frame.columns)])
+    x, y = description.apply(frame)
+    assert y is not None  # as all targets are there
     owners, who = [path.stem], torch.zeros(len(x), dtype=torch.int64)
     if description.client in frame.columns:
         words = frame.text(description.client)

@@ -69,8 +69,10 @@ def _json(body: bytes) -> dict[str, Any]:
 
     try:
         words = json.loads(body, parse_constant=refuse)
-    except (ValueError, RecursionError) as problem:
+    except (json.JSONDecodeError, UnicodeDecodeError) as problem:
         raise Refused(400, f"the request is not JSON: {problem!s:.200}") from None
+    except (ValueError, RecursionError):
+        raise Refused(400, "the request holds a number of thousands of digits, or lists nested too deeply") from None
     if not isinstance(words, dict):
         raise Refused(422, "the request must be a JSON object")
     return words
