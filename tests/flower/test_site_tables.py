@@ -971,6 +971,21 @@ def test_a_check_says_what_does_not_fit(check, reading, code, why):
         check(reading, code)
 
 
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("nn.Linear(3, outputs)", r"the model cannot take an example, which is \[\d+\]: mat1 and mat2 shapes"),
+        ("nn.Linear(shape[0], 7)", r"the model gives \[7\] for an example, but its target is \[1\]$"),
+    ],
+)
+def test_a_check_says_that_a_model_does_not_fit(check, tmp_path, layer, why):
+    (tmp_path / "net.py").write_text(
+        f"from torch import nn\ndef Net(shape, outputs, *, width: int):\n    return {layer}\n"
+    )
+    with pytest.raises(UsageError, match=why):
+        check(Reading("sold"))
+
+
 def test_a_check_says_what_only_all_sites_decide(check, tmp_path):
     """Whole numbers may be classes at one site, and numbers among all."""
     lines = check(Reading("kept"), run="")

@@ -166,13 +166,13 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
     """The model that the method trains; raises UsageError unless it suits the examples."""
     module, head = (module.original, module.named_head) if isinstance(module, Model) else (module, None)
     model = model_for(method, module, head, federation.x.dtype, seed)
-    _check_fit(model, federation)
+    check_fit(model, federation)
     _check_task(model, federation)
     return model
 
 
-def _check_fit(model: Model, federation: Federation) -> None:
-    """Raise UsageError unless the model takes the examples, and its outputs fit the task."""
+def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
+    """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
     example, task = federation.x[:1], federation.task
     try:
         with torch.no_grad():
@@ -181,7 +181,7 @@ def _check_fit(model: Model, federation: Federation) -> None:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
     if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
-        unused = [c for c in range(task.classes) if not (federation.y == c).any()]
+        unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
         raise UsageError(f"the model gives {outputs} for an example, but there are {task.classes} classes{hint}")
     quantiles = f", {len(task.quantiles)} quantiles each" if isinstance(task, Quantiles) else ""

@@ -12,6 +12,7 @@ from ..core.model import Model
 from ..core.tasks import Classification, Quantiles, Task
 from ..core.trees import Tree
 from ..data.federation import Federation
+from ..experiments.fit import check_fit
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages
@@ -24,6 +25,7 @@ class DryRun:
     """A client with two training examples that are all zero. Its numbers mean nothing; their shapes and types do."""
 
     def __init__(self, planned: Plan, model: Model, shape: tuple[int, ...], outputs: int, task: Task) -> None:
+        """Raises UsageError for a model that cannot take such an example, or gives what the task cannot use."""
         self.task = task
         x = torch.zeros(4, *shape)
         width = outputs // len(task.quantiles) if isinstance(task, Quantiles) else outputs
@@ -34,8 +36,10 @@ class DryRun:
             "test": [torch.tensor([3])],
         }
         learning, self._validates = planned.learning, bool(planned.split.validation)
+        federation = Federation(x, y, rows, task)
+        check_fit(model, federation, made_up=True)
         self._simulation = Simulation(
-            Federation(x, y, rows, task),
+            federation,
             model,
             learning.method,
             learning.training,
