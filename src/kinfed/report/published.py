@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..data.split import LEAST
+from ..errors import several
 from ..experiments.config import Experiment
 from ..experiments.reproduction import FLAGS, MEASURES, Line, Reproduction
 from ..papers.published_table import LEAST_ROUNDS, REFERENCE, Column, Row
@@ -259,7 +260,7 @@ def _described(experiment: Experiment) -> str:
     unit = "steps" if training.get("steps") else "epochs"
     work = f"{training[unit]} {unit if training[unit] > 1 else unit.removesuffix('s')}"
     share, rounds, every = experiment.participation.share, experiment.rounds.count, experiment.rounds.evaluate_every
-    clients_text = f"{clients} clients" if clients else "the data's own clients"
+    clients_text = several(clients, "client") if clients else "the data's own clients"
     return (
         f"{clients_text}, {'all' if share == 1 else f'a share of {share:g}'} in a round; {rounds} rounds of {work}, "
         f"batch {training['batch']}, {training['optimiser']['name']} ({optimiser}); model {experiment.model_name}; "

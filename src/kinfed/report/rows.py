@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..core.history import over_seeds, preferred
 from ..core.summary import Summary
 from ..data.split import Split
-from ..errors import UsageError
+from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 
 Array = NDArray[np.float64]
@@ -104,7 +104,8 @@ class Row:
         ranks = f"{better} is better"
         if self.ranked_by != self.metric:
             ranks = f"ranked by {'AUC' if self.ranked_by == 'auc' else self.ranked_by.replace('_', ' ')}"
-        return f"{self.dataset}, {self.clients} clients, {self.metric}{f' in {self.unit}' * bool(self.unit)} ({ranks})"
+        unit = f" in {self.unit}" * bool(self.unit)
+        return f"{self.dataset}, {several(self.clients, 'client')}, {self.metric}{unit} ({ranks})"
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON: all but the scores of clients."""

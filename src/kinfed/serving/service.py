@@ -5,6 +5,7 @@ import hmac
 import ipaddress
 import json
 import math
+import os
 import resource
 import socket
 import time
@@ -53,9 +54,8 @@ def listen(host: str, port: int, token: str) -> socket.socket:
     try:
         return socket.create_server(info[4][:2], family=info[0], backlog=1 << 16)
     except OSError as problem:
-        raise UsageError(
-            f"cannot serve on {host}:{port} ({problem.strerror or problem}); choose another --port"
-        ) from None
+        why = os.strerror(problem.errno) if problem.errno else problem  # its own text repeats the address
+        raise UsageError(f"cannot serve on {host}:{port} ({why}); choose another --port") from None
 
 
 class Service:
