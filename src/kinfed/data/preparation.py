@@ -64,8 +64,8 @@ class Preparation:
         middle, spread = moments(y[rows])
         if found.targets:  # as they were
             # In float64, as they are kept: rounded, the same rows would be taken for other data.
-            each = [[getattr(one, part) for one in found.targets] for part in PARTS]
-            middle, spread = torch.tensor(each, dtype=torch.float64)
+            known_scale = [[getattr(one, part) for one in found.targets] for part in PARTS]
+            middle, spread = torch.tensor(known_scale, dtype=torch.float64)
         if not (spread > 0).all():
             same = self.targets[int((spread > 0).int().argmin())]
             raise UsageError(f"{self.table}: '{same}' is the same in all training rows, so there is nothing to learn")
