@@ -66,10 +66,10 @@ that model after ten rounds' worth of local epochs, and 0 the model as sent. The
 groups of the members, which a newcomer is told.
 
 On rotated digits and DG-60 methods have the settings of the embedded experiment, which were chosen on rotated digits
-with other seeds. On rotated digits Panacea is told the true groups, newcomers' included, as it needs a graph. How CFL, FedSem and FedCedar take a newcomer in
-(by its first update, once) was decided with seeds 0 and 1 of the figures on rotated digits in view: by the rules
-before, newcomers of seed 0 often stayed in a wrong cluster, below learning alone with 50 examples. No other rule was
-changed after it was measured.
+with other seeds. On rotated digits Panacea is told the true groups, newcomers' included, as it needs a graph. How
+CFL, FedSem and FedCedar take a newcomer in (by its first update, once) was decided with seeds 0 and 1 of the figures
+on rotated digits in view: by the rules before, newcomers of seed 0 often stayed in a wrong cluster, below learning
+alone with 50 examples. No other rule was changed after it was measured.
 
 Below each table is which methods were not run on that data. FedAvg's row is its state after the last round. On DG-60
 ten examples are enough to learn alone without a mistake, so that nothing can be ahead there; the table has two instead
