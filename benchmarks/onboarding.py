@@ -65,11 +65,15 @@ over three seeds, which also draw other newcomers. The first row of a method is 
 that model after ten rounds' worth of local epochs, and 0 the model as sent. The oracle is FedAvg inside the true
 groups of the members, which a newcomer is told.
 
-Methods have the settings of the embedded experiment, which were chosen on rotated digits with other seeds. Panacea is
-told the true groups there, newcomers' included, as it needs a graph. How CFL, FedSem and FedCedar take a newcomer in
-(by its first update, once) was decided with seeds 0 and 1 of the figures on rotated digits in view: by the rules
-before, newcomers of seed 0 often stayed in a wrong cluster, below learning alone with 50 examples. No other rule was
-changed after it was measured.
+On rotated digits and DG-60 methods have the settings of the embedded experiment, which were chosen on rotated digits
+with other seeds. On rotated digits Panacea is told the true groups, newcomers' included, as it needs a graph. How
+CFL, FedSem and FedCedar take a newcomer in (by its first update, once) was decided with seeds 0 and 1 of the figures
+on rotated digits in view: by the rules before, newcomers of seed 0 often stayed in a wrong cluster, below learning
+alone with 50 examples. No other rule was changed after it was measured.
+
+Below each table is which methods were not run on that data. FedAvg's row is its state after the last round. On DG-60
+ten examples are enough to learn alone without a mistake, so that nothing can be ahead there; the table has two instead
+of 50 and all. METR-LA is a part of the data, and the persons' answers are few: five test answers each.
 
 On rotated digits, with ten examples: tuning costs IFCA, FedSem, FedCedar and pFedGAT, whose models by the rule are
 near the oracle's, 5 to 11 points. Where a method has nothing ready for a newcomer, as a head of its own (FedPer, LG-
@@ -224,7 +228,7 @@ def table(found, case):
         row("**Local**", first, ALONE),
         row("**FedAvg**", "fedavg", "fedavg"),
         row("**FedAvg, tuned**", "fedavg", "fedavg" + TUNED),
-        row("**best existing model of FedAGHN's**", "fedaghn", BEST),
+        row("**best existing model of FedAGHN's**", "fedaghn", BEST) if "fedaghn" in names else None,
         f"| **oracle** | {' | '.join([best] * len(shots))} |" if best else None,
     ]
     yield from filter(None, fixed)

@@ -228,6 +228,15 @@ def test_a_run_without_its_state_says_so(tmp_path):
         further(tmp_path / "run")
 
 
+def test_models_of_another_run_are_refused(tmp_path):
+    launched(tmp_path)
+    (tmp_path / "run").rename(tmp_path / "first")
+    launched(tmp_path, "seed=1")
+    (tmp_path / "first" / "models.safetensors").replace(tmp_path / "run" / "models.safetensors")
+    with pytest.raises(UsageError, match=r"models\.safetensors is of another run than"):
+        further(tmp_path / "run")
+
+
 def test_states_that_the_server_knows_are_kept_once(tmp_path):
     finished("fedamp", tmp_path)
     size = (tmp_path / "begun" / "state.safetensors").stat().st_size
