@@ -227,7 +227,13 @@ def test_every_table_of_scores_has_controls_where_they_can_be(name):
         if row.name not in column.lacks:
             graph = config.resolve(table.raw(row, column)).table["federation"]["graph"]
             assert (graph["name"] == "shuffled") == (row.name == "shuffled")
-    assert {row.name for row in table.rows.values() if row.missing == "not in kinfed"} <= {"pfedbayes"}
+
+
+@pytest.mark.parametrize("name", published_table.tables())
+def test_every_printed_method_is_in_kinfed(name):
+    table = published_table.load(name)
+    assert {method for _, _, method, _ in table.numbers} <= {row.printed for row in table.rows.values()}
+    assert not [row.name for row in table.rows.values() if row.missing == "not in kinfed"]
 
 
 def test_the_shuffled_graph_is_that_of_the_column():
