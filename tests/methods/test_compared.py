@@ -34,7 +34,7 @@ from kinfed.methods.parts.graph_learning import Moved, Similarity
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.model_attention import Cosine, Gaussian
+from kinfed.methods.parts.model_attention import Cosine, Gaussian, called
 from kinfed.methods.parts.tuning import Pooled
 from kinfed.ops.sparsify import project_simplex
 
@@ -227,8 +227,6 @@ def test_every_method_says_what_it_compares_or_how_weights_come_about():
 
 
 def test_answers_are_called_so():
-    from kinfed.methods.parts.model_attention import called
-
     assert "answers" in called(Answers())
     assert called("models") == "cosine of models"
 
