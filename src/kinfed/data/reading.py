@@ -51,6 +51,8 @@ def _instead(suffix: str) -> str:
         return "a database of SQLite is sqlite:///FILE, with --query"
     if suffix in (".gz", ".zip", ".bz2", ".xz", ".zst"):
         return "unpack it"
+    if suffix in (".xlsx", ".xls", ".ods"):
+        return "save it as .csv"
     return "rename it to .csv if it is such text, or save it as .csv"
 
 

@@ -92,7 +92,10 @@ def _together(folders: Sequence[Path]) -> list[str]:
 
 
 def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """Comparable rows with verdicts where Local was run, as one of them or beside them; and what is missing."""
+    """Comparable rows with verdicts, and what is missing for others.
+
+    A verdict needs Local among these rows or beside the run; without it, it is the one with which the run ended, if any.
+    """
     judged, problems = [], []
     for row in rows:
         known = {name: _tested(row, rows, name) for name in ("local", "fedavg")}
