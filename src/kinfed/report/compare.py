@@ -94,7 +94,7 @@ def _together(folders: Sequence[Path]) -> list[str]:
 def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     """Comparable rows with verdicts, and what is missing for others.
 
-    A verdict needs Local among these rows or beside the run; without it, it is the one with which the run ended, if any.
+    A verdict needs Local among these rows or beside the run; without it, it is that with which the run ended, if any.
     """
     judged, problems = [], []
     for row in rows:
