@@ -139,7 +139,7 @@ def test_what_is_refused_is_one_line_and_leaves_nothing(shops, capsys, arguments
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("book.xlsx", "book.xlsx: tables are read from .csv, .tsv and .parquet; rename it to .csv if it is such text"),
+        ("book.xlsx", "book.xlsx: tables are read from .csv, .tsv and .parquet; save it as .csv"),
         ("shops.db", "a database of SQLite is sqlite:///FILE, with --query"),
         ("shops.csv.gz", "unpack it"),
         (
