@@ -235,6 +235,9 @@ def test_models_of_another_run_are_refused(tmp_path):
     (tmp_path / "first" / "models.safetensors").replace(tmp_path / "run" / "models.safetensors")
     with pytest.raises(UsageError, match=r"models\.safetensors is of another run than"):
         further(tmp_path / "run")
+    (tmp_path / "run" / "models.safetensors").write_bytes(b"broken")
+    with pytest.raises(UsageError, match=r"models\.safetensors cannot be read \(.*; copy the whole folder again"):
+        further(tmp_path / "run")
 
 
 def test_states_that_the_server_knows_are_kept_once(tmp_path):

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import safe_open
-
 from ..core.engine import check_count
 from ..core.summary import Summary
 from ..errors import UsageError
@@ -12,6 +10,7 @@ from . import config
 from .config import Experiment
 from .left import Former
 from .run_folder import RunFolder
+from .saved import UNREADABLE
 
 ROUNDS = "rounds="
 
@@ -34,10 +33,11 @@ def further(path: Path, overrides: Sequence[str] = ()) -> tuple[Experiment, RunF
     for each in folder.repeats_of(summary):
         Former(each)
         if each.models.exists():
-            with safe_open(each.models, "pt") as file:
-                of = (file.metadata() or {}).get("identity")
-            if of != each.read_summary().identity:
-                raise each.of_another(each.models)
+            try:
+                each.check_models()
+            except UNREADABLE as problem:
+                told = f"{each.models} cannot be read ({problem!s:.200}); copy the whole folder again, or run again"
+                raise UsageError(told) from None
     method = config.of_run(folder.config).method_name
     before = summary.origin["rounds"] if summary.origin else 0
     table = config.read(str(folder.config), list(overrides))

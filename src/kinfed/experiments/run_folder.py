@@ -339,6 +339,13 @@ class RunFolder:
         """The error for a finished run with incomplete scores."""
         return UsageError(f"{self.history} is incomplete; delete the folder {self} and run again")
 
+    def check_models(self) -> None:
+        """Raise UsageError for saved models of another run, and as safetensors does for what cannot be read."""
+        with safe_open(self.models, "pt") as file:
+            identity = (file.metadata() or {}).get("identity")
+        if identity != self.read_summary().identity:
+            raise self.of_another(self.models)
+
     def of_another(self, path: Path) -> UsageError:
         """The error for a file of another run."""
         return UsageError(

@@ -73,16 +73,14 @@ class Saved:
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
         parts: dict[str, dict[str, str]] = defaultdict(dict)
         try:
+            place.check_models()
             with safe_open(place.models, "pt") as file:
-                about = file.metadata() or {}
-                maker, identity = about.get("method", ""), about.get("identity")
+                maker = (file.metadata() or {}).get("method", "")
                 for key in file.keys():  # noqa: SIM118
                     owner, _, part = key.rpartition("/")
                     parts[owner][part] = key
                 one = next((of for of in ("*", *names) if of in parts), "")
                 first = [file.get_tensor(key) for key in parts[one].values()]
-            if identity != summary.identity:
-                raise place.of_another(place.models)
             if maker and method is None:
                 raise UsageError(
                     f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
