@@ -270,7 +270,7 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
 
 
 def _exported_alike(tmp_path, answers, capsys):
-    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it hears."""
+    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it learns from."""
     assert main(["export", str(tmp_path / "joined"), "--out", str(tmp_path / "onnx")]) == 0
     found = predicted(tmp_path / "onnx", tmp_path / "new.csv", capsys)
     assert [float(row["sold"]) for row in found] == pytest.approx([float(row["sold"]) for row in answers], rel=1e-4)
