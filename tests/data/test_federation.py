@@ -192,7 +192,7 @@ def test_arrays_with_a_time_are_split_in_its_order():
     with pytest.raises(UsageError, match=r"seed must be a whole number; got 0\.5"):
         Federation.from_arrays(x, y, owner, seed=0.5)
     with pytest.raises(
-        UsageError, match="all examples are from 1 time, so cutting in order of time leaves none for training"
+        UsageError, match="all examples are from 1 time, so cutting in time order leaves none for training"
     ):
         Federation.from_arrays(x, y, owner, time=days * 0)
 

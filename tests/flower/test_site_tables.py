@@ -865,7 +865,7 @@ def test_sites_that_do_not_split_by_time_are_named(tables):
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1)
     made.serve()
     [told] = [line for line in made.lines if "order of time" in line]
-    assert told.startswith("client c: its rows are not split in order of time, as those of others are")
+    assert told.startswith("client c: its rows are not split in time order, as those of others are")
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1, split={"shuffle": True})
     made.serve()
     assert not [line for line in made.lines if "order of time" in line]
@@ -945,13 +945,13 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "model     Net fits: 85 parameters; method fedaghn" in lines
     assert "tensors   shared 0.weight, 0.bias, 2.weight, 2.bias (85 numbers)" in lines
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
-    assert "greeting  that its rows are not split in order of time" in lines
+    assert "greeting  that its rows are not split in time order" in lines
     assert "2 categories by name and count:" in text
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
     assert "model     not checked" in check(Reading("sold"), run="")[1]
     write(tmp_path / "d.csv", [("d", row) for row in of_time("d", table(1))])
-    assert "greeting  that its rows are split in order of time" in check(Reading("sold", time="bought"))
+    assert "greeting  that its rows are split in time order" in check(Reading("sold", time="bought"))
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class TableReader(Settings):
     it is a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
     scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
-    `time` the rows are split in order of time.
+    `time` the rows are split in time order.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps

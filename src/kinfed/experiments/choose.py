@@ -200,7 +200,7 @@ def carry_out(
     if not isinstance(folds, int) or isinstance(folds, bool) or folds < 1:
         raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
     if arena.federation.in_order and folds > 1:
-        raise UsageError("examples that are cut in order of time have one set for validation; leave seeds out")
+        raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
     allowed = allowance(arena, whole_request(arena, tried, asked))
     plan = race.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
     standings = race.run(tried, plan, folds, advance, arena.look, on_rung)
