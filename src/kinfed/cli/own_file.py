@@ -59,7 +59,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
         raise UsageError(
-            f"{given[0]} goes with a table of yours, and '{source}' is none: kinfed run FILE.csv --client COLUMN "
+            f"{given[0]} is for a table of yours, and '{source}' is not one: kinfed run FILE.csv --client COLUMN "
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)

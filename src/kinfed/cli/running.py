@@ -263,7 +263,7 @@ def _notes(summary: Summary) -> Iterator[str]:
 def _went_on(origin: dict[str, Any]) -> str:
     """From which run this one has gone on, and what it has taken over."""
     scores = (
-        "and scores are taken over" if origin["scores"] else "are taken over, scores begin anew with the other data"
+        "and scores are taken over" if origin["scores"] else "are taken over, scores start again with the other data"
     )
     joined = ", ".join(origin["joined"][:8]) + ", ..." * (len(origin["joined"]) > 8)
     who = f"; {several(len(origin['joined']), 'client')} joined: {joined}" if joined else ""

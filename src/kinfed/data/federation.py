@@ -86,7 +86,7 @@ class Federation:
                 told = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
                 if not self.in_order:
                     raise UsageError(f"{told}; change the partition or the split")
-                warnings.warn(f"{told}, as it comes up late only; it is always mistaken for another", stacklevel=3)
+                warnings.warn(f"{told}, as it occurs only late; it is always mistaken for another", stacklevel=3)
         if self.graph is not None:
             check_graph(self.graph.weights, count)
         if isinstance(self.task, Classification) and self.task.by_class is None:

@@ -147,8 +147,8 @@ class Split(Settings):
             if length < span and (share == "training" or self.validation):
                 if span == 1:
                     raise UsageError(
-                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so cutting in order "
-                        f"of time leaves none for {share}; change the shares, or leave time out"
+                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so splitting in "
+                        f"time order leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
                     f"split: the {share} share covers {length} steps, but a window needs {span}; "

@@ -60,7 +60,7 @@ class TableReader(Settings):
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
     """
 
-    client: str  # column that says whose a row is
+    client: str  # column that names the client a row belongs to
     target: str | Sequence[str]  # column, or list of columns, that the model predicts
     features: Sequence[str] = ()  # columns of inputs; none: all others
     ignore: Sequence[str] = ()  # columns that are no inputs
@@ -317,7 +317,7 @@ def check_counts(frame: Frame, name: str, values: Numbers) -> None:
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
-            f"{frame.place(at, name)}: {values[at]:g} is no count, which is a whole number from 0; mend it, or predict "
+            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
             "the column as a number: leave counts out",
             Fault.COUNT,
         )

@@ -82,15 +82,15 @@ def _check_clients(frame: Frame, reader: TableReader) -> None:
     if len(names) == 1:
         raise UsageError(
             f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
-            "from; name the column that says whose a row is"
+            "from; name the column that says which client a row belongs to"
         )
     least = max(reader.least, 1)
     enough = int((counts >= least).sum())
     if not reader.past and enough < 2:
         raise UsageError(
             f"{frame.name}: '{reader.client}' has {several(len(names), 'different value')}, of which {enough} "
-            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are the least; name the column "
-            "that says whose a row is"
+            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed; name the column "
+            "that says which client a row belongs to"
         )
 
 
