@@ -65,7 +65,7 @@ class Choice:
         return kept[self.answers[names[client_index(names, client)]]].load_model(client)
 
     def ranking(self) -> list[dict[str, Any]]:
-        """One row a candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
+        """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
         95 % interval, paired by client; both in the score's unit, higher being better, so that an error is negative.
         """
         rows = []
