@@ -61,14 +61,14 @@ def _unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
     listed = ", ".join(columns[:FEW]) + ", ..." * (len(columns) > FEW)
-    wanted = ["--client (whose a row is)"] * (not client) + ["--target (what to predict)"] * (not target)
+    wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
     text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed}"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
 
 
 def _names_clients(frame: Frame, name: str) -> bool:
-    """Whether a column could say whose a row is: text that is no date, three names or more, each in several rows."""
+    """Whether a column could name the clients: text that is not a date, three names or more, each in several rows."""
     if frame.kind(name) != "text":
         return False
     different = len(frame.words(name).names)
