@@ -864,11 +864,11 @@ def test_sites_that_do_not_split_by_time_are_named(tables):
     readings |= {name: Reading("sold", time="bought") for name in "adef"}
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1)
     made.serve()
-    [told] = [line for line in made.lines if "order of time" in line]
+    [told] = [line for line in made.lines if "time order" in line]
     assert told.startswith("client c: its rows are not split in time order, as those of others are")
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1, split={"shuffle": True})
     made.serve()
-    assert not [line for line in made.lines if "order of time" in line]
+    assert not [line for line in made.lines if "time order" in line]
 
 
 def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
