@@ -138,7 +138,7 @@ def main() -> None:
     long, many = max(functions(known)), max(functions(known), key=lambda one: one[1])
     print(f"files at the root: {len(list(root.glob('*.py')))}")
     print(f"folders: {len({path.parent for path in root.rglob('*.py')} - {root})}")
-    print(f"import circles: {circles(root, known)}")
+    print(f"import cycles: {circles(root, known)}")
     print(f"longest function: {long[0]} lines ({long[2]})")
     print(f"most arguments: {many[1]} ({many[2]})")
     print(f"runs of duplicated lines: {duplicates(root)}")

@@ -372,7 +372,7 @@ def page(done, bad):
     result = "All ended with the same bytes." if not bad else f"{len(bad)} did not:"
     return "\n".join(
         [
-            "# Runs that are stopped and go on",
+            "# Runs that are stopped and resumed",
             "",
             fill(
                 f"Written by `python benchmarks/kills.py`: {len(done)} commands, {sum(stops.values())} stops. "

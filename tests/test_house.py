@@ -177,7 +177,7 @@ def test_the_page_has_the_figures_that_its_program_prints():
     wanted = {
         "files at the root": len(list(ROOT.glob("*.py"))),
         "folders": len({path.parent for path in ROOT.rglob("*.py")} - {ROOT}),
-        "import circles": house["circles"](ROOT, known),
+        "import cycles": house["circles"](ROOT, known),
         "longest function, in lines": max(lengths),
         "most arguments": max(arguments),
         "runs of six or more duplicated lines": house["duplicates"](ROOT),

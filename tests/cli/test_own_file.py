@@ -119,12 +119,12 @@ def test_estimate_takes_a_table(shops, capsys):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["shops.csv"], "name the column for --client (whose a row is) and the one for --target"),
+        (["shops.csv"], "name the column for --client (which client a row belongs to) and the one for --target"),
         (["shosp.csv", *COLUMNS], "; did you mean 'shops.csv'?"),
         (["shops.csv", *COLUMNS, "--method", "fedagn"], "method: there is no 'fedagn'; did you mean 'fedaghn'?"),
         (["shops.csv", *COLUMNS, "--method", "local", "method=fedavg"], "name two parts where only one is possible"),
         (["fedaghn", "--client", "shop"], "kinfed run FILE.csv --client COLUMN --target COLUMN --method fedaghn"),
-        (["a.toml", "--method", "fedavg"], "--method goes with a table of yours, and 'a.toml' is none"),
+        (["a.toml", "--method", "fedavg"], "--method is for a table of yours, and 'a.toml' is not one"),
     ],
 )
 def test_what_is_refused_is_one_line_and_leaves_nothing(shops, capsys, arguments, told):

@@ -291,7 +291,7 @@ def test_rare_categories_are_one_and_new_ones_too():
 def test_a_category_that_no_training_row_had_is_warned_of():
     table = table_of([("pear", "plum")[i // 2 % 2] for i in range(60)])
     known = kinfed.from_frame(table, **HOW).columns
-    told = r"the frame, row 3, column 'c': 'kiwi' is in no training row, as in 1 of 3 rows; to a model it"
+    told = r"the frame, row 3, column 'c': 'kiwi' is in no training row, as in 1 of 3 rows; the model treats it"
     with pytest.warns(UserWarning, match=told):
         x, _ = known.apply(frame_of(polars.DataFrame({"x": [1, 1, 1], "c": ["pear", None, "kiwi"]})))
     assert x[:, 1:].tolist() == [[1, 0], [0, 0], [0, 0]]

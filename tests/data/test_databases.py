@@ -323,7 +323,7 @@ def test_no_server(sqlite):
     Path("no.db").write_text("shop,price\n" * 200)
     with pytest.raises(UsageError, match="file is not a database"):
         open_table("sqlite:///no.db", "SELECT * FROM a")
-    with pytest.raises(UsageError, match="is no database, so there is nothing to ask"):
+    with pytest.raises(UsageError, match="is not a database"):
         open_table("site.sql", "SELECT 1")
 
 

@@ -98,7 +98,7 @@ def test_a_class_that_nobody_trains_on_is_refused():
     rows = {split: [torch.tensor([i]) for i in mine] for split, mine in each.items()}
     with pytest.raises(UsageError, match="no client has a training example of class 1"):
         Federation(X, Y, rows, Classification(2))
-    with pytest.warns(UserWarning, match="of class 1, though some are tested on it, as it comes up late only"):
+    with pytest.warns(UserWarning, match="of class 1, though some are tested on it, as it occurs only late"):
         Federation(X, Y, rows, Classification(2), in_order=True)
 
 
@@ -192,7 +192,7 @@ def test_arrays_with_a_time_are_split_in_its_order():
     with pytest.raises(UsageError, match=r"seed must be a whole number; got 0\.5"):
         Federation.from_arrays(x, y, owner, seed=0.5)
     with pytest.raises(
-        UsageError, match="all examples are from 1 time, so cutting in order of time leaves none for training"
+        UsageError, match="all examples are from 1 time, so splitting in time order leaves none for training"
     ):
         Federation.from_arrays(x, y, owner, time=days * 0)
 

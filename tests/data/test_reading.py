@@ -68,21 +68,21 @@ def test_numbers_are_those_that_python_reads(tmp_path):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a,b\n1,2\n1\n", "t.csv, line 3: 1 entries, but the heading has 2"),
-        ('a,b\n"x\ny",2\n1\n', "t.csv, line 4: 1 entries, but the heading has 2"),
-        ("a,b\n1,2,3\n", "t.csv, line 2: 3 entries, but the heading has 2"),
+        ("a,b\n1,2\n1\n", "t.csv, line 3: 1 entries, but the header has 2"),
+        ('a,b\n"x\ny",2\n1\n', "t.csv, line 4: 1 entries, but the header has 2"),
+        ("a,b\n1,2,3\n", "t.csv, line 2: 3 entries, but the header has 2"),
         ('a,b\n1,"2"3\n', "t.csv, line 2: ',' expected after '\"'"),
-        ("a,b\r1,2\r3\r", "t.csv, line 3: 1 entries, but the heading has 2"),
-        ("\na,b\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
-        (" ,\n1,2\n", "t.csv, line 1: there are no names of columns; put them there, separated by commas"),
+        ("a,b\r1,2\r3\r", "t.csv, line 3: 1 entries, but the header has 2"),
+        ("\na,b\n1,2\n", "t.csv, line 1: there are no column names; add them, separated by commas"),
+        (" ,\n1,2\n", "t.csv, line 1: there are no column names; add them, separated by commas"),
         (b"a,b\n1,2\n\x81,2\n", "t.csv, line 3: this is not UTF-8 text; save it as UTF-8"),
         (
             b"PK\3\4a,b",
-            "t.csv: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+            "t.csv: this is not text, perhaps a workbook or a compressed file; save the sheet as .csv, or unpack it",
         ),
         (
             b"\x1f\x8b\0\0",
-            "t.csv: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+            "t.csv: this is not text, perhaps a workbook or a compressed file; save the sheet as .csv, or unpack it",
         ),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_line_that_names_the_separator_as_excel_reads_it(tmp_path):
     assert cells(frame)[0] == ["1,5", "2"]
     with pytest.raises(UsageError, match=r"t\.csv, line 4, column 'b': 'bad' is not"):
         frame.numbers("b")
-    with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entries, but the heading has 2"):
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entries, but the header has 2"):
         open_table(write(tmp_path, "sep=;\na;b\n1\n"))
 
 
@@ -132,16 +132,16 @@ def test_text_that_is_no_utf8_is_told_with_a_word_of_it(tmp_path):
         place = open_table(path).row(1)
     assert place.endswith("line 3")
     assert len(found) == 1
-    with pytest.raises(UsageError, match=r"t\.csv: this is not UTF-16 text, as its first bytes say; save it as UTF-8"):
+    with pytest.raises(
+        UsageError, match=r"t\.csv: its first bytes say UTF-16, but this is not UTF-16 text; save it as UTF-8"
+    ):
         open_table(write(tmp_path, b"\xff\xfea\x00,"))
 
 
 @pytest.mark.parametrize("quoted", [False, True])  # read by polars, or line by line
 def test_columns_without_a_name_are_left_out_with_a_word(tmp_path, quoted):
     path = write(tmp_path, ",who,x,\n" + ('0,"a\nb",1,\n' if quoted else "0,a,1,\n") + "1,b,2,\n")
-    told = (
-        r"t\.csv: left out what has no name in the heading, as an index that pandas wrote: column 1, 4; to use it, name"
-    )
+    told = r"t\.csv: left out columns without a name in the header, as pandas writes its index: column 1, 4; to use"
     with pytest.warns(UserWarning, match=told):
         frame = open_table(path)
     assert frame.columns == ["who", "x"]
@@ -149,7 +149,7 @@ def test_columns_without_a_name_are_left_out_with_a_word(tmp_path, quoted):
     data = polars.DataFrame({"": [0, 1], "who": ["a", "b"]})
     data.write_parquet(tmp_path / "t.parquet")
     for way in (lambda: frame_of(data), lambda: open_table(tmp_path / "t.parquet")):
-        with pytest.warns(UserWarning, match="no name in the heading"):
+        with pytest.warns(UserWarning, match="without a name in the header"):
             assert way().columns == ["who"]
 
 
@@ -207,7 +207,7 @@ def test_the_files_of_a_folder_are_one_table_in_any_order_of_columns(tmp_path):
     with pytest.raises(UsageError, match=r"3\.csv has no column 'y', which 1\.csv has"):
         open_table(tmp_path)
     write(tmp_path, "who,x,y,z\nC,1,2,3\n", "3.csv")
-    with pytest.raises(UsageError, match=r"3\.csv has a column 'z', which 1\.csv has not"):
+    with pytest.raises(UsageError, match=r"3\.csv has a column 'z', which 1\.csv lacks"):
         open_table(tmp_path)
     polars.DataFrame({"who": [1]}).write_parquet(tmp_path / "4.parquet")
     with pytest.raises(UsageError, match=r"holds \.csv and \.parquet; keep one kind there"):

@@ -268,7 +268,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
 @pytest.mark.parametrize(
     ("text", "how", "said"),
     [
-        ("who,x,y\na,1,2\nb,1\n", {}, r"t\.csv, line 3: 2 entries, but the heading has 3"),
+        ("who,x,y\na,1,2\nb,1\n", {}, r"t\.csv, line 3: 2 entries, but the header has 3"),
         ('who,x,y\na,1,"2\n', {}, r"t\.csv, line 2: a quotation mark is never closed"),
         ("who,x,y\na,1,2.5\n\nb,old,2.5\n", {}, r"t\.csv, line 4, column 'x': 'old' is not a finite number"),
         ("who,x,y\na,inf,2.5\nb,-inf,1\n", {}, r"line 2, column 'x': 'inf' is not a finite number \(and 1 more\)"),
@@ -316,7 +316,7 @@ def test_edges_relate_the_clients_and_leave_with_them(tmp_path):
             {"time": "t"},
             "line 4, column 't': '17' is not a date such as 2012-03-01 00:05, as most times are",
         ),
-        ("who;x;y\na;1;2.5\nb;1\n", {}, r"t\.csv, line 3: 2 entries, but the heading has 3"),
+        ("who;x;y\na;1;2.5\nb;1\n", {}, r"t\.csv, line 3: 2 entries, but the header has 3"),
         ("who,x,y\na,1,2.5\nb,1e39,3\n", {}, "line 3, column 'x': '1e39' is too large a number"),
         ("who,x,y\na,1,cat\nb,2,cat\nb,2,\n", {}, "'y' is 'cat' in all rows, so there is nothing to learn"),
         (

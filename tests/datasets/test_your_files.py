@@ -36,7 +36,7 @@ def folders(root, clients=("u10", "u2"), classes=("cat", "dog"), each=6, **how):
 def test_pictures_in_folders(here):
     folders(here / "pets")
     (here / "pets" / "u2" / "notes.txt").write_text("by hand")
-    with pytest.warns(UserWarning, match=r"pets: left out 1 file, as pets/u2/notes.txt, no pictures"):
+    with pytest.warns(UserWarning, match=r"pets: left out 1 other file, such as pets/u2/notes.txt"):
         found = DATASETS["image_folder"](path="pets")()
     assert found.owners == ("u2", "u10")
     assert found.classes == ("cat", "dog")
@@ -200,7 +200,7 @@ def splits(name):
         (
             lambda f: (f / "state.json").unlink(),
             {},
-            "pets is no data set of Hugging Face on disk: it has no state.json",
+            "pets is not a Hugging Face data set on disk: it has no state.json",
         ),
         (lambda f: (f / "state.json").write_text("{"), {}, "state.json is not what save_to_disk writes"),
         (
@@ -322,7 +322,11 @@ def test_a_text_is_split_in_its_order(here):
         ("leaf", {"a": {"x": [[10**400]], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}, "lists of finite numbers"),
         ("leaf", '{"users": [["a"]], "user_data": {}}', "p.json, user '['a']': user_data must have x and y"),
         ("leaf", {"a": {"x": [[1.0]], "y": [0]}, "b": {"x": [[1.0]], "y": [0]}}, "all labels are '0'"),
-        ("leaf", {"a": {"x": [[1.0]], "y": [0]}}, "1 of 1 user has 1 examples or more, but two clients are the least"),
+        (
+            "leaf",
+            {"a": {"x": [[1.0]], "y": [0]}},
+            "1 of 1 user has 1 example or more, but at least two clients are needed",
+        ),
         ("leaf_text", {"a": {"x": ["ab", "abc"], "y": ["c", "d"]}, "b": {"x": ["ab"], "y": ["b"]}}, "got 3, and 2"),
         (
             "leaf_text",
@@ -343,6 +347,6 @@ def test_what_is_not_leafs(here, name, content, told):
 def test_users_with_few_examples_are_left_out(here):
     users = plays()
     leaf(here / "p.json", users | {"NOBODY": {"x": ["hello"], "y": ["!"]}})
-    told = r"1 of 3 users has fewer than 10 examples \(.*\), as 'NOBODY', and was left out"
+    told = r"1 of 3 users has fewer than 10 examples \(.*\), such as 'NOBODY', and was left out"
     with pytest.warns(UserWarning, match=told):
         assert DATASETS["leaf_text"](path="p.json")().owners == ("HAMLET", "PUCK")

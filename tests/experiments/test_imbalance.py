@@ -108,7 +108,7 @@ def test_numbers_have_no_classes_to_weigh_or_to_split_by():
     with pytest.raises(UsageError, match="stratify deals examples by their label, but these have none"):
         Federation.from_arrays(x, x[:, 0], torch.arange(30) % 2, split=Split(stratify=True))
     labels = (x[:, 0] > 0).long()
-    with pytest.raises(UsageError, match="cut in order of time; leave it out or set shuffle"):
+    with pytest.raises(UsageError, match="split in time order; leave it out or set shuffle"):
         Federation.from_arrays(x, labels, torch.arange(30) % 2, time=torch.arange(30), split=Split(stratify=True))
 
 

@@ -305,9 +305,7 @@ def test_counts_and_quantiles_that_cannot_be_are_refused_in_one_line(tmp_path):
     path = write(
         tmp_path, [f"{who},{i % 3},1,{value}" for who in "ab" for i, value in enumerate((3, 1.5, 2, 4, 6, -2))]
     )
-    with pytest.raises(
-        UsageError, match=r"t\.csv, line 3, column 'y': 1\.5 is no count, which is a whole number from 0"
-    ):
+    with pytest.raises(UsageError, match=r"t\.csv, line 3, column 'y': 1\.5 is not a count, a whole number from 0"):
         chosen(path, "federation.dataset.counts=true")
     for settings, why in (
         (["counts=true", "labels=true"], "counts are one number for each row, so they cannot go with labels"),

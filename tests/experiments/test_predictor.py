@@ -98,7 +98,7 @@ def test_columns_that_training_dropped_are_ignored_and_others_are_named_once(tmp
         code, one, err = predicted(capsys, tmp_path / "run", path)
         assert code == 0
         assert float(one[0]["sold"]) == pytest.approx(float(whole[row]["sold"]), rel=1e-5)
-        why = f"kinfed: warning: {path}: ignored what the run was not trained with: column 'new', 'newer'\n"
+        why = f"kinfed: warning: {path}: ignored columns that the run was not trained with: 'new', 'newer'\n"
         assert err.endswith(why)
         assert err.count("ignored") == 1
     (tmp_path / "one.csv").write_text(f"{lines[0]}\nA,c,1,12/31/2025,3 €,0\n")

@@ -75,7 +75,7 @@ def test_a_run_that_fails_says_why_at_once_and_goes_on_when_that_is_mended(feder
     begin = time.monotonic()
     said = do("run", "broken.toml", "--out", "broken", code=1)
     assert time.monotonic() - begin < 90
-    assert "the heading must have the columns from and to; got here, there" in said.splitlines()[-1]
+    assert "the header must have the columns from and to; got here, there" in said.splitlines()[-1]
     assert "restarting" not in said
     links.write_text(good)
     assert json.loads(do("run", "--resume", "broken", "--json"))["rounds"] == 2

@@ -270,7 +270,7 @@ def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
 
 
 def _exported_alike(tmp_path, answers, capsys):
-    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it hears."""
+    """The newcomer's model as ONNX answers as its folder does, and nobody says whom it learns from."""
     assert main(["export", str(tmp_path / "joined"), "--out", str(tmp_path / "onnx")]) == 0
     found = predicted(tmp_path / "onnx", tmp_path / "new.csv", capsys)
     assert [float(row["sold"]) for row in found] == pytest.approx([float(row["sold"]) for row in answers], rel=1e-4)
@@ -527,7 +527,7 @@ def test_no_message_that_leaves_a_site_holds_what_is_in_a_row(tables):
     assert made.serve().names == ["a", "b", "f"]
     assert not [text for text in replies if "SECRET" in text]
     for name, (_, column) in places.items():
-        fault = "a cell is no date or time" if column == "bought" else "a cell is no number"
+        fault = "a cell is not a date or time" if column == "bought" else "a cell is not a number"
         why = f"client {name}: its file cannot be used: {fault}, in column '{column}' (line 42)"
         assert any(why in line for line in made.lines), made.lines
 
@@ -540,7 +540,7 @@ def test_the_site_itself_says_what_is_in_the_cell(tmp_path):
     words = {"agreed": agreed, "split": {}, "seed": 0}
     refused = site.reply("describe", messages.Message(words, {})).words["refused"]
     assert refused == (
-        "client d: its file cannot be used: a cell is no number, in column 'a' (line 4); its own screen says more"
+        "client d: its file cannot be used: a cell is not a number, in column 'a' (line 4); its own screen says more"
     )
     assert said == [
         f"client d: {tmp_path}/d.csv, line 4, column 'a': 'foo' is not a finite number; correct it, leave it empty if "
@@ -601,7 +601,7 @@ def test_what_a_server_says_wrongly_is_not_told_as_a_fault_of_the_file(asked):
         ("a,b\n1,0\n", "d.csv has no column 'y'", "COLUMNS"),
         ("a,y,y\n1,0,0\n", "two columns are named 'y'", "COLUMNS"),
         ("a,y\n", "d.csv has no rows", "EMPTY"),
-        ("a,y\n1,2,SECRET\n", "line 2: 3 entries, but the heading has 2", "UNREADABLE"),
+        ("a,y\n1,2,SECRET\n", "line 2: 3 entries, but the header has 2", "UNREADABLE"),
         ("y\n1\n", "no column is left for the inputs beside 'y'", "INPUTS"),
         ("a,y\n" + "".join(f"1,k{i}\n" for i in range(30)), "'y' has 30 different labels in 30 rows", "TARGET"),
         ("a,y\n1,\n2,\n", "'y' has no value in any row", "TARGET"),
@@ -864,11 +864,11 @@ def test_sites_that_do_not_split_by_time_are_named(tables):
     readings |= {name: Reading("sold", time="bought") for name in "adef"}
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1)
     made.serve()
-    [told] = [line for line in made.lines if "order of time" in line]
-    assert told.startswith("client c: its rows are not split in order of time, as those of others are")
+    [told] = [line for line in made.lines if "time order" in line]
+    assert told.startswith("client c: its rows are not split in time order, as those of others are")
     made = tables("sold", readings, lambda name, rows: [*of_time(name, rows)], rounds=1, split={"shuffle": True})
     made.serve()
-    assert not [line for line in made.lines if "order of time" in line]
+    assert not [line for line in made.lines if "time order" in line]
 
 
 def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
@@ -945,13 +945,13 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "model     Net fits: 85 parameters; method fedaghn" in lines
     assert "tensors   shared 0.weight, 0.bias, 2.weight, 2.bias (85 numbers)" in lines
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
-    assert "greeting  that its rows are not split in order of time" in lines
+    assert "greeting  that its rows are not split in time order" in lines
     assert "2 categories by name and count:" in text
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
     assert "model     not checked" in check(Reading("sold"), run="")[1]
     write(tmp_path / "d.csv", [("d", row) for row in of_time("d", table(1))])
-    assert "greeting  that its rows are split in order of time" in check(Reading("sold", time="bought"))
+    assert "greeting  that its rows are split in time order" in check(Reading("sold", time="bought"))
 
 
 @pytest.mark.parametrize(
@@ -1025,7 +1025,7 @@ def test_what_a_database_answered_stays_as_it_was(tmp_path, monkeypatch):
     (tmp_path / "d.db").unlink()
     said = site_data.find(path, "d", reading).hello()
     assert said["table"]["kinds"] == {"weight": "number", "fruit": "category"}
-    with pytest.raises(UsageError, match=r"d\.csv is no database, so there is nothing to ask there"):
+    with pytest.raises(UsageError, match=r"d\.csv is not a database"):
         site_data.opened("d.csv", "SELECT 1", Reading())
     with pytest.raises(UsageError, match=r"there is no file e\.csv"):
         site_data.opened("e.csv", "", Reading())

@@ -359,12 +359,12 @@ def test_a_column_that_is_no_weight_is_told_of(tmp_path):
     ("name", "text", "said"),
     [
         ("e.csv", "from,to\na,b\na,x\n", "line 3: there is no client 'x'; the 2 clients are named 'a' to 'b'"),
-        ("e.csv", "source,to\na,b\n", "the heading must have the columns from and to; got source, to"),
-        ("e.csv", "", "the heading must have the columns from and to; got nothing"),
+        ("e.csv", "source,to\na,b\n", "the header must have the columns from and to; got source, to"),
+        ("e.csv", "", "the header must have the columns from and to; got nothing"),
         ("e.csv", "from,to,weight\na,b,much\n", "line 2: 'much' is not a number"),
         ("e.csv", "from,to,weight\na,b,-1\n", "line 2: a weight or distance must be finite and not negative; got -1"),
-        ("e.csv", "from,to,weight\na,b\n", "line 2 must have 3 entries, as the heading has"),
-        ("e.csv", "from,to\na,b,c\n", "line 2 must have 2 entries, as the heading has"),
+        ("e.csv", "from,to,weight\na,b\n", "line 2 must have 3 entries, as the header has"),
+        ("e.csv", "from,to\na,b,c\n", "line 2 must have 2 entries, as the header has"),
         (
             "e.csv",
             "from,to,weight\na,b,1\nb,a,2\n",

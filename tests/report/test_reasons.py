@@ -1,4 +1,4 @@
-"""kinfed explain: why one client hears another, in numbers that are known."""
+"""kinfed explain: why one client learns from another, in numbers that are known."""
 
 import json
 import math
@@ -146,7 +146,12 @@ def test_on_the_command_line(digits, capsys):
     assert 0 <= told["sources"][0]["without"] <= 1
     assert main(["explain", str(digits), "--client", "1", "--top", "2"]) == 0
     shown = capsys.readouterr().out
-    for words in ("whom client '1' hears", "weights by layer", "weights by round", "compared: cosine of updates"):
+    for words in (
+        "the clients that '1' learns from",
+        "weights by layer",
+        "weights by round",
+        "compared: cosine of updates",
+    ):
         assert words in shown
     assert sum(line.startswith("without ") for line in shown.splitlines()) == 2
 
@@ -158,7 +163,7 @@ def test_what_cannot_be_explained_is_one_line(digits, run_of, tmp_path, capsys):
     for words, why in (
         ([digits, "--client", "11"], "there is no client '11'; did you mean '1'"),
         ([digits, "--client", "1", "--of", "x"], "there is no client 'x'"),
-        ([digits, "--client", "1", "--of", "1"], "client '1' hears itself by its own weight"),
+        ([digits, "--client", "1", "--of", "1"], "client '1' is the one that is explained"),
         ([tmp_path / "no", "--client", "1"], "no is not the folder of a finished run"),
         ([tmp_path / "none", "--client", "ann"], "none: pfedhn mixes no models"),
         ([tmp_path / "sites", "--client", "ann"], "is a run of real sites, where models and data stayed"),

@@ -109,7 +109,7 @@ def test_pt2_and_safetensors_hold_the_same_model(exported, shops, capsys):
 
 def test_exports_that_cannot_be_are_told_in_one_line(exported, shops, tmp_path, capsys):
     for words, why in (
-        ([shops / "run", "--out", exported], "is there already; choose another --out, or allow it with --force"),
+        ([shops / "run", "--out", exported], "already exists; choose another --out, or overwrite it with --force"),
         ([shops / "run", "--client", "shop3", "--out", tmp_path], "no client 'shop3'; did you mean 'shop 3'?"),
         ([tmp_path, "--out", tmp_path], "is not the folder of a finished run"),
     ):

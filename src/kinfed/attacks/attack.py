@@ -15,7 +15,7 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Attack(Settings):
-    """A kind of attack, and how many clients carry it out. By default these do nothing wrong.
+    """A kind of attack, and how many clients carry it out. By default they behave like honest clients.
 
     Attackers stay among the clients in every other respect: they are sampled, sent to, aggregated and scored. With
     `share=0` a run is the one without an attack, bit for bit.

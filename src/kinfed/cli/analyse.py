@@ -24,11 +24,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="""example: kinfed analyse controls panacea seeds=3 'analysis.graphs=["oracle","shuffled"]'""",
     )
     analyse.add_argument("analysis", metavar="ANALYSIS", help=", ".join(ANALYSES))
-    analyse.add_argument("source", metavar="METHOD|FILE.toml")
+    what = "the experiment: the built-in one with this method, or that of a config"
+    analyse.add_argument("source", metavar="METHOD|FILE.toml", help=what)
     analyse.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="of the experiment, or analysis.KEY=VALUE"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings of the experiment, or of the analysis as analysis.KEY=VALUE",
     )
-    analyse.add_argument("--out", type=Path, metavar="DIR", help="default: analyses/ANALYSIS/TIME")
+    analyse.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for the results (default: analyses/ANALYSIS/TIME)"
+    )
     analyse.set_defaults(command=_analyse)
 
 

@@ -35,7 +35,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         parents=[options(), own_file.columns(), common],
         description="Find the method and the learning rate that suit your clients: candidates race on validation "
         "examples, the worst leaving at a quarter and half of the rounds. The winner replaces Local and FedAvg only if "
-        "it is clearly better. Test examples are used once, at the end. The same command with the same --out goes on "
+        "it is clearly better. Test examples are used once, at the end. The same command with the same --out continues "
         "after an interruption.",
         epilog="examples: kinfed choose my-run/config.toml --budget 5m --out choice; "
         "kinfed choose shops.csv --client shop --target buys",
@@ -52,9 +52,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     choosing.add_argument(
         "--budget",
         metavar="ROUNDS|TIME",
-        help="training rounds of all candidates together, or a time such as 5m (default: nine runs of all rounds)",
+        help="training rounds of all candidates together, or a time such as 5m (default: nine times the rounds of one "
+        "run)",
     )
-    choosing.add_argument("--methods", metavar="A,B", help=f"candidates (default: {','.join(TRIED)})")
+    choosing.add_argument(
+        "--methods",
+        metavar="A,B",
+        help=f"candidates (default: {','.join(TRIED)}, and {','.join(WITH_GRAPH)} where the graph is known)",
+    )
     choosing.add_argument(
         "--seeds",
         type=int,

@@ -27,11 +27,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     beside = commands.add_parser(
         "compare",
         parents=[common],
-        description="Test scores of finished runs side by side, and what each is worth over learning alone. Runs of "
-        "the same data and splits are compared with each other; a folder with several seeds is one run.",
+        description="Show the test scores of finished runs side by side, and what each is worth over learning alone. "
+        "Runs of the same data and splits are compared with each other; a folder with several seeds is one run.",
         epilog="example: kinfed compare runs/local runs/fedavg runs/fedaghn --statistics --target 0.8 --out tables",
     )
-    beside.add_argument("folders", type=Path, nargs="+", metavar="DIR")
+    beside.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="folders of finished runs")
     beside.add_argument(
         "--statistics",
         action="store_true",
@@ -41,9 +41,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     beside.add_argument(
         "--confusion",
         action="store_true",
-        help="of classes: how many test examples of each are taken for each, by the clients' models together",
+        help="for classification: which classes are taken for which, on all clients' test examples together",
     )
-    beside.add_argument("--client", metavar="NAME", help="with --confusion: of this client alone")
+    beside.add_argument("--client", metavar="NAME", help="with --confusion: for this client only")
     beside.add_argument(
         "--target",
         type=float,

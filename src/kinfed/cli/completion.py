@@ -30,7 +30,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     completion = commands.add_parser(
         "completion",
         parents=[common],
-        description="Print a script that has a shell complete kinfed's commands, options and their choices.",
+        description="Print a script with which a shell completes kinfed's commands, options and their values.",
         epilog="once: kinfed completion bash > ~/.kinfed-completion; echo . ~/.kinfed-completion >> ~/.bashrc; with "
         "zsh and ~/.zshrc; kinfed completion fish > ~/.config/fish/completions/kinfed.fish",
     )

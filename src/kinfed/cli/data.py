@@ -45,32 +45,43 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         type=Path,
         default=os.environ.get("KINFED_DATA"),
         metavar="DIR",
-        help="folder of data sets, NAME.npz each (default: $KINFED_DATA)",
+        help="folder with the data sets, as NAME.npz (default: $KINFED_DATA)",
     )
-    listed = kinds.add_parser("list", parents=[where, common], help="list data sets, and which are on this machine")
+    what = "list data sets, and which are on this machine"
+    listed = kinds.add_parser("list", parents=[where, common], help=what, description=f"{what.capitalize()}.")
     listed.set_defaults(command=_list)
     fetched = kinds.add_parser(
         "fetch",
         parents=[where, common],
         help="download data sets from their publishers",
-        description="Download the originals, check them, and write NAME.npz; an interrupted download is resumed.",
-        epilog="KINFED_MIRROR is the address of a mirror that has the originals as NAME/FILE.",
+        description="Download the original files, check them, and write NAME.npz; an interrupted download is resumed.",
+        epilog="KINFED_MIRROR is the address of a mirror that has the original files as NAME/FILE.",
     )
     fetched.add_argument("names", nargs="+", metavar="NAME", help=", ".join(ORIGINALS))
-    fetched.add_argument("--from", dest="folder", type=Path, metavar="DIR", help="a folder that holds the originals")
+    fetched.add_argument(
+        "--from",
+        dest="folder",
+        type=Path,
+        metavar="DIR",
+        help="read the original files from this folder; download nothing",
+    )
     fetched.set_defaults(command=_fetch)
     looked = kinds.add_parser(
         "inspect",
         parents=[own_file.columns(), where, common],
         help="show what is in a data set, in the federation of an experiment, or in a table of yours",
-        epilog="example: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la; "
+        description="Show what is in a data set, in the federation of an experiment, or in a table of yours, and what "
+        "would be trained, validated and tested on. Nothing is trained.",
+        epilog="examples: kinfed data inspect metr_la stride=12; kinfed data inspect papers/sfl/table1/metr_la; "
         "kinfed data inspect shops.csv --client shop --target buys",
     )
     looked.add_argument("subject", metavar="NAME|FILE.toml|FILE.csv|papers/...")
     looked.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="settings of the data set or experiment"
     )
-    looked.add_argument("--picture", type=Path, metavar="FILE.png", help="default: NAME.png in the working directory")
+    looked.add_argument(
+        "--picture", type=Path, metavar="FILE.png", help="picture to write (default: NAME.png in the working directory)"
+    )
     looked.set_defaults(command=_inspect)
 
 

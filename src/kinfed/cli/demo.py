@@ -16,8 +16,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "demo",
         parents=[common],
         description="See what kinfed does: train nine methods on rotated digits, which come with scikit-learn, compare "
-        "them, and write one HTML page on them. It takes about a minute, and needs no network. If interrupted, the "
-        "same command goes on.",
+        "them, and write one HTML page about them. It takes about a minute and needs no network. If interrupted, the "
+        "same command continues.",
     )
     demo.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder of the runs (default: runs/demo)"

@@ -19,13 +19,16 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "diff",
         parents=[common],
-        description="What changed between the relations of two finished runs of the same clients: edges gained and "
-        "lost, weights by client and layer, how much of each client's row is left, and whether the graph collapsed.",
+        description="Show what changed between the relations of two finished runs of the same clients: edges gained "
+        "and lost, weights by client and layer, how much of each client's row is unchanged, and whether the graph "
+        "collapsed.",
         epilog="example: kinfed diff runs/fedamp runs/fedaghn; of one run over time: kinfed diff my-run my-run "
         "--rounds 1,20",
     )
     parser.add_argument("before", type=Path, metavar="RUN", help="the folder of a finished run")
-    parser.add_argument("after", type=Path, metavar="RUN", help="that of another of the same clients, or the same")
+    parser.add_argument(
+        "after", type=Path, metavar="RUN", help="the folder of another run of the same clients, or of the same run"
+    )
     parser.add_argument(
         "--rounds",
         default=f"{SELECTED},{SELECTED}",
@@ -36,9 +39,11 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--edge",
         type=float,
         metavar="WEIGHT",
-        help="from which weight on another client is heard (default: half of an even share, 1 / 2N)",
+        help="smallest weight that counts as an edge (default: half of an even share, 1 / 2N)",
     )
-    parser.add_argument("--top", type=count, metavar="N", help="clients and edges to list (default: 10, in JSON all)")
+    parser.add_argument(
+        "--top", type=count, metavar="N", help="how many clients and edges to list (default: 10; all with --json)"
+    )
     parser.set_defaults(command=_diff)
 
 

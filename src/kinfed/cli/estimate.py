@@ -39,8 +39,14 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="an experiment, a published table such as pfedgat.table1, or a table of yours, for which a method is "
         "chosen unless --method names one",
     )
-    ahead.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="of an experiment")
-    ahead.add_argument("--budget", type=float, default=5.0, metavar="SECONDS", help="for each (default: 5)")
+    ahead.add_argument("overrides", nargs="*", default=[], metavar="key=value", help="settings of the experiment")
+    ahead.add_argument(
+        "--budget",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="how long to time each method and column (default: 5)",
+    )
     ahead.set_defaults(command=_estimate)
 
 

@@ -17,15 +17,23 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "export",
         parents=[common],
         description="Write clients' models as files that need no kinfed, each with a model card beside it. onnx and "
-        "pt2 hold what is done to rows, too: scales, categories, missing cells; safetensors holds tensors alone.",
+        "pt2 include the preprocessing of rows: scales, categories, missing cells; safetensors holds the tensors "
+        "alone.",
         epilog="example: kinfed export my-run --client all --format onnx --out models",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
     export.add_argument("--client", metavar="NAME", default="all", help="whose model (default: all)")
-    export.add_argument("--format", choices=["onnx", "pt2", "safetensors"], default="onnx", help="default: onnx")
-    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder of the files")
-    export.add_argument("--licence", default="", metavar="TEXT", help="what the cards say under licence")
-    export.add_argument("--force", action="store_true", help="write over files that are there")
+    export.add_argument(
+        "--format", choices=["onnx", "pt2", "safetensors"], default="onnx", help="file format (default: onnx)"
+    )
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="the folder to write into")
+    export.add_argument(
+        "--licence",
+        default="",
+        metavar="TEXT",
+        help="the licence that the cards name (default: left for you to fill in)",
+    )
+    export.add_argument("--force", action="store_true", help="overwrite existing files")
     export.set_defaults(command=_export)
 
 

@@ -43,38 +43,55 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_up(actions, server, common)
     _add_node(actions, common)
     _add_run(actions, server, common)
-    revoke = actions.add_parser("revoke", parents=[server, common], help="remove a site from the federation")
+    revoke = _action(actions, "revoke", [server, common], "remove a site from the federation")
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
     revoke.set_defaults(command=_revoke)
-    status = actions.add_parser("status", parents=[server, common], help="how the run and its sites are doing")
+    status = _action(actions, "status", [server, common], "show how the run and its sites are doing")
     status.set_defaults(command=_status)
-    down = actions.add_parser("down", parents=[server, common], help="stop the server")
+    down = _action(actions, "down", [server, common], "stop the server")
     down.set_defaults(command=_down)
 
 
+def _action(actions: Any, name: str, parents: list[argparse.ArgumentParser], what: str) -> argparse.ArgumentParser:
+    """The parser of an action, whose own help says what it does as the list of actions does."""
+    parser: argparse.ArgumentParser = actions.add_parser(
+        name, parents=parents, help=what, description=f"{what[0].upper()}{what[1:]}."
+    )
+    return parser
+
+
 def _add_keys(actions: Any, common: argparse.ArgumentParser) -> None:
-    keys = actions.add_parser("keys", parents=[common], help="make certificates for the server and keys for sites")
+    keys = _action(actions, "keys", [common], "make certificates for the server and keys for the sites")
     keys.add_argument("folder", type=Path, metavar="DIR", help="the folder for the keys; keys already in it are kept")
     keys.add_argument("sites", nargs="*", metavar="SITE", help="the clients' names")
     keys.add_argument(
-        "--host", action="append", default=[], metavar="NAME", help="name or address by which sites reach the server"
+        "--host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name or address by which sites reach the server; may be repeated (this machine is always included)",
     )
     keys.set_defaults(command=_keys)
 
 
 def _add_up(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    up = actions.add_parser("up", parents=[server, common], help="start the server and admit the sites that have keys")
+    up = _action(actions, "up", [server, common], "start the server and admit the sites that have keys")
     up.add_argument("--keys", type=Path, metavar="DIR", help="the folder made by kinfed flower keys")
     up.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     up.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, this machine only)")
-    up.add_argument("--port", type=int, default=8000, help="default: 8000")
-    up.add_argument("--metrics", type=int, metavar="PORT", help="serve Prometheus http://127.0.0.1:PORT/metrics")
+    up.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
+    up.add_argument(
+        "--metrics",
+        type=int,
+        metavar="PORT",
+        help="serve metrics to Prometheus at http://127.0.0.1:PORT/metrics (default: none)",
+    )
     up.set_defaults(command=_up)
 
 
 def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
-    node = actions.add_parser("node", parents=[common], help="take part as a client until interrupted")
+    node = _action(actions, "node", [common], "take part as a client until interrupted")
     node.add_argument("site", metavar="SITE", help="this client's name")
     node.add_argument(
         "--data",
@@ -84,14 +101,20 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         "(postgresql://USER@HOST/NAME, sqlite:///FILE)",
     )
     node.add_argument(
-        "--query", metavar="FILE.sql", default="", help="what to read in a database: a SELECT, in a file or as it is"
+        "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
     )
     _add_reading(node)
-    node.add_argument("--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="default: 127.0.0.1:8000")
+    node.add_argument(
+        "--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the server is (default: 127.0.0.1:8000)"
+    )
     node.add_argument("--keys", type=Path, metavar="DIR", help="this site's folder of keys, with ca.crt and key")
     node.add_argument("--insecure", action="store_true", help="use no keys: for trials on one machine")
     node.add_argument(
-        "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="folder for private state and models"
+        "--state",
+        type=Path,
+        default=Path("kinfed-site"),
+        metavar="DIR",
+        help="folder for private state and models (default: kinfed-site)",
     )
     node.add_argument(
         "--code",
@@ -99,15 +122,16 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE.py",
-        help="a file whose methods, models, ... the server may name; once for each file",
+        help="a file whose methods, models and other parts the server may name; may be repeated",
     )
-    node.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:i (default: auto)")
+    node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
     node.add_argument(
         "--check",
         nargs="?",
         const="",
         metavar="FILE.toml",
-        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave",
+        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
+        "site",
     )
     node.set_defaults(command=_node)
 
@@ -115,48 +139,57 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
 def _add_reading(node: argparse.ArgumentParser) -> None:
     table = node.add_argument_group("a table, or a series")
     table.add_argument(
-        "--target", default="y", metavar="COLUMN", help="column to predict, by the name agreed on (default: y)"
+        "--target",
+        default="y",
+        metavar="COLUMN",
+        help="column to predict, by the agreed name; several as a,b (default: y)",
     )
     table.add_argument(
         "--column",
         action="append",
         default=[],
         metavar="THEIRS=OURS",
-        help="a column of the file, and the name that sites agreed on; once for each column",
+        help="a column of the file, and the agreed name for it; may be repeated",
     )
-    table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are no inputs")
+    table.add_argument("--ignore", default="", metavar="A,B,...", help="columns that are not inputs (default: none)")
     table.add_argument(
         "--categories",
         default="1000",
         metavar="N|none",
-        help="how many names of categories the server may be told, of each column of text (default: 1000)",
+        help="how many categories of each text column the server may be told by name (default: 1000)",
     )
-    table.add_argument("--time", default="", metavar="COLUMN", help="split rows in order of these times")
     table.add_argument(
-        "--past", type=int, default=0, metavar="N", help="rows are readings of one series, of which N are an input"
+        "--time", default="", metavar="COLUMN", help="column of times: rows are split in chronological order"
     )
-    table.add_argument("--horizon", type=int, default=0, metavar="N", help="next readings, which are predicted")
+    table.add_argument(
+        "--past", type=int, default=0, metavar="N", help="rows are readings of one series: the last N are the input"
+    )
+    table.add_argument(
+        "--horizon", type=int, default=0, metavar="N", help="with --past: how many readings ahead to predict"
+    )
 
 
 def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
-    run = actions.add_parser("run", parents=[server, common], help="train with the connected sites")
+    run = _action(actions, "run", [server, common], "train with the connected sites")
     run.add_argument("plan", nargs="?", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
     run.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
-    run.add_argument("--out", type=Path, metavar="DIR", help="on the server (default: runs/METHOD/sites/TIME)")
-    run.add_argument("--resume", type=Path, metavar="DIR", help="resume the run of this folder")
+    run.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder on the server (default: runs/METHOD/sites/TIME)"
+    )
+    run.add_argument("--resume", type=Path, metavar="DIR", help="resume the run in this folder")
     run.add_argument(
         "--track",
         action="append",
         default=[],
         metavar="WHERE",
-        help="follow it in tensorboard, mlflow (at MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
-        "repeated; --resume goes on where the run was followed (docs/tracking.md)",
+        help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        "repeated; --resume keeps the trackers (docs/tracking.md)",
     )
     run.add_argument(
         "--beside",
         metavar="WHICH",
-        help="what each site compares its model with in the end: local (the default; sites train it by themselves), "
-        "local,fedavg (FedAvg takes as many rounds again), or none",
+        help="what each site compares its model with in the end: local, which sites train by themselves; local,fedavg, "
+        "which takes as many rounds again; or none (default: local)",
     )
     run.add_argument("--quiet", action="store_true", help="print only the results")
     run.set_defaults(command=_run)

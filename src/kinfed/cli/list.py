@@ -38,16 +38,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     shelf = commands.add_parser(
         "list",
         parents=[common],
-        description="What a config can name, in one line each; with a NAME its settings: their kind, default and use.",
+        description="List what a config can name, one line each; with NAME, list the settings of that part: their "
+        "type, default and use.",
         epilog="examples: kinfed list methods; kinfed list methods fedprox; kinfed list tables --coverage",
     )
     shelf.add_argument("shelf", choices=[*SHELVES, "papers", "tables", "claims"])
-    shelf.add_argument("name", nargs="?", metavar="NAME", help="of a part, such as fedaghn or mine.py:Stay")
+    shelf.add_argument("name", nargs="?", metavar="NAME", help="a part, such as fedaghn or mine.py:Stay")
     shelf.add_argument(
         "--coverage",
         action="store_true",
-        help="of tables: how many printed figures are measured, by docs/results/tables of a checkout, and "
-        "why the others are not ($KINFED_DATA has the data at hand)",
+        help="with tables: how many published figures have been measured, by docs/results/tables of a checkout, and "
+        "why the others have not ($KINFED_DATA names the folder of the data sets)",
     )
     shelf.set_defaults(command=_list)
 

@@ -26,13 +26,13 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "onboard",
         parents=[options(), common],
-        description="Newcomers to a finished run get models from the frozen federation, by the method's own rule, and "
-        "are told how these do beside learning alone, FedAvg and the best existing model. Nothing in the run changes.",
+        description="Give new clients models from a finished run, whose federation is frozen, by the method's own "
+        "rule, and compare these with learning alone, FedAvg and the best existing model. Nothing in the run changes.",
         epilog="examples: kinfed onboard my-run --data ulm.csv --shots 0,10,50; for clients that "
         "federation.newcomers=4 left out of a run: kinfed onboard my-run",
     )
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="the folder of a finished run, also of a server of real sites"
+        "run", type=Path, metavar="RUN", help="the folder of a finished run, or that of a real federation's server"
     )
     parser.add_argument(
         "--data",
@@ -46,12 +46,18 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--shots",
         default=f"0,10,50,{ALL}",
         metavar="N,...",
-        help="numbers of a newcomer's examples to learn from (default: 0,10,50,all); a fixed share is for the test",
+        help="how many examples a newcomer learns from, each number in turn (default: 0,10,50,all); a fixed share is "
+        "kept for the test",
     )
-    parser.add_argument("--newcomers", default="", metavar="NAME,...", help="only these (default: all)")
-    parser.add_argument("--rounds", type=count, metavar="N", help="of the newcomer's training (default: as in the run)")
+    parser.add_argument("--newcomers", default="", metavar="NAME,...", help="onboard only these (default: all)")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where the newcomers' models are kept, as a run's folder"
+        "--rounds", type=count, metavar="N", help="rounds of a newcomer's training (default: as in the run)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="save the newcomers' models here, as a run's folder (default: not saved)",
     )
     parser.set_defaults(command=_onboard)
 

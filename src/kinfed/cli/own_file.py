@@ -29,13 +29,13 @@ def columns() -> argparse.ArgumentParser:
     group = parser.add_argument_group(
         "a table of yours (FILE.csv, FILE.parquet, a folder of such files, postgresql://USER@HOST/NAME or sqlite:///FILE)"
     )
-    group.add_argument("--client", metavar="COLUMN", default="", help="the column that says whose a row is")
-    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several: a,b")
     group.add_argument(
-        "--ignore", metavar="COLUMN,...", default="", help="columns that are no inputs (default: all others are)"
+        "--client", metavar="COLUMN", default="", help="the column that names the client a row belongs to"
     )
+    group.add_argument("--target", metavar="COLUMN", default="", help="the column to predict, or several, such as a,b")
+    group.add_argument("--ignore", metavar="COLUMN,...", default="", help="columns that are not inputs (default: none)")
     group.add_argument(
-        "--query", metavar="FILE.sql", default="", help="what to read in a database: a SELECT, in a file or as it is"
+        "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
     )
     return parser
 
@@ -59,7 +59,7 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     if given:
         chosen = f" --method {source}" if source in METHODS else ""
         raise UsageError(
-            f"{given[0]} goes with a table of yours, and '{source}' is none: kinfed run FILE.csv --client COLUMN "
+            f"{given[0]} is for a table of yours, and '{source}' is not one: kinfed run FILE.csv --client COLUMN "
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)

@@ -17,10 +17,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     predict = commands.add_parser(
         "predict",
         parents=[common],
-        description="Predict new rows with the models of a finished run. Everything that was done to training rows is "
-        "done to these: scales, categories, missing cells, dates, windows of series. The answers are CSV on standard "
-        "output, a line for each row: which client's model answered, by which method; the class, and the probability "
-        "of each, or numbers in the target's own unit.",
+        description="Predict new rows with the models of a finished run. They are preprocessed as the training rows "
+        "were: scales, categories, missing cells, dates, windows of series. The predictions are CSV on standard "
+        "output, one line per row: which client's model made it, and by which method; then the class and the "
+        "probability of each class, or numbers in the target's own unit.",
         epilog="examples: kinfed predict my-run --client Ulm new.csv > out.csv; kinfed predict my-run new.csv -o "
         "out.parquet",
     )
@@ -32,9 +32,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "--client",
         metavar="NAME",
         default="all",
-        help="whose model answers (default: all, so that the column of clients says it, row by row)",
+        help="whose model to use (default: for each row that of the client that the row names)",
     )
-    predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write .csv or .parquet there instead")
+    predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write to this .csv or .parquet file instead")
     predict.set_defaults(command=_predict)
 
 

@@ -29,19 +29,21 @@ COMMANDS = {
     "estimate": Command("estimate", "how much time and memory a run or a published table will take"),
     "choose": Command("choose", "find the method and the learning rate that suit your clients"),
     "sweep": Command("sweep", "try every combination of settings, and choose on validation data"),
-    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients, ..."),
+    "analyse": Command("analyse", "look deeper: what a graph is worth, whose models are mixed, late clients and more"),
     "predict": Command("predict", "predict new rows with the models of a finished run"),
     "export": Command("export", "write clients' models as ONNX, pt2 or safetensors, with a model card each"),
-    "serve": Command("serve", "answer rows by HTTP with the models of a finished run"),
+    "serve": Command("serve", "serve predictions over HTTP, from the models of a finished run"),
     "compare": Command("compare", "compare finished runs side by side"),
     "diff": Command("diff", "what changed between the relations of two runs: edges, weights, collapse"),
-    "explain": Command("explain", "why one client hears another: weights, what was compared, the score without it"),
-    "report": Command("report", "write one HTML page on finished runs: verdict, graph, clients, curves, settings"),
-    "onboard": Command("onboard", "give newcomers to a finished run their models, and say how these do"),
+    "explain": Command(
+        "explain", "why one client learns from another: weights, what was compared, the score without it"
+    ),
+    "report": Command("report", "write one HTML page about finished runs: verdict, graph, clients, curves, settings"),
+    "onboard": Command("onboard", "give new clients models from a finished run, and score them"),
     "reference": Command("reference", "train one published network on all clients' series together"),
     "flower": Command("flower", "run a real federation: every client on its own machine"),
     "data": Command("data", "list data sets, fetch one, inspect one"),
-    "completion": Command("completion", "have your shell complete kinfed's commands and options"),
+    "completion": Command("completion", "let your shell complete kinfed's commands and options"),
     "list": Command("list", "list the available methods, data sets, models and other parts"),
 }
 

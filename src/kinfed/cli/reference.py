@@ -28,11 +28,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
-    reference.add_argument("source", metavar="FILE.toml|papers/...")
+    reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")
     reference.add_argument(
-        "overrides", nargs="*", default=[], metavar="key=value", help="of the experiment, or reference.KEY=VALUE"
+        "overrides",
+        nargs="*",
+        default=[],
+        metavar="key=value",
+        help="settings of the experiment, or of the reference as reference.KEY=VALUE",
     )
-    reference.add_argument("--out", type=Path, metavar="DIR", help="default: runs/REFERENCE/DATASET/TIME")
+    reference.add_argument(
+        "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/REFERENCE/DATASET/TIME)"
+    )
     reference.set_defaults(command=_reference)
 
 

@@ -16,8 +16,8 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     report = commands.add_parser(
         "report",
         parents=[common],
-        description="Write one HTML page, which needs no network, on finished runs: the verdict, methods side by side, "
-        "who learns from whom, every client, curves and settings.",
+        description="Write one HTML page, which needs no network, about finished runs: the verdict, methods side by "
+        "side, who learns from whom, every client, curves and settings.",
         epilog="examples: kinfed report my-run; kinfed report runs/fedaghn runs/local -o both.html; "
         "kinfed report choice --open",
     )
@@ -29,7 +29,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="folder of a run, a choice, a sweep or a column of a published table; several are shown side by side",
     )
     report.add_argument(
-        "-o", "--out", type=Path, metavar="FILE", help="the page (default: report.html in the first folder)"
+        "-o", "--out", type=Path, metavar="FILE", help="file to write (default: report.html in the first folder)"
     )
     report.add_argument("--open", action="store_true", help="also open it in a browser, where there is a display")
     report.set_defaults(command=_report)

@@ -68,16 +68,21 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "reproduce",
         parents=[request(), options(), common],
         description="Run a published table's methods on its columns, several seeds each, and put our numbers beside "
-        "the printed ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
+        "the published ones: table.md, table.csv and table.tex, with intervals, paired tests and mean ranks in "
         "statistics/. Finished runs are kept and interrupted ones resumed, so "
-        "the same command again does the rest. kinfed list tables names the tables.",
+        "repeating the command does the rest. kinfed list tables names the tables.",
         epilog="example: kinfed reproduce pfedgat.table1 --method pfedgat,fedavg --column cifar10/iid --scale 0.1",
     )
-    reproduce.add_argument("table", metavar="ID", help="such as pfedgat.table1")
+    reproduce.add_argument("table", metavar="ID", help="the table, such as pfedgat.table1")
     reproduce.add_argument(
         "--model", metavar="NAME", default="", help="a network in place of the paper's, such as mlp or mine.py:Net"
     )
-    reproduce.add_argument("--out", type=Path, metavar="DIR", help="default: reproductions/ID, -scaled-F if scaled")
+    reproduce.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for the results (default: reproductions/ID, with -scaled-F if scaled)",
+    )
     reproduce.set_defaults(command=_reproduce)
 
 

@@ -40,7 +40,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "source",
         default="",
         metavar="METHOD|FILE.toml|FILE.csv",
-        help="such as fedaghn, mine.py:MyMethod, my-run/config.toml or shops.csv",
+        help="what to run, such as fedaghn, mine.py:MyMethod, my-run/config.toml or shops.csv",
     )
     run.add_argument(
         "--method",
@@ -48,7 +48,9 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         default="",
         help="the method to train with on a table of yours (default: the one that kinfed choose finds)",
     )
-    run.add_argument("--budget", metavar="ROUNDS|TIME", help="what finding it may take, see kinfed choose")
+    run.add_argument(
+        "--budget", metavar="ROUNDS|TIME", help="without --method: what finding one may take, see kinfed choose"
+    )
     changes = "settings to change, such as training.epochs=5 or seeds=3"
     run.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=changes)
     run.add_argument(
@@ -57,21 +59,21 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         action=partial(_InPlaceOf, source),
         type=Path,
         metavar="RUN",
-        help="go on from a finished run, whose files stay as they are: rounds=N are added, and with other data clients "
-        "may have joined",
+        help="continue a finished run in a new folder: rounds=N are added (default: as many as it had), and with other "
+        "data, clients may have joined",
     )
     run.add_argument("--out", type=Path, metavar="DIR", help="the run's folder (default: runs/METHOD/DATASET/TIME)")
     run.add_argument(
         "--beside",
         metavar="WHICH",
         default="auto",
-        help="what to train beside the run, to end with a verdict on what learning from others is worth: local,fedavg, "
-        "local or none (default: local,fedavg where that is cheap, see kinfed estimate)",
+        help="baselines to train beside the run, to end with a verdict on what learning from others is worth: "
+        "local,fedavg, local or none (default: local,fedavg where that is cheap, see kinfed estimate)",
     )
     run.add_argument(
         "--open",
         action="store_true",
-        help="end with a report page in the run's folder, opened where there is a display",
+        help="write a report page into the run's folder at the end, and open it where there is a display",
     )
     run.set_defaults(command=_run)
     _add_resume(commands, running, common)
@@ -94,11 +96,13 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
         "resume",
         parents=[running, common],
         description="Continue an interrupted run, to the same bytes: executor, precision, workers and device are those "
-        "that it began with, unless you name others here. Another precision is refused.",
+        "that it began with, unless you name others here. A different precision is refused.",
     )
-    again.add_argument("folder", type=Path, metavar="DIR")
+    again.add_argument("folder", type=Path, metavar="DIR", help="the run's folder")
     again.add_argument(
-        "--beside", metavar="WHICH", help="also compare a run with local,fedavg or local, if it was not when it began"
+        "--beside",
+        metavar="WHICH",
+        help="also train these baselines, local or local,fedavg, and compare the run with them",
     )
     again.set_defaults(command=_resume)
 
@@ -111,8 +115,8 @@ def _followed() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="WHERE",
-        help="follow it in tensorboard, mlflow (at MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
-        "repeated; resume goes on where the run was followed (docs/tracking.md)",
+        help="track the run in tensorboard, mlflow (at $MLFLOW_TRACKING_URI) or a class of yours, FILE.py:NAME; may be "
+        "repeated; resume keeps the trackers (docs/tracking.md)",
     )
     return running
 

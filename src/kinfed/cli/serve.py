@@ -20,23 +20,33 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     serve = commands.add_parser(
         "serve",
         parents=[common],
-        description="Answer rows by HTTP with the models of a finished run, or with those that kinfed export wrote as "
-        "ONNX: POST /predict/CLIENT, as JSON or CSV. Only this machine reaches it, unless a token is "
-        "set and --host says otherwise.",
+        description="Serve predictions over HTTP, from the models of a finished run or from those that kinfed export "
+        "wrote as ONNX: POST /predict/CLIENT, as JSON or CSV. Only this machine can reach it, unless --host says "
+        "otherwise, which needs a token.",
         epilog="example: kinfed serve my-run --port 8080",
     )
     serve.add_argument("run", type=Path, metavar="RUN", help="the folder of a run, a choice, a site, or ONNX exports")
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    serve.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
+    serve.add_argument(
+        "--port", type=int, default=8080, metavar="PORT", help="port to listen on (default: 8080); 0 takes a free one"
+    )
     serve.add_argument(
         "--token-file",
         type=Path,
         metavar="FILE",
-        help=f"a file with the token that requests must have (default: that in the environment's {TOKEN}, if any)",
+        help=f"a file with the token that requests must send (default: ${TOKEN}, if it is set)",
     )
-    serve.add_argument("--megabytes", type=float, default=16, help="the largest request (default: 16)")
-    serve.add_argument("--waiting", type=int, default=64, help="requests at a time; more get 503 (default: 64)")
-    serve.add_argument("--workers", type=int, default=2, help="threads that answer (default: 2)")
+    serve.add_argument("--megabytes", type=float, default=16, metavar="MB", help="largest request, in MB (default: 16)")
+    serve.add_argument(
+        "--waiting",
+        type=int,
+        default=64,
+        metavar="N",
+        help="most requests at a time; further ones get 503 (default: 64)",
+    )
+    serve.add_argument(
+        "--workers", type=int, default=2, metavar="N", help="threads that compute predictions (default: 2)"
+    )
     serve.set_defaults(command=_serve)
 
 

@@ -33,16 +33,17 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         "command with the same --out resumes, and one with more values runs what is missing.",
         epilog="example: kinfed sweep local training.optimiser.lr=0.01,0.1 seed=0..2 --method local,fedavg --out lr",
     )
-    sweeping.add_argument("source", metavar="METHOD|FILE.toml")
+    what = "the experiment: the built-in one with this method, or that of a config"
+    sweeping.add_argument("source", metavar="METHOD|FILE.toml", help=what)
     sweeping.add_argument(
         "overrides",
         nargs="*",
         metavar="key=a,b,c",
-        help="values to try; 0..2 are the whole numbers, and [1,2] is one value; methods.NAME.KEY is for one method",
+        help="values to try; 0..2 stands for 0,1,2, and [1,2] is one value; methods.NAME.KEY is for one method",
     )
     sweeping.add_argument("--method", metavar="A,B", help="methods to sweep (default: the experiment's)")
     sweeping.add_argument("--jobs", type=int, default=1, metavar="N", help="runs in parallel (default: 1)")
-    sweeping.add_argument("--out", type=Path, metavar="DIR", help="default: sweeps/TIME")
+    sweeping.add_argument("--out", type=Path, metavar="DIR", help="the sweep's folder (default: sweeps/TIME)")
     sweeping.set_defaults(command=_sweep)
 
 

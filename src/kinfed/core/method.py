@@ -38,7 +38,7 @@ class SharedParams(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """What a server compares to choose whom each client hears."""
+    """What a server compares to choose whom each client learns from."""
 
     what: str  # in words, such as "cosine of updates"
     values: Tensor  # [N, N]: row i as client i's weights are made of it

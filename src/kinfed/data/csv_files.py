@@ -67,11 +67,11 @@ def _text(path: Path) -> Text:
             data = data.decode("utf-16").encode()
         except UnicodeDecodeError:
             raise UsageError(
-                f"{path}: this is not UTF-16 text, as its first bytes say; save it as UTF-8", Fault.UNREADABLE
+                f"{path}: its first bytes say UTF-16, but this is not UTF-16 text; save it as UTF-8", Fault.UNREADABLE
             ) from None
     elif b"\0" in data[:LOOKED_IN] or data.startswith(b"PK\3\4"):
         raise UsageError(
-            f"{path}: this is no text but perhaps a workbook or a packed file; save the sheet as .csv, or unpack it",
+            f"{path}: this is not text, perhaps a workbook or a compressed file; save the sheet as .csv, or unpack it",
             Fault.UNREADABLE,
         )
     elif not data.isascii():
@@ -144,12 +144,12 @@ def _heading(text: Text) -> list[str]:
     heading = [name.strip() for name in next(_lines(text), (0, []))[1]]
     if text.data.strip() and not any(heading):
         raise UsageError(
-            f"{text.path}, line {text.above + 1}: there are no names of columns; put them there, separated by commas",
+            f"{text.path}, line {text.above + 1}: there are no column names; add them, separated by commas",
             Fault.UNREADABLE,
         )
     if twice := sorted({name for name in heading if name and heading.count(name) > 1}):
         raise UsageError(
-            f"{text.path}: two columns are named '{twice[0]}'; rename one of them in the heading", Fault.COLUMNS
+            f"{text.path}: two columns are named '{twice[0]}'; rename one of them in the header", Fault.COLUMNS
         )
     return heading
 
@@ -163,7 +163,7 @@ def _rows(text: Text) -> Iterator[tuple[int, list[str]]]:
             continue
         if len(row) != width:
             raise UsageError(
-                f"{text.path}, line {line}: {len(row)} entries, but the heading has {width}", Fault.UNREADABLE
+                f"{text.path}, line {line}: {len(row)} entries, but the header has {width}", Fault.UNREADABLE
             )
         yield line, row
 

@@ -60,7 +60,7 @@ class Target:
 class Description:
     """The columns of a table as inputs and targets, by what training rows say of them. Plain numbers and text."""
 
-    client: str  # the column that says whose a row is
+    client: str  # the column that names the client a row belongs to
     inputs: tuple[Column, ...]
     targets: tuple[Target, ...] = ()
     clients: Mapping[str, Mapping[str, Own]] = field(default_factory=dict)  # scales of their own, by column
@@ -155,8 +155,8 @@ class Description:
                 if len(rows):
                     word, count = words[int(values[rows[0]])], f"{len(rows):,} of {len(values):,} rows"
                     warnings.warn(
-                        f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; to a "
-                        "model it is none of the categories",
+                        f"{frame.place(rows[0], column.name)}: '{word}' is in no training row, as in {count}; the "
+                        "model treats it as none of the known categories",
                         stacklevel=4,
                     )
 

@@ -86,7 +86,7 @@ class Federation:
                 told = f"no client has a training example of class {', '.join(called)}, though some are tested on it"
                 if not self.in_order:
                     raise UsageError(f"{told}; change the partition or the split")
-                warnings.warn(f"{told}, as it comes up late only; it is always mistaken for another", stacklevel=3)
+                warnings.warn(f"{told}, as it occurs only late; it is always mistaken for another", stacklevel=3)
         if self.graph is not None:
             check_graph(self.graph.weights, count)
         if isinstance(self.task, Classification) and self.task.by_class is None:
@@ -132,7 +132,7 @@ class Federation:
         Raises UsageError if the splits follow one another in time.
         """
         if self.in_order and fold:
-            raise UsageError("examples that are cut in order of time have one fold")
+            raise UsageError("examples that are split in time order have one fold")
         parts = zip(self.rows["train"], self.rows["validation"], strict=True)
         each = [folded(train, validation, fold) for train, validation in parts]
         return replace(self, rows={**self.rows, **{name: [rows[name] for rows in each] for name in each[0]}})
@@ -179,7 +179,7 @@ class Federation:
         `x: [n, ...]` are inputs, `y: [n]` labels (integers or text: classification) or targets (floats: regression),
         `client: [n]` says which client owns each example; clients are ordered by this value. `graph: [N, N]` is a
         known relation in that order. Each client's examples are split at random into train, validation and test; with
-        `time: [n]`, whole numbers such as days, or datetime64, in order of time, with the same two cuts for all.
+        `time: [n]`, whole numbers such as days, or datetime64, in time order, with the same two cuts for all.
         Raises UsageError for data that cannot be trained on.
 
         >>> import torch
@@ -212,7 +212,7 @@ def _check_split(split: Split, dataset: Dataset, in_order: bool, labelled: bool,
     if split.stratify and (in_order or shared or not labelled):
         why = "these have none"
         if in_order:
-            why = "these are cut in order of time; leave it out or set shuffle"
+            why = "these are split in time order; leave it out or set shuffle"
         elif labelled:
             why = "with this partition clients share examples, which are in the same split for all; leave it out"
         raise UsageError(f"split: stratify deals examples by their label, but {why}")

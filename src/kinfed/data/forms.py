@@ -201,7 +201,7 @@ def _separated(read: "polars.DataFrame", unit: str | None) -> str:
             return ""
         example = f", as '{other[0]}' is" if len(other) else ""
         raise Unclear(
-            read["row"][at], f"'{read['text'][at]}' is not written as most of this column are{example}; mend it"
+            read["row"][at], f"'{read['text'][at]}' is not written as most of this column are{example}; correct it"
         )
     marks = body.str.contains("[.,]")
     if not (point & comma & marks).any() or not (point & comma).all():

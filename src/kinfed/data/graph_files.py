@@ -137,7 +137,7 @@ def _from_csv(
             raise UsageError(f"two columns are named '{twice[0]}'")
         value = next((c for c in (weight, apart) if c in heading), None)
         if not {"from", "to"} <= set(heading):
-            raise UsageError(f"the heading must have the columns from and to; got {', '.join(heading) or 'nothing'}")
+            raise UsageError(f"the header must have the columns from and to; got {', '.join(heading) or 'nothing'}")
         for setting, named, usual in (("weights", weight, "weight"), ("distances", apart, "distance")):
             if named != usual and named not in heading:
                 raise UsageError(f"there is no column '{named}', as {setting} says; {nearest(named, heading)}")
@@ -161,7 +161,7 @@ def _from_csv(
             for row in rows:
                 place = f"line {rows.line_num}"
                 if "" in row or None in row.values():
-                    raise UsageError(f"{place} must have {len(heading)} entries, as the heading has")
+                    raise UsageError(f"{place} must have {len(heading)} entries, as the header has")
                 yield place, row["from"].strip(), row["to"].strip(), _number(row[value], place) if value else 1.0
 
         empty = math.inf if value == apart else 0.0

@@ -25,7 +25,7 @@ class Preparation:
     """Makes inputs, and numbers as targets, of a table's columns when its training rows are known."""
 
     table: str  # its name, for errors
-    client: str  # the column that says whose a row is
+    client: str  # the column that names the client a row belongs to
     targets: Sequence[str]
     kinds: Mapping[str, str]  # of the columns of inputs
     words: Mapping[str, Sequence[str]]  # their text
@@ -83,11 +83,9 @@ class Preparation:
         kinds = {column.name: column.kind for column in known.inputs if not isinstance(column, Unused)}
         for name, kind in kinds.items():
             if name not in self.kinds:
-                raise UsageError(f"column '{name}', an input of the models that are there, is missing or empty")
+                raise UsageError(f"column '{name}', an input of the existing models, is missing or empty")
             if self.kinds[name] != kind:
-                raise UsageError(
-                    f"column '{name}' is a {kind} in the models that are there, and here a {self.kinds[name]}"
-                )
+                raise UsageError(f"column '{name}' is a {kind} in the existing models, and here a {self.kinds[name]}")
         if [one.name for one in known.targets] != list(self.targets):
             raise UsageError(
                 f"models predict {', '.join(one.name for one in known.targets)}, not {', '.join(self.targets)}"
@@ -95,7 +93,7 @@ class Preparation:
         classes, task = known.targets[0].classes, dataset.task
         if bool(classes) == dataset.y.is_floating_point():
             was, now = ("classes", "numbers") if classes else ("numbers", "classes")
-            raise UsageError(f"'{self.targets[0]}' has {was} in the models that are there, and here {now}")
+            raise UsageError(f"'{self.targets[0]}' has {was} in the existing models, and here {now}")
         if not classes:
             return dataset
         if new := [name for name in dataset.classes if name not in classes]:

@@ -32,7 +32,7 @@ def open_table(source: str | Path, query: str = "") -> Frame:
     if is_address(source):
         return _answer(str(source), query)
     if query:
-        raise UsageError(f"{source} is no database, so there is nothing to ask there; leave the query out")
+        raise UsageError(f"{source} is not a database; leave the query out")
     path = Path(source)
     if path.is_dir():
         return _folder(path)
@@ -112,7 +112,7 @@ def _folder(path: Path) -> Frame:
         if lacking := [name for name in first if name not in table.columns]:
             raise UsageError(f"{one} has no column '{lacking[0]}', which {files[0].name} has", Fault.COLUMNS)
         if more := [name for name in table.columns if name not in first]:
-            raise UsageError(f"{one} has a column '{more[0]}', which {files[0].name} has not", Fault.COLUMNS)
+            raise UsageError(f"{one} has a column '{more[0]}', which {files[0].name} lacks", Fault.COLUMNS)
     added = [] if FILE in first else [FILE]
     if added:
         named = zip(files, tables, strict=True)
@@ -198,7 +198,7 @@ def _named(source: str, heading: Sequence[str], table: "polars.DataFrame") -> "p
     kept = [i for i, name in enumerate(heading) if name.strip()]
     if without := [f"{i + 1}" for i, name in enumerate(heading) if not name.strip()]:
         warnings.warn(
-            f"{source}: left out what has no name in the heading, as an index that pandas wrote: column "
+            f"{source}: left out columns without a name in the header, as pandas writes its index: column "
             f"{', '.join(without)}; to use it, name it",
             stacklevel=5,
         )

@@ -23,14 +23,14 @@ class Split(Settings):
 
     With `examples` a client uses at most that many, drawn at random, for experiments at a smaller scale. With `share`
     it uses that share of them, rounded up, but at least 5,000 or all that it has.
-    Examples that have a time are cut in order of time, at the same two steps for all clients, or with `own_times` at
+    Examples that have a time are split in time order, at the same two steps for all clients, or with `own_times` at
     each client's own, where the shares of its steps end; those that reach across a cut are left out. `shuffle` splits
     them at random instead, as some papers do: windows of a series then share readings between training and test, and
     every result says so. Other examples are always split at random.
 
     With `stratify` each class of a client's labels has its share of every part: at least one example if the client
     has as many as there are parts; classes with fewer are split together. None: on for your own table or arrays of
-    labels, unless they are cut in order of time, and off for data sets by name.
+    labels, unless they are split in time order, and off for data sets by name.
 
     Each `fold` validates on other examples and tests on the same; a client's last fold is followed by its first. Folds
     other than 0 are drawn at random, not class by class.
@@ -134,7 +134,7 @@ class Split(Settings):
         """Where validation and test begin, by the different steps: [T], ascending, at which examples begin."""
         if self.fold:
             raise UsageError(
-                f"split: examples that are cut in order of time have one fold; got fold={self.fold}, so leave it out"
+                f"split: examples that are split in time order have one fold; got fold={self.fold}, so leave it out"
             )
         test = len(steps) - max(1, round(self.test * len(steps)))
         validation = test - (max(1, round(self.validation * len(steps))) if self.validation else 0)
@@ -147,8 +147,8 @@ class Split(Settings):
             if length < span and (share == "training" or self.validation):
                 if span == 1:
                     raise UsageError(
-                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so cutting in order "
-                        f"of time leaves none for {share}; change the shares, or leave time out"
+                        f"split: all examples are from {len(steps)} time{'s' * (len(steps) > 1)}, so splitting in "
+                        f"time order leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
                     f"split: the {share} share covers {length} steps, but a window needs {span}; "

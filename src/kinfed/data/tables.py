@@ -49,7 +49,7 @@ class TableReader(Settings):
     it is a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
     scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
-    `time` the rows are split in order of time.
+    `time` the rows are split in time order.
 
     With `past` (and `time`) a row is a reading instead: every client has a series of its target, and examples are its
     windows: `past` readings are the input, the next `horizon` readings the target, also scored separately at the steps
@@ -60,7 +60,7 @@ class TableReader(Settings):
     readings, are left out, and a warning names them. See `kinfed.data.graph_files.read` for files of links.
     """
 
-    client: str  # column that says whose a row is
+    client: str  # column that names the client a row belongs to
     target: str | Sequence[str]  # column, or list of columns, that the model predicts
     features: Sequence[str] = ()  # columns of inputs; none: all others
     ignore: Sequence[str] = ()  # columns that are no inputs
@@ -317,7 +317,7 @@ def check_counts(frame: Frame, name: str, values: Numbers) -> None:
     if wrong.any():
         at = int(wrong.argmax())
         raise UsageError(
-            f"{frame.place(at, name)}: {values[at]:g} is no count, which is a whole number from 0; mend it, or predict "
+            f"{frame.place(at, name)}: {values[at]:g} is not a count, a whole number from 0; correct it, or predict "
             "the column as a number: leave counts out",
             Fault.COUNT,
         )

@@ -87,7 +87,9 @@ class HuggingFace(TableReader):
         file = Path(cell["path"]) if isinstance(cell, dict) and cell.get("path") else None
         if file is None or not file.is_file():
             where = f"its file {file} is not there" if file else "it has none"
-            raise UsageError(f"{self.path}, row {row + 1}: the picture cannot be read: {where}; save the data set anew")
+            raise UsageError(
+                f"{self.path}, row {row + 1}: the picture cannot be read: {where}; save the data set again"
+            )
         return file
 
 
@@ -101,7 +103,7 @@ def _opened(root: Path) -> "tuple[polars.DataFrame, dict[str, Any]]":
     if (root / SPLITS).is_file():
         folders = [_inside(root, str(name), SPLITS) for name in _json(root / SPLITS, "splits", list)]
     elif not (root / STATE).is_file():
-        raise UsageError(f"{root} is no data set of Hugging Face on disk: it has no {STATE} and no {SPLITS}")
+        raise UsageError(f"{root} is not a Hugging Face data set on disk: it has no {STATE} and no {SPLITS}")
     tables, known = [], []
     for folder in folders:
         known.append(_json(folder / INFO, "features", dict))
@@ -143,7 +145,7 @@ def _json(file: Path, key: str, kind: type) -> Any:
     except (ValueError, AttributeError):
         raise UsageError(f"{file} is not what save_to_disk writes; copy the whole folder again") from None
     if not isinstance(found, kind):
-        raise UsageError(f"{file} has no '{key}'; save the data set anew")
+        raise UsageError(f"{file} has no '{key}'; save the data set again")
     return found
 
 

@@ -65,7 +65,7 @@ class ImageFolder(Settings):
                 elif len(file.parts) != depth:
                     raise UsageError(f"{file} is not in a folder CLIENT/CLASS of {root}; move it to one")
         if others:
-            warnings.warn(f"{root}: left out {several(len(others), 'file')}, as {others[0]}, no pictures", stacklevel=4)
+            warnings.warn(f"{root}: left out {several(len(others), 'other file')}, such as {others[0]}", stacklevel=4)
 
 
 def _folders(place: Path) -> list[Path]:

@@ -15,7 +15,7 @@ from ..core.settings import CountOrZero, Settings
 from ..core.tasks import Classification
 from ..data.cells import natural
 from ..data.dataset import Dataset
-from ..errors import UsageError, some
+from ..errors import UsageError, several, some
 
 IMAGE = 784  # numbers of an image of FEMNIST, 28 by 28
 PARTS = 1000  # steps of time that a client's text has
@@ -114,12 +114,14 @@ def _users(path: Path, least: int) -> dict[str, User]:
     kept = {name: user for name, user in users.items() if len(user[0]) >= max(least, 1)}
     if len(kept) < 2:
         raise UsageError(
-            f"{path}: {some(len(kept), len(users), 'user')} {max(least, 1)} examples or more, but two clients are the "
-            "least; change least"
+            f"{path}: {some(len(kept), len(users), 'user')} {several(max(least, 1), 'example')} or more, but at "
+            "least two clients are needed; lower least"
         )
     if out := [name for name in users if name not in kept]:
         told = f"{some(len(out), len(users), 'user')} fewer than {least} examples (federation.dataset.least)"
-        warnings.warn(f"{path}: {told}, as '{out[0]}', and {'was' if len(out) == 1 else 'were'} left out", stacklevel=4)
+        warnings.warn(
+            f"{path}: {told}, such as '{out[0]}', and {'was' if len(out) == 1 else 'were'} left out", stacklevel=4
+        )
     return {name: kept[name] for name in sorted(kept, key=natural)}
 
 

@@ -78,13 +78,13 @@ class Checkpointer:
             self._changed = True
             if self._former is None:
                 raise RunError(
-                    f"the data differ from those that {begun} with; restore the former data, or begin a new run in "
+                    f"the data differ from those that {begun} with; restore the original data, or begin a new run in "
                     "another folder"
                 )
             self._former.check_clients(federation.names)
         if how.pop("model", self._fixed["model"]) != self._fixed["model"]:
             raise RunError(
-                f"the model differs from the one that {begun} with; restore the former model, with the same initial "
+                f"the model differs from the one that {begun} with; restore the original model, with the same initial "
                 "values, or begin a new run in another folder"
             )
         for name in ("select_by", "seed"):

@@ -65,7 +65,7 @@ class Choice:
         return kept[self.answers[names[client_index(names, client)]]].load_model(client)
 
     def ranking(self) -> list[dict[str, Any]]:
-        """One row a candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
+        """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
         95 % interval, paired by client; both in the score's unit, higher being better, so that an error is negative.
         """
         rows = []
@@ -200,7 +200,7 @@ def carry_out(
     if not isinstance(folds, int) or isinstance(folds, bool) or folds < 1:
         raise UsageError(f"seeds counts how often a candidate is trained: a whole number from 1; got {folds!r:.80}")
     if arena.federation.in_order and folds > 1:
-        raise UsageError("examples that are cut in order of time have one set for validation; leave seeds out")
+        raise UsageError("examples that are split in time order have one set for validation; leave seeds out")
     allowed = allowance(arena, whole_request(arena, tried, asked))
     plan = race.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
     standings = race.run(tried, plan, folds, advance, arena.look, on_rung)

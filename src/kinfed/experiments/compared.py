@@ -1,4 +1,4 @@
-"""Compared: what a finished run's method compared to choose whom each client hears, from what the run has left."""
+"""Compared: what a finished run's method compared to weigh the clients against each other, from what the run left."""
 
 from typing import Any
 

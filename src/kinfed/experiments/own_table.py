@@ -61,14 +61,14 @@ def _unnamed(frame: Frame, client: str, target: str) -> str:
     """What to say of a table whose columns of clients or targets are not named."""
     columns = frame.columns
     listed = ", ".join(columns[:FEW]) + ", ..." * (len(columns) > FEW)
-    wanted = ["--client (whose a row is)"] * (not client) + ["--target (what to predict)"] * (not target)
+    wanted = ["--client (which client a row belongs to)"] * (not client) + ["--target (what to predict)"] * (not target)
     text = f"name the column for {' and the one for '.join(wanted)}; {frame.name} has {listed}"
     fits = [] if client else [name for name in columns if name != target and _names_clients(frame, name)]
     return f"{text}; --client {fits[0]} would fit" if len(fits) == 1 else text
 
 
 def _names_clients(frame: Frame, name: str) -> bool:
-    """Whether a column could say whose a row is: text that is no date, three names or more, each in several rows."""
+    """Whether a column could name the clients: text that is not a date, three names or more, each in several rows."""
     if frame.kind(name) != "text":
         return False
     different = len(frame.words(name).names)
@@ -82,15 +82,15 @@ def _check_clients(frame: Frame, reader: TableReader) -> None:
     if len(names) == 1:
         raise UsageError(
             f"{frame.name}: '{reader.client}' is '{names[0]}' in all rows, so there is one client and nobody to learn "
-            "from; name the column that says whose a row is"
+            "from; name the column that says which client a row belongs to"
         )
     least = max(reader.least, 1)
     enough = int((counts >= least).sum())
     if not reader.past and enough < 2:
         raise UsageError(
             f"{frame.name}: '{reader.client}' has {several(len(names), 'different value')}, of which {enough} "
-            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are the least; name the column "
-            "that says whose a row is"
+            f"{'has' if enough == 1 else 'have'} {least} rows or more, but two clients are needed; name the column "
+            "that says which client a row belongs to"
         )
 
 

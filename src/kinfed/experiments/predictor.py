@@ -171,7 +171,7 @@ class Predictor:
         found = self.frame(frame)
         if strange := self.strangers(frame):
             listed = "', '".join(strange)
-            warnings.warn(f"{frame.name}: ignored what the run was not trained with: column '{listed}'", stacklevel=2)
+            warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{listed}'", stacklevel=2)
         if frame is data:
             return found
         if not type(data).__module__.startswith("pandas"):

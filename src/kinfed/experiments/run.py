@@ -166,7 +166,7 @@ class Run:
 
     @property
     def by_client(self) -> Tested:
-        """The test scores of the clients that are no attackers."""
+        """The test scores of the honest clients."""
         history, examples = self.history, self.tested()
         honest = [i for i in range(len(self.federation)) if history.honest is None or history.honest[i]]
         names, means = self.federation.names, history.test(history.chosen).tolist()

@@ -162,7 +162,7 @@ class RunFolder:
             return None
         except (OSError, ValueError, TypeError) as problem:
             raise RunError(
-                f"{self.origin} cannot be read ({problem}); delete the folder {self} to begin anew"
+                f"{self.origin} cannot be read ({problem}); delete the folder {self} to start again"
             ) from None
 
     def read_config(self) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Saved:
         return [str(c) for c in known or ()]
 
     def name(self, client: int | str) -> str:
-        """A client's name, by its name or position; raises UsageError that gives the nearest for one that is none."""
+        """A client's name, by its name or position; raises UsageError, with the nearest name, for an unknown one."""
         return self.names[client_index(self.names, client)]
 
     def of(self, client: int | str) -> "Saved":

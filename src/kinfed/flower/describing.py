@@ -50,7 +50,7 @@ class Describing:
         ordered = {client for client, words in alike.items() if words.get("table", {}).get("in_order")}
         for client in sorted(alike.keys() - ordered) if ordered and not self.planned.split.shuffle else []:
             self.broker.log(
-                f"client {client}: its rows are not split in order of time, as those of others are, so its scores mean "
+                f"client {client}: its rows are not split in time order, as those of others are, so its scores mean "
                 "something else; if its rows have times, start its node with --time"
             )
         for client, words in alike.items():

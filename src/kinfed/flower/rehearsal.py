@@ -155,7 +155,7 @@ def _greeting(words: Words) -> list[str]:
         labels = f"; its {'values' if _whole(table) else 'classes'}: {_some(table['labels'])}"
         labels = labels if table["labels"] else ", numbers"
         lines.append(f"the target: {', '.join(table['targets'])}{labels}")
-        lines.append(f"that its rows are{'' if table['in_order'] else ' not'} split in order of time")
+        lines.append(f"that its rows are{'' if table['in_order'] else ' not'} split in time order")
     elif series := words.get("series"):
         count = int(sum(part[2] for part in series["times"]))
         lines.append(

@@ -99,7 +99,7 @@ def only_process(out: Path, log: Log) -> Iterator[None]:
                     log(f"waiting for another process that works in {out} to end")
                 time.sleep(1)
         else:
-            raise UsageError(f"another process works in {out}; stop that run first: flwr stop, or kinfed flower down")
+            raise UsageError(f"another process works in {out}; stop it first: kinfed flower down")
         yield
 
 

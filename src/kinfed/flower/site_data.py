@@ -76,7 +76,7 @@ def opened(source: str, query: str, reading: Reading) -> Path | Frame:
             named.column(name)  # raises for a type that is no number, text or date
         return frame
     if query:
-        raise UsageError(f"{source} is no database, so there is nothing to ask there; leave --query out")
+        raise UsageError(f"{source} is not a database; leave --query out")
     if not Path(source).exists():
         raise UsageError(f"there is no file {source}")
     return Path(source)

@@ -16,7 +16,7 @@ NAMES = 1000  # categories of a column whose names leave a site, unless its oper
 class Reading(Settings):
     """The settings of `kinfed flower node` that say how its file is read.
 
-    With `time` the rows are split in order of time. With `past`, too, they are readings of one series, of which
+    With `time` the rows are split in time order. With `past`, too, they are readings of one series, of which
     examples are windows: `past` readings are the input, the next `horizon` the target.
     """
 
@@ -33,7 +33,7 @@ class Reading(Settings):
         if bool(self.past) != bool(self.horizon) or (self.past and not self.time):
             raise UsageError(
                 "a series needs --time COLUMN, --past READINGS and --horizon READINGS; give all three, or --time alone "
-                "for rows that are examples and split in order of time, or none"
+                "for rows that are examples and split in time order, or none"
             )
 
     def write(self, path: Path) -> None:

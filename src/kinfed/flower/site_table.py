@@ -211,7 +211,7 @@ class SiteTable:
             return split([rows], [draw], labels if by_class else None)[0] if len(used) else {}
         if split.stratify:
             warnings.warn(
-                "rows are split in order of time (--time), so classes do not have their share of each part, as "
+                "rows are split in time order (--time), so classes do not have their share of each part, as "
                 "federation.split.stratify asks",
                 stacklevel=4,
             )

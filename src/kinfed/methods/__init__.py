@@ -143,7 +143,7 @@ FAMILIES: dict[str, dict[str, Listed]] = {
             "pfedgat:PFedGAT", "Zhou et al.", 2025, "Personalized Federated Learning via Learning Dynamic Graphs"
         ),
     },
-    "Networks that write models": {
+    "Hypernetworks": {
         "pfedhn": Listed(
             "pfedhn:PFedHN", "Shamsian et al.", 2021, "Personalized Federated Learning using Hypernetworks"
         ),

@@ -13,7 +13,7 @@ from .parts.pulls import check_pull
 class Ditto(Averaging):
     r"""Client $i$ trains the received $w$ as in FedAvg, and its $v_i$ on $F_i(v) + \frac{\lambda}{2} \|v - w\|^2$.
 
-    The shared model never hears of $v_i$, which is what the client uses.
+    The shared model does not depend on $v_i$, which is what the client uses.
     """
 
     pull: NonNegative = 0.05  # lambda: of the personal model to the shared one; 0 is Local

@@ -11,7 +11,7 @@ from ..core.method import Method, Params
 class Local(Method):
     r"""$\theta_i \leftarrow$ local training of $\theta_i$ on client $i$'s examples, as long as the others train."""
 
-    weighs = "every client trains alone, so each hears itself only"
+    weighs = "every client trains alone, so each learns from itself only"
     refuses = "every client trains alone, so there is nothing that a newcomer could be given"
 
     def send(self, roster, server, cohort):

@@ -44,8 +44,8 @@ class PFedBayes(Averaging):
     r"""Client $i$ minimises $n_i E_{\theta \sim q_i}[F_i(\theta)] + \zeta\, KL(q_i \| w)$ over Gaussians $q_i$.
 
     On each batch `steps` steps on $q_i$, with one sample of the weights each, and one on its copy of $w$ down the same
-    divergence, all by Adam. The server averages means and $\rho$ of the copies. A client keeps $q_i$: its means answer.
-    A step of Adam moves every weight alike, so what a unit is told moves by as much as it has inputs: hence `wide`.
+    divergence, all by Adam. The server averages means and $\rho$. A client keeps $q_i$, whose means are its model.
+    A step of Adam moves all weights alike, so a unit's input moves in proportion to its number of inputs: hence `wide`.
     """
 
     zeta: NonNegative = 0.3  # weight of the divergence from the shared Gaussians; 0: each client is alone

@@ -17,7 +17,7 @@ class PFedMe(Averaging):
     r"""On each batch, $\theta_i \approx \arg\min F_i(\theta) + \frac{\lambda}{2} \|\theta - w_i\|^2$ by `steps` steps.
 
     Then $w_i \leftarrow w_i - \eta\lambda (w_i - \theta_i)$, and after the round $w \leftarrow (1 - \beta) w + \beta
-    \sum_i p_i w_i$. The client uses its last $\theta_i$, from which the steps on the next batch go on.
+    \sum_i p_i w_i$. The client uses its last $\theta_i$, from which the steps on the next batch continue.
     """
 
     pull: Positive = 0.1  # lambda: of a personal model to the client's copy of the shared one

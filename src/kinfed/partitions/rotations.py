@@ -14,9 +14,9 @@ from .iid import IID
 
 @dataclass(frozen=True)
 class Rotations(Settings):
-    """IID, but each hidden group of clients sees its images turned by another angle.
+    """IID, but each hidden group of clients sees its images rotated by a different angle.
 
-    Client i is in group g = floor(i groups / N). The group's images are turned by g 360 / groups degrees,
+    Client i is in group g = floor(i groups / N). The group's images are rotated by g 360 / groups degrees,
     counter-clockwise. Only quarter turns keep every pixel, so there are 1, 2 or 4 groups.
     """
 

@@ -266,7 +266,7 @@ def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
 
 
 def _frame(weights: Array) -> dict[str, str]:
-    """A relation [N, N] as its links, row by row: where each row begins, whom it hears, the weight; and own weights."""
+    """A relation [N, N] as its links, row by row: where each row begins, its columns and weights; and own weights."""
     others = weights.astype(np.float32).copy()
     own = others.diagonal().copy()
     np.fill_diagonal(others, 0)
@@ -316,7 +316,7 @@ def _instead(summary: Summary, clusters: bool) -> str:
 
 
 def _order(count: int, facts: dict[str, Any], relation: Array | None) -> list[int]:
-    """Clients such that those who hear each other stand together: by group, and within by the relation."""
+    """Clients such that those who learn from each other stand together: by group, and within by the relation."""
     groups = np.array(facts.get("groups", [0] * count))
     leaves = np.arange(count)
     if relation is not None and relation.shape == (count, count) and 2 < count <= MANY:

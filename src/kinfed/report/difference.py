@@ -228,7 +228,7 @@ def grids(found: Difference, top: int = TOP) -> list[Grid]:
         Grid(
             "edges",
             f"edges that changed most{_of(top, len(edges))}",
-            ["client", "hears", "layer", "before", "after", ""],
+            ["client", "learns from", "layer", "before", "after", ""],
             [[[*one[:3], f"{one.before:.3f}", f"{one.after:.3f}", one.what] for one in edges[: top or None]]],
             [] if edges else ["no edge changed"],
             [_plain(one._asdict()) for one in edges],

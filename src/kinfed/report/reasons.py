@@ -1,4 +1,4 @@
-"""Reasons: why one client of a finished run hears another: weights, what was compared, the score without the edge."""
+"""Reasons: why one client of a finished run learns from another: weights, what was compared, scores without it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ MOVED, APART = "cosine of how far the saved models moved from the initial one", 
 
 
 class Source(NamedTuple):
-    """One that a client hears. NaN where a number is not known."""
+    """One that a client learns from. NaN where a number is not known."""
 
     client: str
     weight: float  # at the selected round; a mean over layers
@@ -45,7 +45,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Reasons:
-    """Why a client hears others; `explain` makes one."""
+    """Why a client learns from others; `explain` makes one."""
 
     run: str
     method: str
@@ -111,7 +111,7 @@ class _Heard(NamedTuple):
         return sorted({*even, self.selected})
 
     def most(self, i: int, top: int) -> list[int]:
-        """The others that the client hears, by weight, at most so many; one of them if it hears nobody."""
+        """The others that the client learns from, by weight, at most so many; one of them if there is none."""
         row = self.mean[self.selected]
         order = [j for j in np.argsort(-np.abs(row), kind="stable").tolist() if j != i]
         return [j for j in order if row[j] != 0][:top] or order[:1]
@@ -127,7 +127,7 @@ class _Heard(NamedTuple):
 def explain(
     run: str | Path, client: int | str, of: int | str | None = None, data_dir: str | Path | None = None, top: int = TOP
 ) -> Reasons:
-    """Why a client of a finished run hears another (`of`), or those that it hears most: so many as `top`.
+    """Why a client of a finished run learns from another (`of`), or from the `top` clients of most weight.
 
     Clients are named by name or position. Scores are measured on the run's own data, from `data_dir` where they are not
     a file of yours: the models of the last round are mixed again by the client's weights without one of them. What
@@ -143,10 +143,12 @@ def explain(
     heard = _Heard.of(relations_of(folder), i)
     places = heard.most(i, top) if of is None else [client_index(names, of) % len(names)]
     if places == [i]:
-        raise UsageError(f"client '{names[i]}' hears itself by its own weight; name another client")
+        raise UsageError(f"client '{names[i]}' is the one that is explained; name another client")
     notes = list[str]()
     if of is not None and heard.mean[heard.selected, places[0]] == 0:
-        notes.append(f"client '{names[i]}' does not hear '{names[places[0]]}' in round {heard.rounds[heard.selected]}")
+        notes.append(
+            f"client '{names[i]}' learns nothing from '{names[places[0]]}' in round {heard.rounds[heard.selected]}"
+        )
     opened = _opened(folder, notes)
     alike, labels = _compared(opened, i, places, notes), _labels(folder, names, [i, *places])
     scores = _measured(opened, i, places, data_dir, notes)
@@ -251,7 +253,7 @@ def _about(summary: Summary, scores: _Scores) -> list[str]:
 
 
 def grids(found: Reasons) -> list[Grid]:
-    """Reasons as tables: whom the client hears, by layer, by round, and scores."""
+    """Reasons as tables: which clients it learns from, by layer, by round, and scores."""
     every = [found.itself, *found.sources]
     named = [ITSELF, *(one.client for one in found.sources)]
 
@@ -264,7 +266,7 @@ def grids(found: Reasons) -> list[Grid]:
     result = [
         table(
             "sources",
-            f"whom client '{found.client}' hears in {found.run} ({found.method}, round {found.round}), "
+            f"the clients that '{found.client}' learns from in {found.run} ({found.method}, round {found.round}), "
             f"{len(found.sources)} of {found.others}",
             ["weight", "compared", "labels"],
             [[n, *map(number, (o.weight, o.compared, o.labels))] for n, o in zip(named, every, strict=True)],

@@ -33,7 +33,16 @@ def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", 
     }
     lines = [f"# {path.name}: the model of client {client}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
-    lines += ["", "## Scores", "", *_scores(saved, client), "", "## Whom it listens to", "", *_listens(kept, client)]
+    lines += [
+        "",
+        "## Scores",
+        "",
+        *_scores(saved, client),
+        "",
+        "## Clients that it learns from",
+        "",
+        *_listens(kept, client),
+    ]
     lines += ["", "## Cautions", "", *_cautions(saved, kept), "", "## Use", "", *_use(saved, path, client, apart)]
     return "\n".join(lines) + "\n"
 

@@ -50,7 +50,7 @@ def export(
     names = [saved.name(client) for client in clients]
     paths = {name: out / f"{file_name(name)}.{kind}" for name in names}
     if (there := [path for path in paths.values() if path.exists()]) and not again:
-        raise UsageError(f"{there[0]} is there already; choose another --out, or allow it with --force")
+        raise UsageError(f"{there[0]} already exists; choose another --out, or overwrite it with --force")
     forms: dict[Any, Any] = {}  # ONNX models by what they were converted from
     with together(out) as folder:
         return [_exported(saved, name, kind, path, folder / path.name, licence, forms) for name, path in paths.items()]

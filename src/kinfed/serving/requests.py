@@ -46,7 +46,7 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
     except UsageError as problem:
         raise Refused(422, str(problem).replace("the frame", "the request")) from None
     except UnicodeEncodeError:  # of what JSON can write and Unicode has not
-        raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; mend it") from None
+        raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; correct it") from None
 
 
 def _answered(predictor: Predictor, frame: Frame) -> Answered:

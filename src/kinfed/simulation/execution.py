@@ -16,7 +16,7 @@ Progress = Callable[[History, int], None]
 class Execution(Settings):
     """Where and how to run: nothing here changes a result, but for rounding.
 
-    What is left open, as "auto" or None, is chosen by a rule; where an interrupted run goes on, it is as it was. Raises
+    What is left open, as "auto" or None, is chosen by a rule; an interrupted run continues with what it had. Raises
     UsageError for settings of a wrong kind.
     """
 

@@ -44,7 +44,7 @@ def compcars(files: dict[str, Path]) -> dict[str, NDArray[Any]]:
             if int(view) not in VIEWS:
                 continue
         except ValueError:
-            raise RunError(f"{note} is no label: it must hold the viewpoint, a line, and the car's box") from None
+            raise RunError(f"{note} is not a label: it must hold the viewpoint, a line, and the car's box") from None
         with Image.open(path) as image:
             cut = image.convert("RGB").crop((left, top, right, bottom)).resize((SIZE, SIZE))
         pixels.append(np.asarray(cut).transpose(2, 0, 1))

@@ -56,7 +56,7 @@ function make(tag, text = "", attributes = {}, ...children) {
 // ---- relations ----
 
 const TYPES = { starts: Uint32Array, to: Uint16Array, weights: Float32Array, own: Float32Array };
-/** A frame with its numbers unpacked, and who is heard by whom the other way round. */
+/** A frame with its numbers unpacked, and the links of each client in both directions. */
 function unpack(frame) {
   if (frame.ready) return frame;
   for (const [key, kind] of Object.entries(TYPES)) {
@@ -66,13 +66,13 @@ function unpack(frame) {
   frame.ready = true;
   return frame;
 }
-/** Whom a client hears: [other, weight], strongest first. */
+/** Whom a client learns from: [other, weight], strongest first. */
 function hears(frame, i) {
   const links = [];
   for (let e = frame.starts[i]; e < frame.starts[i + 1]; e++) links.push([frame.to[e], frame.weights[e]]);
   return links.sort((a, b) => b[1] - a[1]);
 }
-/** Who hears a client. */
+/** Who learns from a client. */
 function heard(frame, j) {
   const links = [];
   for (let i = 0; i < N; i++) {
@@ -299,7 +299,7 @@ function apart() {
     if (!moved) return;
   }
 }
-/** A link from who is heard to who hears, a little bent, so that both directions are seen. */
+/** A link to the client that learns, from the one that it learns from, a little bent, so that both directions are seen. */
 function line(pen, from, to) {
   const x = (from[0] + to[0]) / 2 + (to[1] - from[1]) * 0.1, y = (from[1] + to[1]) / 2 - (to[0] - from[0]) * 0.1;
   pen.beginPath();
@@ -417,7 +417,7 @@ function draw() {
     document.body.dataset.drawn = "yes";
     const f = frame();
     $("links").textContent = f ? `${links.length.toLocaleString("en")} of ${several(f.weights.length, "link")} shown. ${
-      state.client === null ? "Choose a client to see whom it hears." : "Solid: whom it hears. Dashed: who hears it."}` : "";
+      state.client === null ? "Choose a client to see whom it learns from." : "Solid: whom it learns from. Dashed: who learns from it."}` : "";
   });
 }
 
@@ -435,7 +435,7 @@ function setMethod(index) {
   $("round-box").hidden = $("play").hidden = !m.frames || m.frames.length < 2;
   $("threshold-box").hidden = !m.frames;
   $("instead").hidden = !m.instead && !alike();
-  $("instead").textContent = m.instead ?? (alike() ? `${m.label}: every client hears all others with the same weight.` : "");
+  $("instead").textContent = m.instead ?? (alike() ? `${m.label}: every client learns from all others with the same weight.` : "");
   if (m.frames) {
     $("round").max = m.frames.length - 1;
     state.round = m.at.selected;
@@ -542,7 +542,7 @@ function distance(i, j) {
   const h = Math.sin((b[0] - a[0]) / 2) ** 2 + Math.cos(a[0]) * Math.cos(b[0]) * Math.sin((b[1] - a[1]) / 2) ** 2;
   return 12742 * Math.asin(Math.sqrt(h));
 }
-/** What the method compared, of the client that hears and the one that is heard. */
+/** What the method compared, of the client that learns and the one that it learns from. */
 function likeness(seen, i, j) {
   seen.table ??= new Float32Array(Uint8Array.from(atob(seen.values), (c) => c.charCodeAt(0)).buffer);
   const value = seen.table[i * N + j];
@@ -596,8 +596,8 @@ function showPanel() {
   const parts = [head], f = frame();
   if (f) {
     const sparse = f.weights.length < N * (N - 1) && N > 200;
-    parts.push(linkTable("It hears", hears(f, i), i, "It hears nobody else."));
-    parts.push(linkTable(sparse ? "Hear it, by their strongest links" : "Hear it", heard(f, i), i, "Nobody hears it.", true));
+    parts.push(linkTable("Learns from", hears(f, i), i, "It learns from nobody else."));
+    parts.push(linkTable(sparse ? "Learn from it, by their strongest links" : "Learn from it", heard(f, i), i, "Nobody learns from it.", true));
     parts[1].append(make("p", `its own model: ${weight(f.own[i])}; round ${m.at.rounds[state.round]}, ${m.layers[state.layer]}, seed ${m.seed}`, { class: "hint more" }),
       ...(m.why ? [make("p", m.why, { class: "hint more" })] : []));
   }
@@ -743,7 +743,7 @@ function showBars(order, gain, m) {
 
 // ---- what people do ----
 
-/** The client at a place of a canvas, and whom it is shown to hear there. */
+/** The client at a place of a canvas, and whom it is shown to learn from there. */
 function under(event, which) {
   const box = event.target.getBoundingClientRect(), x = event.clientX - box.left, y = event.clientY - box.top;
   if (which === "heat") {
@@ -760,7 +760,7 @@ function hover(event, which) {
   if (i !== null) text = `Client ${NAMES[i]}: ${colour.text(i)}, test ${metric} ${score(method().scores[i])}`;
   if (i !== null && j !== null && i !== j) {
     const link = hears(f, i).find(([other]) => other === j);
-    text = `Client ${NAMES[i]} hears client ${NAMES[j]} with weight ${link ? weight(link[1]) : N > 200 ? "below its 20 strongest" : "0"}`;
+    text = `Client ${NAMES[i]} learns from client ${NAMES[j]} with weight ${link ? weight(link[1]) : N > 200 ? "below its 20 strongest" : "0"}`;
   }
   $("hover").textContent = text;
   if (state.hover !== i) { state.hover = i; draw(); }
