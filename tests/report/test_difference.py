@@ -30,7 +30,7 @@ def two(run_of, tmp_path):
 def test_edges_rows_and_collapse_by_hand(two):
     found = diff(*two)
     assert (found.methods, found.rounds, found.edge) == (("fedaghn", "fedamp"), (2, 2), 1 / 6)
-    edges = {(one.client, one.hears): (one.before, one.after, one.what) for one in found.edges()}
+    edges = {(one.client, one.learns_from): (one.before, one.after, one.what) for one in found.edges()}
     assert edges == {
         ("ann", "bob"): (0.5, 0.0, "lost"),
         ("ann", "cid"): (0.0, 0.5, "gained"),

@@ -259,7 +259,8 @@ def test_a_weight_stands_beside_what_the_method_made_it_of(tmp_path):
     told, after = compared(RunFolder(out))
     assert one["compared"]["what"] == "Squared distance of models"
     np.testing.assert_allclose(unpacked(one["compared"], "values", "<f4").reshape(4, 4), told.values, atol=1e-6)
-    assert one["why"].endswith(f"after round {after}: the squared distance of models.")
+    assert one["why"].startswith("Compared: the squared distance of models, ")
+    assert one["why"].endswith(f" after round {after}.")
     (out / "state.safetensors").unlink()
     one = data_of(page([out]))["methods"][0]
     assert "compared" not in one

@@ -250,7 +250,7 @@ def _why(folder: RunFolder, row: Row, parts: Parts) -> dict[str, Any]:
     if not isinstance(told, str):
         what, round = told[0].what, told[1]
         values = _packed(told[0].values.detach().cpu().numpy(), "<f4")
-        why = f"Compared is what {row.method} makes weights of, after round {round}: the {what}."
+        why = f"Compared: the {what}, from which {row.method} derives the weights, after round {round}."
         return {"compared": {"what": what[:1].upper() + what[1:], "values": values}, "why": why}
     if told:
         return {"why": f"{told[:1].upper()}{told[1:]}."}

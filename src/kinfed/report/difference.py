@@ -25,7 +25,7 @@ class Edge(NamedTuple):
     """How much of one client's model is in another's, before and after."""
 
     client: str
-    hears: str
+    learns_from: str
     layer: str
     before: float
     after: float
