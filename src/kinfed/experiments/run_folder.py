@@ -181,7 +181,7 @@ class RunFolder:
         """The summary of a finished run; raises UsageError if there is none."""
         try:
             text = self.summary.read_text(encoding="utf-8")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise UsageError(f"{self} is not the folder of a finished run: it has no summary.json") from None
         except (OSError, ValueError) as problem:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
