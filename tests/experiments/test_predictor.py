@@ -155,6 +155,9 @@ def test_folders_and_files_that_are_none_are_told_in_one_line(shops, tmp_path, c
     ):
         code, _, err = predicted(capsys, *words)
         assert (code, why in err, err.count("\n")) == (2, True, 1), err
+    (tmp_path / "checkpoint.safetensors").touch()
+    code, _, err = predicted(capsys, tmp_path, shops / "shops.csv")
+    assert f"as it has not ended: kinfed resume {tmp_path}" in err
     summary = json.loads((shops / "run" / "summary.json").read_text())
     for name in ("config.toml", "models.safetensors"):
         (tmp_path / name).write_bytes((shops / "run" / name).read_bytes())

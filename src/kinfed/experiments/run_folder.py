@@ -182,7 +182,9 @@ class RunFolder:
         try:
             text = self.summary.read_text(encoding="utf-8")
         except (FileNotFoundError, NotADirectoryError):
-            raise UsageError(f"{self} is not the folder of a finished run: it has no summary.json") from None
+            lacks = f"{self} is not the folder of a finished run: it has no summary.json"
+            begun = f", as it has not ended: kinfed resume {self}" * self.checkpoint.exists()
+            raise UsageError(lacks + begun) from None
         except (OSError, ValueError) as problem:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
         return Summary.from_json(text, self.summary)
