@@ -196,6 +196,22 @@ def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     weights = frozen.with_room(one, 9).graph.weights
     assert [names[i] for i in weights[-1].nonzero().flatten().tolist()] == ["A", "B"]
     assert torch.equal(weights[:-1, :-1], frozen.roster.graph.weights)
+    edges.write_text(links + "x,D\n")
+    with pytest.raises(UsageError, match=r"links\.csv has no link between 'x' and a client of "):
+        newcomers.of_table(saved, new, edges)
+
+
+def test_links_to_a_run_without_a_graph_and_no_examples_for_a_method_of_clusters(tmp_path, capsys):
+    trained(tmp_path, "ifca")
+    new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
+    edges.write_text("from,to\nx,A\n")
+    command = ["onboard", str(tmp_path / "run"), "--data", str(new), "--shots", "0,10", "--executor", "loop"]
+    assert execute([*command, "--edges", str(edges)]) == 2
+    assert "was trained without a graph, so links say nothing; leave it out" in capsys.readouterr().err
+    assert execute(command) == 0
+    told = "".join(capsys.readouterr())
+    assert "ifca makes a newcomer's model of its examples, so there is none with 0" in told
+    assert "so many examples to learn from" not in told
 
 
 @pytest.mark.parametrize(

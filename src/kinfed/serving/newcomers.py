@@ -117,6 +117,8 @@ def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Te
     count, found = len(saved.names), list[tuple[Tensor, Tensor] | None]()
     for owner in owners:
         weights = read_graph(edges, [*saved.names, owner], strangers=True).weights
+        if not weights[count].any() and not weights[:, count].any():
+            raise UsageError(f"{edges} has no link between '{owner}' and a client of {saved.folder}")
         found.append((weights[count, :count], weights[:count, count]))
     return found
 
