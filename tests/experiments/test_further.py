@@ -228,10 +228,15 @@ def test_a_run_without_its_state_says_so(tmp_path):
         further(tmp_path / "run")
 
 
-def test_models_of_another_run_are_refused(tmp_path):
+def test_models_and_a_state_of_another_run_are_refused(tmp_path):
     launched(tmp_path)
     (tmp_path / "run").rename(tmp_path / "first")
     launched(tmp_path, "seed=1")
+    mine = (tmp_path / "run" / "state.safetensors").read_bytes()
+    (tmp_path / "first" / "state.safetensors").replace(tmp_path / "run" / "state.safetensors")
+    with pytest.raises(UsageError, match=r"state\.safetensors is of another run than"):
+        further(tmp_path / "run")
+    (tmp_path / "run" / "state.safetensors").write_bytes(mine)
     (tmp_path / "first" / "models.safetensors").replace(tmp_path / "run" / "models.safetensors")
     with pytest.raises(UsageError, match=r"models\.safetensors is of another run than"):
         further(tmp_path / "run")

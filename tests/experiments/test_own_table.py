@@ -187,6 +187,13 @@ def test_a_client_that_may_have_another_unit_is_named(tmp_path, column, times):
     assert float(re.fullmatch(told, doubts[0])[1].replace(",", "")) == pytest.approx(times, rel=0.1)
 
 
+def test_zeros_of_most_clients_are_not_taken_for_another_unit(tmp_path):
+    """Scaled and read back, a zero is some 1e-8."""
+    table = [f"{who},{int(i % 3 < (who in 'BD'))},{i % 7},{i % 2}" for who in "ABCDE" for i in range(41)]
+    _, doubts = chosen(write(tmp_path, table, head="who,flag,x,y"))
+    assert not [one for one in doubts if "unit" in one]
+
+
 def test_a_column_that_is_empty_at_a_client_is_named(tmp_path):
     fruits = ("apple", "pear")
     table = [

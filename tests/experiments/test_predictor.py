@@ -150,9 +150,14 @@ def test_folders_and_files_that_are_none_are_told_in_one_line(shops, tmp_path, c
         ([shops / "run", tmp_path / "no.csv"], "there is no file"),
         ([shops / "run", tmp_path / "no.npz"], "there is no file"),
         ([shops / "run", shops / "shops.csv", "-o", "x.txt"], "answers are written as .csv or .parquet; got 'x.txt'"),
+        ([shops / "run", shops / "shops.csv", "-o", shops / "shops.csv"], "is the file of the rows themselves"),
+        ([shops / "shops.csv", shops / "shops.csv"], "shops.csv is not the folder of a finished run"),
     ):
         code, _, err = predicted(capsys, *words)
         assert (code, why in err, err.count("\n")) == (2, True, 1), err
+    (tmp_path / "checkpoint.safetensors").touch()
+    code, _, err = predicted(capsys, tmp_path, shops / "shops.csv")
+    assert f"as it has not ended: kinfed resume {tmp_path}" in err
     summary = json.loads((shops / "run" / "summary.json").read_text())
     for name in ("config.toml", "models.safetensors"):
         (tmp_path / name).write_bytes((shops / "run" / name).read_bytes())

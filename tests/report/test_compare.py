@@ -84,6 +84,21 @@ def test_the_named_model_that_validation_prefers_on_the_mean_over_seeds_is_score
     assert compare([run / "seed-0"]).sets[0][0].model == "own"
 
 
+def test_a_verdict_on_other_models_than_the_scores_says_so(tmp_path):
+    """Each seed chose its own model, of which it kept the scores of examples; the table has one for all seeds."""
+    for name in ("fedavg", "local"):
+        for seed in (0, 1):
+            folder = write(tmp_path / name / f"seed-{seed}", name, [0.5, 0.7], seed=seed)
+            summary = json.loads((folder / "summary.json").read_text())
+            summary["scores"]["own"]["validation"] = 0.6
+            summary["scores"]["mixed"]["validation"] = 0.5 + 0.15 * seed * (name == "fedavg")
+            summary["chosen"] = "mixed" if name == "fedavg" and seed else "own"
+            (folder / "summary.json").write_text(json.dumps(summary))
+    assert compare([tmp_path / "fedavg", tmp_path / "local"]).warnings == (
+        "fedavg: its verdict is on the model that each seed chose ('own', 'mixed'), the scores on 'own'",
+    )
+
+
 def test_runs_with_different_graphs_are_compared_and_told_apart(tmp_path):
     graphs = ("given", "shuffled")
     runs = [

@@ -218,6 +218,9 @@ def test_tables_as_files_and_json_hold_the_same_numbers(tmp_path, write, capsys)
     assert "| cfl_x | local | +30.00 |" in (tmp_path / "out" / "statistics.md").read_text()
     assert r"cfl\_x & local & +30.00" in (tmp_path / "out" / "statistics.tex").read_text()
     assert not list((tmp_path / "out").glob("ranks.png"))
+    (tmp_path / "out" / "notes.csv").touch()
+    assert main(["compare", runs[0], "--out", str(tmp_path / "out")]) == 0  # nobody to be paired with
+    assert {path.name for path in (tmp_path / "out").glob("*.csv")} == {"means.csv", "notes.csv"}
 
 
 def write_curve(folder, rounds, means, spent):

@@ -77,7 +77,7 @@ def test_a_card_says_what_the_model_is(exported, shops):
         f"| this model (knn-per) | {score:.4g} |",
         f"| Local: learning alone | {local:.4g} |",
         "- `age`: float64 [n], NaN where it is missing",
-        "of the classes no, yes",
+        "of the classes 'no', 'yes'",
     ):
         assert line in text, text
     relations = kinfed.load_run(shops / "run").folder.read_relations()
@@ -163,6 +163,11 @@ class Wave(nn.Module):
 class Spectrum(Wave):
     def forward(self, x):
         return self.last(torch.linalg.eigvals(x[:, 0]).real)
+
+
+class Fork(Wave):
+    def forward(self, x):
+        return super().forward(x if x.sum() > 0 else -x)
 '''
 
 
@@ -183,6 +188,10 @@ def test_a_model_of_ones_own_is_exported_or_the_operator_is_named(tmp_path, monk
     spec.loader.exec_module(mine)
     with pytest.raises(kinfed.UsageError, match=r"there is no ONNX operator for aten::linalg_eig"):
         onnx_file.convert(Whole(mine.Spectrum((1, 8, 8), 2), predictor, "a"), predictor)
+    capsys.readouterr()
+    with pytest.raises(kinfed.UsageError, match=r"branches on the values of its inputs; write it with torch.where"):
+        onnx_file.convert(Whole(mine.Fork((1, 8, 8), 2), predictor, "a"), predictor)
+    assert capsys.readouterr().err == ""  # where PyTorch prints what it has traced so far
 
 
 @pytest.mark.parametrize("name", ["cnn-bn", "rnn"])

@@ -4,6 +4,7 @@ import csv
 import hashlib
 
 import numpy as np
+import polars
 import pytest
 import torch
 
@@ -138,6 +139,38 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
     assert hashes(tmp_path / "run") == before
 
 
+def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):
+    """Half of the sites read in another unit; so does the newcomer."""
+    draw = np.random.default_rng(0)
+    lines = {name: [] for name in "abcdN"}
+    for i, name in enumerate(lines):
+        for heat in draw.normal(15, 6, 40):
+            lines[name].append(f"{name},{heat if i % 2 else 18 * heat + 3200:.4f},{2 * heat + draw.normal():.4f}")
+    head = "site,heat,sold"
+    for name, rows in {"all": [row for each in lines.values() for row in each], "new": lines["N"]}.items():
+        (tmp_path / f"{name}.csv").write_text("\n".join([head, *rows]) + "\n")
+    data = {"name": "csv", "path": tmp_path / "all.csv", "client": "site", "target": "sold"}
+    settings = [f"federation.dataset.{key}={value}" for key, value in data.items()]
+    raw = config.read("fedavg", [*settings, "federation.newcomers=['N']", *NET])
+    launch(config.resolve(raw), tmp_path / "run", Execution("loop", 1))
+    saved = Saved.open(tmp_path / "run")
+    assert saved.description.clients.keys() >= set("abcd")
+    heat = np.array([float(row.split(",")[1]) for row in lines["N"]])
+    for (one,) in (newcomers.of_run(saved, None), newcomers.of_table(saved, tmp_path / "new.csv", None)):
+        place = one.x[:, 0][-40:]  # it is the last in the run's own data
+        rows = (one.rows - (len(one.x) - 40)).numpy()
+        expected = (heat - heat[rows].mean()) / heat[rows].std()
+        np.testing.assert_allclose(place, expected, atol=1e-5)
+    command = ["onboard", str(tmp_path / "run"), "--shots", "all", "--executor", "loop", "--out", str(tmp_path / "N")]
+    assert execute([*command, "--data", str(tmp_path / "new.csv")]) == 0
+    joined = Saved.open(tmp_path / "N")
+    assert joined.description.clients == {"N": dict(one.own)} == {"N": joined.description.clients["N"]}
+    answers = joined.predictor()(polars.read_csv(tmp_path / "new.csv"))["sold"].to_numpy()
+    truth = np.array([float(row.split(",")[2]) for row in lines["N"]])
+    scored = joined.summary.clients_scores[joined.summary.chosen]
+    assert np.abs(answers - truth)[one.test].mean() == pytest.approx(scored[0], rel=1e-4)
+
+
 def test_rows_without_a_target_or_a_client_are_left_out_as_in_training(tmp_path):
     saved = trained(tmp_path)
     whole = table(tmp_path / "new.csv", "xY", seed=4)
@@ -163,6 +196,22 @@ def test_links_say_who_a_newcomers_neighbours_are(tmp_path):
     weights = frozen.with_room(one, 9).graph.weights
     assert [names[i] for i in weights[-1].nonzero().flatten().tolist()] == ["A", "B"]
     assert torch.equal(weights[:-1, :-1], frozen.roster.graph.weights)
+    edges.write_text(links + "x,D\n")
+    with pytest.raises(UsageError, match=r"links\.csv has no link between 'x' and a client of "):
+        newcomers.of_table(saved, new, edges)
+
+
+def test_links_to_a_run_without_a_graph_and_no_examples_for_a_method_of_clusters(tmp_path, capsys):
+    trained(tmp_path, "ifca")
+    new, edges = table(tmp_path / "new.csv", "x", seed=4), tmp_path / "links.csv"
+    edges.write_text("from,to\nx,A\n")
+    command = ["onboard", str(tmp_path / "run"), "--data", str(new), "--shots", "0,10", "--executor", "loop"]
+    assert execute([*command, "--edges", str(edges)]) == 2
+    assert "was trained without a graph, so links say nothing; leave it out" in capsys.readouterr().err
+    assert execute(command) == 0
+    told = "".join(capsys.readouterr())
+    assert "ifca makes a newcomer's model of its examples, so there is none with 0" in told
+    assert "so many examples to learn from" not in told
 
 
 @pytest.mark.parametrize(

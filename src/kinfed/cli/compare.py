@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from ..report.statistics import ranking
 from ..report.statistics_tables import grids
 from ..report.target import reached
 from .console import literal, show
+
+# Files that are written for some comparisons only.
+EARLIER = re.compile(r"(means|pairs|training|target)[A-Z]?\.csv|ranks\.(csv|png)|confusion(-\d+)?\.csv")
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -81,11 +85,17 @@ def _compare(args: argparse.Namespace, console: Console) -> None:
 
 
 def write_tables(comparison: Comparison, tables: list[Grid], out: Path) -> None:
-    """Write statistics as Markdown, CSV and LaTeX, and a picture of mean ranks where there are several sets."""
+    """Write statistics as Markdown, CSV and LaTeX, and a picture of mean ranks where there are several sets.
+
+    Those of an earlier comparison in the folder are removed, as they would be taken for these.
+    """
     make_folder(out)
     files = {f"{one.name}.csv": grid.as_csv(one) for one in tables}
     files["statistics.md"] = "\n".join(map(grid.markdown, tables))
     files["statistics.tex"] = "\n".join(map(grid.latex, tables))
+    for path in list(out.iterdir()) if (out / "statistics.md").exists() else []:
+        if EARLIER.fullmatch(path.name) and path.name not in files:
+            path.unlink()
     for name, text in files.items():
         with replacing(out / name) as part:
             part.write_text(text, encoding="utf-8")

@@ -79,6 +79,8 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         raise UsageError(f"none of these is in {args.data}: {args.newcomers}")
     with Bar(console, args.quiet) as bar:
         frozen = Frozen(saved, found[0].task, execution(args, bar))
+        if args.edges is not None and frozen.roster.graph is None:
+            raise UsageError(f"--edges: {args.run} was trained without a graph, so links say nothing; leave it out")
         outcomes = []
         for one in found:
             bar.begin(one.name)
@@ -131,7 +133,9 @@ def show(frozen: Frozen, outcomes: Sequence[Outcome], shots: Sequence[int | None
     console.print(table)
     if frozen.saved.at_sites:
         console.print(f"the members' models stayed at their sites, so none is tried as the {BEST} model")
-    if many := [label for label, one in means.items() if not one]:
+    if without := [label for label, one in means.items() if label == "0" and not one]:
+        console.print(f"{frozen.name} makes a newcomer's model of its examples, so there is none with {without[0]}")
+    if many := [label for label, one in means.items() if not one and label not in without]:
         console.print(f"no newcomer has so many examples to learn from: {', '.join(many)}")
     console.print(sentence(means, frozen.name, summary.higher_is_better, summary.is_share))
 

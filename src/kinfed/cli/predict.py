@@ -43,6 +43,8 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
 
     if args.out is not None and args.out.suffix.lower() not in (".csv", ".parquet"):
         raise UsageError(f"--out: answers are written as .csv or .parquet; got '{args.out.name}'")
+    if args.out is not None and args.out.resolve() == args.rows.resolve():
+        raise UsageError(f"--out: {args.out} is the file of the rows themselves; name another")
     predictor, _ = opened(args.run)
     if args.client != "all" or "all" in predictor.names:
         predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])

@@ -32,8 +32,11 @@ class Left(NamedTuple):
     names: tuple[str, ...]  # theirs
 
 
-def write(left: Left, history: History, path: Path) -> None:
-    """Write state.safetensors: all that a checkpoint has but the models, which are beside it, and the roster."""
+def write(left: Left, history: History, path: Path, identity: str = "") -> None:
+    """Write state.safetensors: all that a checkpoint has but the models, which are beside it, and the roster.
+
+    `identity` is that of the run's summary.
+    """
     progress, roster = left.progress, left.roster
     arrays, text = history.pack()
     arrays = {name: values for name, values in arrays.items() if not name.startswith(MODEL)}
@@ -53,6 +56,7 @@ def write(left: Left, history: History, path: Path) -> None:
         "done": str(progress.done),
         "seconds": str(progress.seconds),
         "how": json.dumps(progress.how),
+        "identity": identity,
     }
     checkpoint.write(arrays, path, words)
 
@@ -93,6 +97,8 @@ class Former:
             self._text, self._parts = words["history"], list(json.loads(words["parts"]))
         except FOREIGN as problem:
             raise self._foreign(problem) from None
+        if (theirs := words.get("identity")) and theirs != self.summary.identity:  # of older states it is not known
+            raise folder.of_another(folder.state)
 
     def __str__(self) -> str:
         return str(self.folder)

@@ -25,6 +25,7 @@ SMALL = 10  # fewer rows of a client say little about what it gains
 MOSTLY = 0.8  # the share of a class from which accuracy says little
 NEAR = 0.01  # how far from a whole number float32 may put one
 MANY = 200  # categories of a column, of which most are too rare to learn from
+ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a zero
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
 SHOWN = 8  # names that a sentence lists
 
@@ -333,6 +334,7 @@ def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
     doubts, read = [], _numbers_of(federation, reader, rows)
     for name, values in read.items():
         sizes = torch.stack([values[who == i].abs().median() for i in range(len(federation))])  # [N]
+        sizes[sizes < ROUNDED * values.abs().max()] = 0  # what scaling and back leave of a zero
         times = sizes / sizes[sizes > 0].median() if (sizes > 0).any() else torch.ones(len(sizes))
         far = ((times >= FAR) | ((times > 0) & (times <= 1 / FAR))).nonzero().flatten().tolist()
         called = [

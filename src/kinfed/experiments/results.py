@@ -68,7 +68,7 @@ def write_run(
     folder.write_models(run.history, run.model.layout, exporter(run.method), identity)
     folder.write_clients(federation)
     if run.left is not None:
-        left.write(run.left, run.history, folder.state)
+        left.write(run.left, run.history, folder.state, identity)
     if tested := run.tested():
         folder.write_tested(tested)
     if run.history.kept_models and isinstance(federation.task, Classification):

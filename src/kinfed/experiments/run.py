@@ -286,4 +286,6 @@ def client_index(names: Any, client: int | str) -> int:
         return client
     if isinstance(client, str):
         raise UsageError(f"there is no client '{client}'; {nearest(client, names)}")
+    if str(client) in names:
+        raise UsageError(f"there is no client at position {client!r}; a name is text: '{client}'")
     raise UsageError(f"there is no client {client!r}; the {len(names)} clients are named {names[0]} to {names[-1]}")

@@ -181,8 +181,10 @@ class RunFolder:
         """The summary of a finished run; raises UsageError if there is none."""
         try:
             text = self.summary.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            raise UsageError(f"{self} is not the folder of a finished run: it has no summary.json") from None
+        except (FileNotFoundError, NotADirectoryError):
+            lacks = f"{self} is not the folder of a finished run: it has no summary.json"
+            begun = f", as it has not ended: kinfed resume {self}" * self.checkpoint.exists()
+            raise UsageError(lacks + begun) from None
         except (OSError, ValueError) as problem:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
         return Summary.from_json(text, self.summary)

@@ -121,6 +121,12 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
             problems.append(f"{row.name} has no verdict: {problem}")
             judged.append(row)
             continue
+        chosen = [row.by_seed[seed].folder.read_summary().chosen for seed in row.seeds]
+        if set(chosen) != {row.model}:
+            each = ", ".join(f"'{model}'" for model in chosen)
+            problems.append(
+                f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
+            )
         whole = all(one.examples is not None for one in (*mine, *local))
         counts: dict[str, Any] = {"helped": len(found.gain), "hurt": len(found.lose), "paired": True} if whole else {}
         judged.append(replace(row, verdict=found.to_dict(), **counts))

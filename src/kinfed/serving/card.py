@@ -13,6 +13,7 @@ from ..experiments.saved import Saved
 from .whole import words
 
 MOST = 5  # clients that a card lists
+CLOCK = "`x[..., 1]` is the time of day, from 0 to 1"
 
 
 def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", apart: float | None = None) -> str:
@@ -121,8 +122,11 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
     lines = [f"Load it with `{how}`; scales and missing cells are inside.{agree}", ""]
     if description is None:
         what = "windows in the readings' own unit, NaN where one is missing" if saved.predictor(client).readings else ""
-        shape = ", ".join(str(one) for one in saved.summary.shape or ())
-        return [*lines, f"- `x`: float32 [n, {shape}], {what or 'as in training'}"]
+        shape = saved.summary.shape or ()
+        if what and len(shape) > 1 and shape[-1] > 1:
+            what += "; they are `x[..., 0]`, and " + CLOCK
+        listed = ", ".join(str(one) for one in shape)
+        return [*lines, f"- `x`: float32 [n, {listed}], {what or 'as in training'}"]
     for column in description.inputs:
         if isinstance(column, Number):
             lines.append(f"- `{column.name}`: float64 [n], NaN where it is missing")
@@ -134,5 +138,5 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
             places, other = words(column)
             lines.append(f"- `{column.name}`: int64 [n], of {places}; any other text is {other}")
     if saved.classes:
-        lines += ["", f"`class` and `probabilities` [n, C] of the classes {', '.join(saved.classes)}."]
+        lines += ["", f"`class` and `probabilities` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
     return lines

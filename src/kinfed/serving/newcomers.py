@@ -1,7 +1,7 @@
 """Newcomers: clients with examples of their own, which took no part in a run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -9,9 +9,14 @@ from torch import Tensor
 
 from ..core.seeding import generator, tags
 from ..core.tasks import Task
+from ..data.columns import ROUNDING, Number
+from ..data.description import Description, Own
 from ..data.federation import Federation
 from ..data.graph_files import read as read_graph
+from ..data.preparation import Preparation
 from ..data.reading import open_table
+from ..data.statistics import NumberStatistics
+from ..data.words import Numbers
 from ..errors import UsageError, nearest
 from ..experiments import config
 from ..experiments.saved import Saved
@@ -30,6 +35,7 @@ class Newcomer:
     test: Tensor  # [t] of the pool
     task: Task
     links: tuple[Tensor, Tensor] | None = None  # [N] to each client of the run, and [N] from it; None: no graph
+    own: Mapping[str, Own] = field(default_factory=dict)  # its scale of columns in units of each client's own
 
     def federation(self, count: int, share: float, classes: Sequence[str] = ()) -> Federation:
         """It alone with its first `count` examples, of which this share is for validation if there are five or more."""
@@ -75,11 +81,33 @@ def of_table(saved: Saved, path: Path, edges: Path | None) -> list[Newcomer]:
     parts = experiment.split(owned, draws, labels)
     if short := [f"{name} ({len(rows)})" for name, rows, part in zip(owners, owned, parts, strict=True) if not part]:
         raise UsageError(f"{path}: too few rows to learn from and to be tested on: {', '.join(short[:8])}")
+    learn = [torch.cat([part["train"], part["validation"]]) for part in parts]
+    own: dict[str, dict[str, Own]] = {}
+    if description.clients:
+        cells = {name: raw.values for name, raw in description.cells(frame).items()}
+        own = {name: scale_of(description, cells, rows) for name, rows in zip(owners, learn, strict=True)}
+        x = replace(description, clients=own).encode(frame, None if description.client in frame.columns else owners[0])
     result = []
-    for name, part, links in zip(owners, parts, _links(saved, owners, edges), strict=True):
-        rows = _shuffled(torch.cat([part["train"], part["validation"]]), saved, name)
-        result.append(Newcomer(name, x, y, rows, part["test"], saved.task, links))
+    for name, rows, part, links in zip(owners, learn, parts, _links(saved, owners, edges), strict=True):
+        order = _shuffled(rows, saved, name)
+        result.append(Newcomer(name, x, y, order, part["test"], saved.task, links, own.get(name, {})))
     return result
+
+
+def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tensor) -> dict[str, Own]:
+    """A newcomer's scale of each column that is in units of each client's own, by the inputs that it learns from.
+
+    `cells` are columns [n], of which it learns from `rows`. Targets are not needed, so it is the same for any number of
+    examples.
+    """
+    columns = {one.name: one for one in description.inputs if isinstance(one, Number)}
+    found = {}
+    for name in next(iter(description.clients.values()), {}):
+        shared, known = columns[name], NumberStatistics.of(cells[name][rows.numpy()])
+        constant = known.deviation <= ROUNDING * abs(known.mean)
+        one = Own(known.mean, shared.deviation if constant else known.deviation, known.median)
+        found[name] = one if known.known else Own(shared.mean, shared.deviation, shared.median)
+    return found
 
 
 def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Tensor, Tensor] | None]:
@@ -89,6 +117,8 @@ def _links(saved: Saved, owners: list[str], edges: Path | None) -> list[tuple[Te
     count, found = len(saved.names), list[tuple[Tensor, Tensor] | None]()
     for owner in owners:
         weights = read_graph(edges, [*saved.names, owner], strangers=True).weights
+        if not weights[count].any() and not weights[:, count].any():
+            raise UsageError(f"{edges} has no link between '{owner}' and a client of {saved.folder}")
         found.append((weights[count, :count], weights[:count, count]))
     return found
 
@@ -103,7 +133,17 @@ def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> l
             f"no client of its data was left out of {saved.folder}: name newcomers' rows with --data FILE, or train "
             "with federation.newcomers=4"
         )
-    federation, new = experiment.everyone(data_dir, saved.summary.seed)
+    seed = saved.summary.seed
+    federation, new = experiment.everyone(data_dir, seed)
+    own: dict[str, dict[str, Own]] = {}
+    if (columns := federation.columns) is not None and columns.clients:
+        dataset = experiment.dataset(data_dir)
+        assert isinstance(dataset.prepare, Preparation)
+        cells = dict(zip(dataset.prepare.kinds, dataset.x.T.numpy(), strict=True))
+        learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}
+        own = {federation.names[i]: scale_of(columns, cells, rows) for i, rows in learn.items()}
+        known = replace(columns, clients={**columns.clients, **own})
+        federation, _ = experiment.everyone(data_dir, seed, dataset, replace(saved.summary, columns=known.to_dict()))
     names = [federation.names[i] for i in new]
     if unknown := [name for name in wanted if name not in names]:
         raise UsageError(f"'{unknown[0]}' is no newcomer to {saved.folder}; {nearest(unknown[0], names)}")
@@ -116,7 +156,8 @@ def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> l
         weights = None if federation.graph is None else federation.graph.weights
         links = None if weights is None else (weights[i, members], weights[members, i])
         rows = _shuffled(torch.cat([train, validation]), saved, federation.names[i])
-        result.append(Newcomer(federation.names[i], federation.x, federation.y, rows, test, federation.task, links))
+        name, x, y = federation.names[i], federation.x, federation.y
+        result.append(Newcomer(name, x, y, rows, test, federation.task, links, own.get(name, {})))
     return result
 
 

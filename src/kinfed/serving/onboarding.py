@@ -1,7 +1,7 @@
 """Onboarding: a newcomer to a finished run gets its model from the frozen federation, by the method's own rule."""
 
 import csv
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..core.seeding import generator, tags
 from ..core.sharing import Divided, undivided
 from ..core.tasks import Task
 from ..core.trees import Tree
+from ..data.description import Own
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..experiments.own_parts import called
@@ -57,6 +58,7 @@ class Outcome(NamedTuple):
     scores: dict[str, float]  # in the task's metric, on its test examples, by where the model is from
     personal: Tree  # what its model by the method's rule consists of; None if it has none
     existing: str = ""  # whose model is the best existing one, by the newcomer's examples
+    own: Mapping[str, Own] = {}  # the newcomer's scale of columns in units of each client's own
 
 
 class Frozen(Reopened):
@@ -207,7 +209,7 @@ def onboard(frozen: Frozen, newcomer: Newcomer, count: int, rounds: int | None =
         result[SHARED] = frozen.score(newcomer, lambda x: frozen.bare(theta, x))
         if count:
             result[SHARED + TUNED] = frozen.tuned(newcomer, count, theta, frozen.bare)
-    return Outcome(newcomer.name, count, result, personal, best)
+    return Outcome(newcomer.name, count, result, personal, best, newcomer.own)
 
 
 def chosen_of(frozen: Frozen, names: Sequence[str]) -> str | None:
@@ -237,7 +239,11 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
         parts = dict(one.personal._asdict())
         parts |= frozen.model.layout.tensors(parts.pop("theta"))
         arrays |= {f"{name}/{key}": value for key, value in parts.items()}
-    whole = frozen.saved.summary
+    whole, columns = frozen.saved.summary, frozen.saved.description
+    if columns is not None and columns.clients:
+        columns = replace(columns, clients={name: one.own for name, one in best.items()})
+        scale = {**(whole.scale or {}), **columns.scale()}
+        whole = replace(whole, columns=columns.to_dict(), scale=scale)
     marks = {"method": exporter(undivided(frozen.method)), "identity": whole.identity or ""}
     checkpoint.write(arrays, folder.models, {key: one for key, one in marks.items() if one})
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())

@@ -149,8 +149,8 @@ def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without what the exporter prints and logs."""
-    before = logging.root.manager.disable
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    before, printed = logging.root.manager.disable, io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         warnings.simplefilter("ignore")
         logging.disable(logging.WARNING)
         try:
