@@ -3,9 +3,10 @@
 import json
 import re
 import warnings
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import numpy as np
+import pandas
 import polars
 import pytest
 import torch
@@ -304,6 +305,39 @@ def test_a_new_cell_that_is_written_otherwise_is_refused_with_its_place(way):
     with pytest.raises(UsageError, match=re.escape(f"row 3, column 'x': '{new}'")) as problem:
         described(x=cells).encode(frame([cells[0], None, new]), "A")
     assert told in str(problem.value)
+
+
+NAIVE = [datetime(2025, 1, 31, 10), datetime(2025, 2, 5, 11, 30)]
+AWARE = [one.replace(tzinfo=UTC) for one in NAIVE]
+CLOCKS = {  # training cells and a new cell without a time zone, and a new one with it
+    "text": (["2025-01-31 10:00", "2025-02-05 11:30"], "2025-02-05 11:30", "2025-02-05 13:30+02:00"),
+    "day first": (["31/01/2025 10:00", "05/02/2025 11:30"], "05/02/2025 11:30", "2025-02-05 13:30+02:00"),
+    "typed": (NAIVE, NAIVE[1], AWARE[1].astimezone(timezone(timedelta(hours=2)))),
+    "dates": (["2025-01-31", "2025-02-05"], "2025-02-05 11:30", AWARE[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*was read as")
+@pytest.mark.parametrize("trained", CLOCKS)
+@pytest.mark.parametrize("new", ["text", "typed"])
+def test_times_of_new_rows_are_of_the_clock_of_training_of_whatever_type(trained, new):
+    plain, zoned = CLOCKS[new][1:]
+    known = described(x=CLOCKS[trained][0])
+    if (trained, new) != ("day first", "text"):  # whose own form is asked for
+        known.encode(frame([plain]), "A")
+        with pytest.raises(UsageError, match=r"row 1, column 'x': .* has a time zone, but in training times had no"):
+            known.encode(frame([zoned]), "A")
+    if trained in ("text", "typed"):
+        known = described(x=AWARE if trained == "typed" else [f"{one}Z" for one in CLOCKS["text"][0]])
+        found = known.encode(frame([zoned]), "A")
+        assert torch.equal(found, known.encode(frame([AWARE[1]]), "A"))
+        with pytest.raises(UsageError, match=r"row 1, column 'x': .* has no time zone, but in training times had a"):
+            known.encode(frame([plain]), "A")
+
+
+def test_moments_of_two_clocks_in_one_column_are_refused():
+    with pytest.raises(UsageError, match="column 'x' holds values of another kind"):
+        frame_of(pandas.DataFrame({"x": [NAIVE[0], AWARE[0]]})).seconds("x")
 
 
 def test_a_description_without_forms_reads_new_rows_by_themselves():

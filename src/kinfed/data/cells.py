@@ -90,20 +90,13 @@ class Frame:
         return frame
 
     def written(self, name: str, dated: bool) -> Written | None:
-        """How a column of text writes its dates, or its numbers; None of a column of another type."""
+        """How a column writes its dates, or its numbers; None of numbers that are not text."""
         if not self.is_text(name):
-            return None
+            return Written("typed", zoned=self.is_zoned(name)) if dated else None
         if name in self._written:
             return self._written[name]
         form = self._form(name, dated)
-        return form.written if form is not None else Written(zoned=self._zoned(name) if dated else None)
-
-    def _zoned(self, name: str) -> bool | None:
-        """Whether a column's times name a time zone; None if there is no time of day."""
-        if iso_seconds(column := self.column(name)) is not None:
-            return None if len(column[0]) == 10 else False
-        zones = {zone_of(text) for text in self.words(name).names} - {None}
-        return any(zones) if zones else None
+        return form.written if form is not None else Written(zoned=self.is_zoned(name) if dated else None)
 
     def renamed(self, names: Mapping[str, str]) -> "Frame":
         """The frame with columns under other names, by their own; raises UsageError if one is missing or double."""
@@ -232,6 +225,7 @@ class Frame:
         """
         if (name, dated) not in self._forms:
             known = self._written.get(name)
+            known = None if known is not None and known.kind == "typed" else known
             try:
                 form = (dates if dated else amounts)(self.column(name), known)
             except Unclear as problem:
@@ -303,8 +297,11 @@ class Frame:
         return values
 
     def is_zoned(self, name: str) -> bool:
-        """Whether a column's times are text that names a time zone; then all do."""
-        return self.is_text(name) and any(zone_of(text) for text in self.words(name).names)
+        """Whether a column's times name a time zone, or are of a type that has one; then all do."""
+        column = self.column(name)
+        if not self.is_text(name):
+            return getattr(column.dtype, "time_zone", None) is not None
+        return iso_seconds(column) is None and any(zone_of(text) for text in self.words(name).names)
 
     def _seconds_of(self, name: str) -> Numbers:
         """[n] dates as seconds, infinity for what is none and NaN where there is nothing."""
@@ -313,13 +310,16 @@ class Frame:
         column = self.column(name)
         if column.dtype == polars.Datetime:
             values = column.to_numpy().astype("datetime64[us]")
-            return np.where(np.isnat(values), math.nan, values.astype(np.int64) / 1e6)
+            known = ~np.isnat(values)
+            self._check_clock(name, known, self.is_zoned(name))
+            return np.where(known, values.astype(np.int64) / 1e6, math.nan)
         if column.dtype != polars.String:
             return np.where(self.words(name).empty, math.nan, math.inf)
         way = self._written.get(name, Written())
-        if way.kind == "plain" and not way.zoned and (seconds := iso_seconds(column)) is not None:
+        if way.kind in ("plain", "typed") and not way.zoned and (seconds := iso_seconds(column)) is not None:
             return seconds
         if (form := self._form(name, dated=True)) is not None:
+            self._check_clock(name, np.nan_to_num(form.values, posinf=0) % DAY > 0, zoned=False)
             return form.values
         words = self.words(name)
         self._check_zones(name, words)
@@ -328,19 +328,24 @@ class Frame:
         each = [seconds_of(text) if one == math.inf else one for text, one in zip(words.names, each, strict=True)]
         return np.array(each, np.float64)[words.codes]
 
+    def _check_clock(self, name: str, times: NDArray[np.bool_], zoned: bool) -> None:
+        """Raise UsageError if there are `times` [n] with a time zone or without one, and training's were otherwise."""
+        known = self._written.get(name, Written()).zoned
+        if known is not None and known != zoned and times.any():
+            row, which = int(times.argmax()), ("a", "no") if zoned else ("no", "a")
+            raise UsageError(
+                f"{self.place(row, name)}: '{self.column(name)[row]}' has {which[0]} time zone, but in training times "
+                f"had {which[1]} time zone; write it as they were",
+                Fault.CLOCKS,
+            )
+
     def _check_zones(self, name: str, words: Words) -> None:
         """Raise UsageError if some times have a zone and others have none; warn of several zones."""
         zones = [zone_of(text) for text in words.names]
         places = np.array([0 if zone is None else 1 if zone else 2 for zone in zones], np.int64)[words.codes]
         without, within = np.flatnonzero(places == 2), np.flatnonzero(places == 1)
-        zoned = self._written.get(name, Written()).zoned
-        if zoned is not None and len(other := without if zoned else within):
-            cell, which = words.names[words.codes[other[0]]], ("no", "a") if zoned else ("a", "no")
-            raise UsageError(
-                f"{self.place(other[0], name)}: '{cell}' has {which[0]} time zone, but in training times had "
-                f"{which[1]} time zone; write it as they were",
-                Fault.CLOCKS,
-            )
+        self._check_clock(name, places == 2, zoned=False)
+        self._check_clock(name, places == 1, zoned=True)
         if len(without) and len(within):
             cells = [words.names[words.codes[rows[0]]] for rows in (without, within)]
             raise UsageError(
@@ -508,7 +513,11 @@ def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
     if all(issubclass(kind, Real) for kind in kinds):
         return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
     if all(issubclass(kind, date) for kind in kinds):
-        return polars.Series(name, np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+        zoned = {isinstance(one, datetime) and one.tzinfo is not None for one in cells if one is not None}
+        if len(zoned) > 1:  # two clocks
+            return polars.Series(name, cells, polars.Object)
+        moments = polars.Series(name, np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+        return moments.dt.replace_time_zone("UTC") if True in zoned else moments
     if all(issubclass(kind, str | Real) for kind in kinds):
         return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
     if all(issubclass(kind, timedelta) for kind in kinds):

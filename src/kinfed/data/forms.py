@@ -47,13 +47,13 @@ class Unclear(Exception):
 
 @dataclass(frozen=True)
 class Written:
-    """How a column of text writes its numbers or dates; new cells of the column are read in the same way."""
+    """How a column writes its numbers or dates; new cells of the column are read in the same way."""
 
-    kind: Literal["plain", "amount", "date"] = "plain"  # plain: as 1200.5 or 2025-01-31
+    kind: Literal["plain", "amount", "date", "typed"] = "plain"  # plain: as 1200.5 or 2025-01-31; typed: not as text
     unit: str = ""  # of amounts
     comma: bool | None = False  # whether amounts have a comma before fractions; None: no cell says so
     day: str = ""  # the parts of a date, as in strptime; %y: years of two digits
-    zoned: bool | None = None  # whether plain times of day name a time zone; None: there are none
+    zoned: bool | None = None  # whether times have a time zone; None: not known
 
     @property
     def example(self) -> str:
@@ -250,7 +250,7 @@ def dates(column: "polars.Series", known: Written | None = None) -> Form | None:
         _check_year_is_last(cells, taken)
     note = f"'{cells['text'][shown]}' is read as {taken[shown]:%Y-%m-%d}"
     day = best.replace("%Y", "%y") if short else best
-    return Form(_stamps(cells, taken, len(column)), note, Written("date", day=day))
+    return Form(_stamps(cells, taken, len(column)), note, Written("date", day=day, zoned=False))
 
 
 def _long_years(cells: "polars.DataFrame", first: bool = False) -> "polars.DataFrame":

@@ -235,7 +235,8 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
     for column in table.iter_columns():
         kind = column.dtype
         if kind in (polars.Date, polars.Datetime):
-            column = column.cast(polars.Datetime("us"))
+            zone = "UTC" if getattr(kind, "time_zone", None) else None
+            column = (column.dt.convert_time_zone(zone) if zone else column).cast(polars.Datetime("us", zone))
         elif kind.is_integer() and column.null_count() and (column.cast(polars.Float64).abs() >= EXACT).any():
             column = column.cast(polars.String)  # names, as no float tells all of these apart
         elif kind.is_numeric() or kind == polars.Boolean:
@@ -271,6 +272,7 @@ def _series(name: str, column: Any) -> "polars.Series":
     if values.dtype.kind in "biuf":
         return polars.Series(name, values)
     if values.dtype.kind == "M":
-        return polars.Series(name, values.astype("datetime64[us]"))
+        moments = polars.Series(name, values.astype("datetime64[us]"))
+        return moments.dt.replace_time_zone("UTC") if zone else moments
     cells = [None if one is None or missing else one for one, missing in zip(values, column.isna(), strict=True)]
     return series_of(name, cells)
