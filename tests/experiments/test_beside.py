@@ -155,6 +155,22 @@ def test_what_cannot_be_trained_beside_it_takes_no_results_away(tmp_path, monkey
 
 
 @pytest.mark.beside
+def test_a_verdict_over_seeds_that_chose_differently_says_so(tmp_path):
+    words = ["run", "fedaghn", "seeds=3", "federation.clients=8", "--quiet", "--beside", "local"]
+    said = set()
+    for rounds in (2, 4):
+        out = tmp_path / str(rounds)
+        assert main([*words, f"rounds={rounds}", "--out", str(out)]) == 0
+        chosen = [read(out / f"seed-{seed}")["chosen"] for seed in range(3)]
+        differ = set(chosen) != {read(out)["chosen"]}
+        each = ", ".join(f"'{model}'" for model in chosen)
+        told = f"the verdict is on the model that each seed chose ({each}), the starred row on one for all"
+        assert (told in read(out)["warnings"]) == differ
+        said.add(differ)
+    assert said == {True, False}
+
+
+@pytest.mark.beside
 def test_a_run_that_is_refused_leaves_nothing_of_what_was_to_be_trained_beside_it(tmp_path):
     refused = config.resolve(config.read("cfl", [*SMALL, "method.personal=['nowhere.*']"]))
     with pytest.raises(UsageError, match="nowhere"):

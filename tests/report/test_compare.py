@@ -99,6 +99,14 @@ def test_a_verdict_on_other_models_than_the_scores_says_so(tmp_path):
     )
 
 
+def test_a_gain_over_fewer_seeds_than_local_has_says_over_which(tmp_path):
+    for name, seeds in (("local", (0, 1, 2)), ("fedavg", (0, 2))):
+        for seed in seeds:
+            write(tmp_path / name / f"seed-{seed}", name, [0.5, 0.7], seed=seed)
+    told = "fedavg's gain and verdict are over seeds 0, 2 alone, which local's row is not"
+    assert told in compare([tmp_path / "fedavg", tmp_path / "local"]).warnings
+
+
 def test_runs_with_different_graphs_are_compared_and_told_apart(tmp_path):
     graphs = ("given", "shuffled")
     runs = [

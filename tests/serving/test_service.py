@@ -12,6 +12,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
+from urllib.parse import unquote
 
 import polars
 import pytest
@@ -248,15 +249,35 @@ def test_connections_beyond_those_that_are_open_wait_and_idle_ones_make_room(sho
             assert len(service.server.server_state.connections) <= 2
 
 
-def test_the_command_serves_until_it_is_stopped_and_finishes_what_it_began(shops):
-    command = [sys.executable, "-m", "kinfed", "serve", str(shops / "run"), "--port", "0", "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as served:
+@contextmanager
+def command(folder):
+    """The address of `kinfed serve` in a process of its own, and the process."""
+    words = [sys.executable, "-m", "kinfed", "serve", str(folder), "--port", "0", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as served:
         try:
-            address = json.loads(served.stdout.readline())["address"]
-            assert address.startswith("http://127.0.0.1:")
-            assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).status_code == 200
-            served.send_signal(signal.SIGTERM)
-            assert served.wait(20) == 0
-            assert served.stderr.read() == "stopped\n"
+            yield json.loads(served.stdout.readline())["address"], served
         finally:
             served.kill()
+
+
+def test_the_command_serves_until_it_is_stopped_and_finishes_what_it_began(shops):
+    with command(shops / "run") as (address, served):
+        assert address.startswith("http://127.0.0.1:")
+        assert requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).status_code == 200
+        served.send_signal(signal.SIGTERM)
+        assert served.wait(20) == 0
+        assert served.stderr.read() == "stopped\n"
+
+
+def test_a_category_that_no_training_row_had_is_told_to_the_sender(shops):
+    with command(shops / "run") as (address, _):
+        rows = [ROW, ROW | {"kind": "teal"}, ROW | {"kind": "teal"}]
+        told = "row 2, column 'kind': 'teal' is in no training row, as in 2 of 3 rows; the model treats it as none"
+        for _ in range(2):  # each time, not once in a process
+            got = requests.post(f"{address}/predict/shop 1", json={"rows": rows}).json()
+            assert [line.partition("the request, ")[2].startswith(told) for line in got["warnings"]] == [True]
+        text = b"age,kind,seen\n31,teal,2024-03-02\n"
+        found = requests.post(f"{address}/predict/shop 1", text, headers={"Content-Type": "text/csv"})
+        said = unquote(found.headers["Kinfed-Warnings"])
+        assert said.startswith("the request, line 2, column 'kind': 'teal' is in no training row, as in 1 of 1 rows")
+        assert "warnings" not in requests.post(f"{address}/predict/shop 1", json={"rows": [ROW]}).json()

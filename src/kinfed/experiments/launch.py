@@ -285,8 +285,13 @@ def _compare(
 
 def _conclude(experiment: Experiment, out: RunFolder, summary: Summary, problems: Sequence[str]) -> Summary:
     """Write a finished run's summary with its verdict."""
-    found = others.judged(experiment, [Tested.of(repeat) for repeat in out.repeats_of(summary)], out)
+    repeats = out.repeats_of(summary)
+    found = others.judged(experiment, [Tested.of(repeat) for repeat in repeats], out)
     warnings = [*summary.warnings, *problems]
+    chosen = [repeat.read_summary().chosen for repeat in repeats] if len(repeats) > 1 else []
+    if found is not None and set(chosen) - {summary.chosen}:
+        each = ", ".join(f"'{model}'" for model in chosen)
+        warnings.append(f"the verdict is on the model that each seed chose ({each}), the starred row on one for all")
     verdict = None if found is None else found.to_dict()
     summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))
     out.write_summary(summary)

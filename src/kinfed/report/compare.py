@@ -69,6 +69,9 @@ def compare(folders: Sequence[Path], same_data: bool = False) -> Comparison:
                 warnings.append(
                     f"{of}{row.method} is not compared with local, which was not run with its seeds ({seeds})"
                 )
+            if reference is not None and len(row.seeds) < len(reference.seeds):
+                seeds = f"seed{'s' * (len(row.seeds) > 1)} {', '.join(map(str, row.seeds))}"
+                warnings.append(f"{of}{row.method}'s gain and verdict are over {seeds} alone, which local's row is not")
             rows.append(row if row.method == "local" or reference is None else _against(row, reference))
         judged, problems = verdicts(rows)
         compared.append(tuple(judged))

@@ -2,6 +2,10 @@
 
 import json
 import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,16 +33,52 @@ class Answered(NamedTuple):
 
     frame: Any  # of polars, a row for each row
     ignored: list[str]  # columns of the request that the run was not trained with
+    warnings: list[str]  # what else is to be known of the rows, such as a category that no training row had
+
+
+class _Said(threading.local):
+    """What was warned of since the request that this thread answers has come; None between requests."""
+
+    lines: list[str] | None = None
+
+
+_said = _Said()
+
+
+@contextmanager
+def told_to_requests() -> Iterator[None]:
+    """Warnings that come up while a request is answered are for its sender, in whichever thread that is."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, *rest: Any, **more: Any) -> None:
+            if _said.lines is None:
+                show(message, *rest, **more)
+            else:
+                _said.lines.append(str(message))
+
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = keep
+        yield
 
 
 def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
-    """The answers to a request's rows; raises Refused."""
+    """The answers to a request's rows, with what was warned of if `told_to_requests`; raises Refused."""
+    _said.lines = []
+    try:
+        found = _answer(predictor, body, kind)
+        return found._replace(warnings=[line.replace("the frame", "the request") for line in _said.lines])
+    finally:
+        _said.lines = None
+
+
+def _answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
     try:
         if kind == CSV:
             return _of_csv(predictor, body)
         words = _json(body)
         if predictor.description is None and predictor.series is None:
-            return Answered(_of_arrays(predictor, words), [])
+            return Answered(_of_arrays(predictor, words), [], [])
         rows = words.get("rows")
         if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
             raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
@@ -50,7 +90,7 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
 
 
 def _answered(predictor: Predictor, frame: Frame) -> Answered:
-    return Answered(predictor.frame(frame), predictor.strangers(frame))
+    return Answered(predictor.frame(frame), predictor.strangers(frame), [])
 
 
 def _of_csv(predictor: Predictor, body: bytes) -> Answered:
@@ -61,6 +101,8 @@ def _of_csv(predictor: Predictor, body: bytes) -> Answered:
             return _answered(predictor, open_table(path))
         except UsageError as problem:
             raise UsageError(str(problem).replace(str(path), "the request")) from None
+        finally:
+            _said.lines = [line.replace(str(path), "the request") for line in _said.lines or ()]
 
 
 def _json(body: bytes) -> dict[str, Any]:

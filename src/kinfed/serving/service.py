@@ -19,11 +19,13 @@ import torch
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
 from .connections import OPEN, server
-from .requests import CSV, JSON, Refused, answer
+from .requests import CSV, JSON, Refused, answer, told_to_requests
 
 REQUEST_MB = 16  # megabytes of a request
 PATIENCE = 30.0  # seconds for a request to arrive
 IGNORED = "Kinfed-Ignored"  # the header of CSV answers that names columns the run was not trained with
+WARNINGS = "Kinfed-Warnings"  # and the one that says what else is to be known of the rows
+KEYS = {IGNORED: "ignored", WARNINGS: "warnings"}  # the same in JSON
 ABROAD = "another machine could ask it: set a token with --token-file or KINFED_TOKEN"
 
 
@@ -116,7 +118,8 @@ class Service:
             lifespan="off",
         )
         self.server = server(config, PATIENCE)
-        self.server.run(sockets=[at])
+        with told_to_requests():
+            self.server.run(sockets=[at])
 
     async def _predict(self, request: Any) -> Any:
         begin = time.perf_counter()
@@ -208,10 +211,11 @@ class Service:
 
 def _work(predictor: Predictor, body: bytes, kind: str) -> tuple[str, int, dict[str, str]]:
     """The text of the answers, how many there are, and headers."""
-    found, ignored = answer(predictor, body, kind)
+    found, ignored, said = answer(predictor, body, kind)
+    beside = {name: lines for name, lines in ((IGNORED, ignored), (WARNINGS, said)) if lines}
     if kind == CSV:
-        return found.write_csv(), len(found), {IGNORED: ", ".join(map(quote, ignored))} if ignored else {}
-    more = f', "ignored": {json.dumps(ignored)}' if ignored else ""
+        return found.write_csv(), len(found), {name: ", ".join(map(quote, lines)) for name, lines in beside.items()}
+    more = "".join(f', "{KEYS[name]}": {json.dumps(lines)}' for name, lines in beside.items())
     return f'{{"answers": {found.write_json()}{more}}}', len(found), {}
 
 
