@@ -91,10 +91,10 @@ On METR-LA no method is behind, though Ditto and SFL are ahead by 0.02 and 0.2 o
 pFedBayes and pFedHN have less than half of the error of learning alone, and less than the best existing model.
 
 On rotated digits, with ten examples: tuning costs IFCA, FedSem, FedCedar and pFedGAT, whose models by the rule are
-near the oracle's, 5 to 11 points. Where a method has nothing ready for a newcomer, as a head of its own (FedPer, LG-
-FedAvg, FedRep, FedCP) or a personal model that begins at the first weights (Ditto, FedAMP), it has at most 6 points
-more than learning alone, and far less than FedAvg's shared model. The member's model with the least loss on the
-newcomer's examples is hard to beat, though a member's model has to leave its server for it.
+near the oracle's, 5 to 11 points. Where a method has nothing ready for a newcomer, as a head of its own
+(FedPer, LG-FedAvg, FedRep, FedCP) or a personal model that begins at the first weights (Ditto, FedAMP), it has at most
+6 points more than learning alone, and far less than FedAvg's shared model. The member's model with the least loss on
+the newcomer's examples is hard to beat, though a member's model has to leave its server for it.
 """
 
 
