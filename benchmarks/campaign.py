@@ -38,6 +38,7 @@ from safetensors import safe_open
 from kinfed import Execution, RunError, UsageError
 from kinfed.core.checkpoint import FOREIGN, ForeignError
 from kinfed.errors import explain
+from kinfed.experiments import twins
 from kinfed.experiments.config import Experiment
 from kinfed.experiments.launch import check_same
 from kinfed.experiments.process_pool import Launch, side_by_side
@@ -293,10 +294,19 @@ def run(asked):
         if not waiting:
             say("nothing is left" + (f" but what cannot be run: {'; '.join(problems)}" if problems else ""))
             break
-        unit(waiting, asked, min(HOUR, left), ended)
+        unit(first_of_equal(waiting), asked, min(HOUR, left), ended)
     else:
         say("the time is over; the same command goes on")
     return all(ended.values()) and not any(isinstance(one, Work) and one.failed for one in works)
+
+
+def first_of_equal(works):
+    """The works, of runs of one experiment only the first: when it has ended, the others will read it."""
+    seen = {}
+    for one in works:
+        is_run = isinstance(one, Work)
+        seen.setdefault((twins.identity(one.experiment.table), one.entry.precision) if is_run else one.name, one)
+    return [*seen.values()]
 
 
 def unit(waiting, asked, seconds, ended):

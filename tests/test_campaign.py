@@ -356,6 +356,19 @@ def test_a_killed_campaign_goes_on_where_it_was(camp, tmp_path, capsys):
     assert (tmp_path / "whole" / "history.csv").read_text() == one.folder.history.read_text()
 
 
+def test_equal_runs_of_two_parts_are_run_once_though_neither_was_there_when_the_queue_was_read(camp, capsys):
+    one = QUEUE.replace("iid shards mean", "iid").replace("seeds = 2", "seeds = 1")
+    program, options = camp(one + one.replace("made.table1", "made.table1-again"))
+    call(program, "run", options)
+    assert capsys.readouterr().out.count("begun ") == 2
+    second = options[3] / "made.table1-again" / "runs" / "iid"
+    assert sorted(path.relative_to(second).as_posix() for path in second.glob("*/seed-0*")) == [
+        "fedavg/seed-0.same",
+        "local/seed-0.same",
+    ]
+    assert {one.state for one in works(program, options)} == {"done"}
+
+
 def test_a_run_that_fails_is_not_tried_again_and_others_go_on(camp, capsys):
     program, options = camp(QUEUE.replace("iid shards mean", "iid").replace("seeds = 2", "seeds = 1"))
     fedavg, local = works(program, options)
