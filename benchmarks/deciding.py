@@ -77,9 +77,9 @@ ASKED = {
         FASHION,
         SHORT,
         {"fedavg": "method=fedavg", "fedavg-ft": "method=fedavg-ft method.length=1"},
-        "FedAvg's common model has {fedavg/shared} %, and {fedavg/among its classes} % if it may only answer with a "
-        "class that the client has. So print may be scored in that way; the other candidate is a score after local "
-        "training (`fedavg-ft`).",
+        "FedAvg's common model has {fedavg/shared} %, {fedavg/among its classes} % if it may only answer with a class "
+        "that the client has, and {fedavg-ft/tuned} % after a round's local epochs. So print may be scored in either "
+        "of the two last ways.",
         among=("fedavg",),
     ),
     "fedcedar-graph": Deciding(
@@ -174,7 +174,9 @@ ASKED = {
         "papers/fedaghn/table1/cifar10/pathological",
         "rounds=5 evaluate_every=1",
         {"printed": "", "descent": "method.tuning=descent"},
-        "After local training the printed sign has {printed/own} %, the other {descent/own} %.",
+        "After local training the printed sign has {printed/own} %, the other {descent/own} %; before it "
+        "{printed/mixed} and {descent/mixed} %. So after five rounds, with one seed, the sign is not what keeps "
+        "FedAGHN behind Local.",
         options="--precision bf16",
     ),
 }

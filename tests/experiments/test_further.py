@@ -203,9 +203,9 @@ def test_what_cannot_go_on_is_refused(overrides, message, tmp_path):
         (lambda lines: [*lines, *["z,1,red,perhaps"] * 20], "'perhaps' in column 'buys' is none of the 2 classes"),
         (
             lambda lines: [re.sub("(red|blue)", "2", line) for line in lines],
-            "column 'kind' is a category in the models",
+            "column 'kind' is a category in the existing models",
         ),
-        (lambda lines: [re.sub("(yes|no)$", "0.5", line) for line in lines], "'buys' has classes in the models"),
+        (lambda lines: [re.sub("(yes|no)$", "0.5", line) for line in lines], "'buys' has classes in the existing"),
     ],
 )
 def test_other_data_that_do_not_fit_are_refused_in_one_line(change, message, tmp_path):
