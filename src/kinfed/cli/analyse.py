@@ -11,7 +11,7 @@ from ..analyses import ANALYSES
 from ..errors import UsageError, nearest
 from ..experiments import config, parts
 from ..experiments.study import Study
-from .running import Bar, data_dir, execution, options
+from .running import Bar, add_settings, data_dir, execution, options
 from .tables import tell, write
 
 
@@ -26,13 +26,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     analyse.add_argument("analysis", metavar="ANALYSIS", help=", ".join(ANALYSES))
     what = "the experiment: the built-in one with this method, or that of a config"
     analyse.add_argument("source", metavar="METHOD|FILE.toml", help=what)
-    analyse.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="settings of the experiment, or of the analysis as analysis.KEY=VALUE",
-    )
+    add_settings(analyse, "analysis")
     analyse.add_argument(
         "--out", type=Path, metavar="DIR", help="folder for the results (default: analyses/ANALYSIS/TIME)"
     )

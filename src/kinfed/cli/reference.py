@@ -16,7 +16,7 @@ from ..experiments import config, parts
 from ..experiments.results import write_history
 from ..experiments.run_folder import RunFolder
 from ..simulation.devices import pick_device
-from .running import Bar, place, show
+from .running import Bar, add_settings, place, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -29,13 +29,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     reference.add_argument("reference", choices=list(REFERENCES), metavar="REFERENCE", help=", ".join(REFERENCES))
     reference.add_argument("source", metavar="FILE.toml|papers/...", help="the experiment whose data to use")
-    reference.add_argument(
-        "overrides",
-        nargs="*",
-        default=[],
-        metavar="key=value",
-        help="settings of the experiment, or of the reference as reference.KEY=VALUE",
-    )
+    add_settings(reference, "reference")
     reference.add_argument(
         "--out", type=Path, metavar="DIR", help="the run's folder (default: runs/REFERENCE/DATASET/TIME)"
     )

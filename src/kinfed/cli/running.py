@@ -87,6 +87,12 @@ def options() -> argparse.ArgumentParser:
     return running
 
 
+def add_settings(parser: argparse.ArgumentParser, part: str) -> None:
+    """Add the settings of an experiment, among which are those of a part that the command alone has."""
+    what = f"settings of the experiment, or of the {part} as {part}.KEY=VALUE"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="key=value", help=what)
+
+
 def execution(args: argparse.Namespace, bar: "Bar") -> Execution:
     """The options as an Execution that reports to the bar."""
     return replace(unwatched(args), progress=bar.update, planned=bar.plan)

@@ -36,6 +36,13 @@ class Own(NamedTuple):
     deviation: float
     median: float
 
+    @classmethod
+    def of(cls, known: int, mean: float, deviation: float, median: float, shared: "Own | Number") -> "Own":
+        """As a client's `known` values say; what they do not say, as of no value or a constant, is as in `shared`."""
+        if not known:
+            return cls(shared.mean, shared.deviation, shared.median)
+        return cls(mean, shared.deviation if deviation <= ROUNDING * abs(mean) else deviation, median)
+
 
 class ByClient(NamedTuple):
     """Statistics of each client's numbers."""
@@ -279,10 +286,7 @@ def describe(
         shared, medians = kept[numbers[i]], each.medians(i).tolist()
         rows = each.counts[:, i].tolist(), each.means[:, i].tolist(), each.deviations[:, i].tolist(), medians
         for owner, count, mean, deviation, median in zip(owners, *rows, strict=True):
-            one = Own(mean, deviation or shared.deviation, median)
-            if not count:
-                one = Own(shared.mean, deviation or shared.deviation, shared.median)
-            clients.setdefault(owner, {})[numbers[i]] = one
+            clients.setdefault(owner, {})[numbers[i]] = Own.of(count, mean, deviation, median, shared)
     return Description(client, tuple(inputs), (), clients)
 
 

@@ -22,7 +22,7 @@ from .results import write_run
 from .run import Run
 from .run_folder import RunFolder
 from .seeds import run_seeds
-from .tested import Tested
+from .tested import Tested, chose_otherwise
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
@@ -288,9 +288,7 @@ def _conclude(experiment: Experiment, out: RunFolder, summary: Summary, problems
     repeats = out.repeats_of(summary)
     found = others.judged(experiment, [Tested.of(repeat) for repeat in repeats], out)
     warnings = [*summary.warnings, *problems]
-    chosen = [repeat.read_summary().chosen for repeat in repeats] if len(repeats) > 1 else []
-    if found is not None and set(chosen) - {summary.chosen}:
-        each = ", ".join(f"'{model}'" for model in chosen)
+    if found is not None and (each := chose_otherwise(repeats, summary.chosen)):
         warnings.append(f"the verdict is on the model that each seed chose ({each}), the starred row on one for all")
     verdict = None if found is None else found.to_dict()
     summary = replace(summary, verdict=verdict, warnings=warnings, out=str(out))

@@ -48,6 +48,12 @@ class Tested(NamedTuple):
         )
 
 
+def chose_otherwise(repeats: Sequence[RunFolder], model: str) -> str:
+    """The models that a run chose with each seed, to be read by people; empty if all of them are `model`."""
+    chosen = [repeat.read_summary().chosen for repeat in repeats]
+    return ", ".join(f"'{one}'" for one in chosen) if set(chosen) - {model} else ""
+
+
 def of_examples(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
     """[n] the score of each example by itself, in the task's metric; outputs and y: [n, ...]."""
 

@@ -15,8 +15,7 @@ import torch
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
-from ..data.columns import ROUNDING
-from ..data.description import Description, Target, of_clients
+from ..data.description import Description, Own, Target, of_clients
 from ..data.forms import NAMED
 from ..data.statistics import NumberStatistics, Statistics, merged
 from ..errors import RunError, UsageError
@@ -91,12 +90,8 @@ class Describing:
             own = {}
             for name in columns:
                 known: Any = told[name]
-                if known.known:
-                    constant = known.deviation <= ROUNDING * abs(known.mean)
-                    deviation = shared[name]["deviation"] if constant else known.deviation
-                    own[name] = {"mean": known.mean, "deviation": deviation, "median": known.median}
-                else:
-                    own[name] = {key: shared[name][key] for key in ("mean", "deviation", "median")}
+                others = Own(*(shared[name][key] for key in Own._fields))
+                own[name] = Own.of(known.known, known.mean, known.deviation, known.median, others)._asdict()
             if own:
                 description["clients"][client] = own
         return [client for client in clients if client in replies]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
-from ..experiments.tested import Tested, verdict
+from ..experiments.tested import Tested, chose_otherwise, verdict
 from .rows import Row, read
 
 
@@ -124,9 +124,7 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
             problems.append(f"{row.name} has no verdict: {problem}")
             judged.append(row)
             continue
-        chosen = [row.by_seed[seed].folder.read_summary().chosen for seed in row.seeds]
-        if set(chosen) != {row.model}:
-            each = ", ".join(f"'{model}'" for model in chosen)
+        if each := chose_otherwise([row.by_seed[seed].folder for seed in row.seeds], row.model):
             problems.append(
                 f"{row.name}: its verdict is on the model that each seed chose ({each}), the scores on '{row.model}'"
             )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..core.seeding import generator, tags
 from ..core.tasks import Task
-from ..data.columns import ROUNDING, Number
+from ..data.columns import Number
 from ..data.description import Description, Own
 from ..data.federation import Federation
 from ..data.graph_files import read as read_graph
@@ -103,10 +103,8 @@ def scale_of(description: Description, cells: Mapping[str, Numbers], rows: Tenso
     columns = {one.name: one for one in description.inputs if isinstance(one, Number)}
     found = {}
     for name in next(iter(description.clients.values()), {}):
-        shared, known = columns[name], NumberStatistics.of(cells[name][rows.numpy()])
-        constant = known.deviation <= ROUNDING * abs(known.mean)
-        one = Own(known.mean, shared.deviation if constant else known.deviation, known.median)
-        found[name] = one if known.known else Own(shared.mean, shared.deviation, shared.median)
+        known = NumberStatistics.of(cells[name][rows.numpy()])
+        found[name] = Own.of(known.known, known.mean, known.deviation, known.median, columns[name])
     return found
 
 
@@ -133,11 +131,10 @@ def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> l
             f"no client of its data was left out of {saved.folder}: name newcomers' rows with --data FILE, or train "
             "with federation.newcomers=4"
         )
-    seed = saved.summary.seed
-    federation, new = experiment.everyone(data_dir, seed)
+    seed, dataset = saved.summary.seed, experiment.dataset(data_dir)
+    federation, new = experiment.everyone(data_dir, seed, dataset)
     own: dict[str, dict[str, Own]] = {}
     if (columns := federation.columns) is not None and columns.clients:
-        dataset = experiment.dataset(data_dir)
         assert isinstance(dataset.prepare, Preparation)
         cells = dict(zip(dataset.prepare.kinds, dataset.x.T.numpy(), strict=True))
         learn = {i: torch.cat([federation.rows[split][i] for split in ("train", "validation")]) for i in new}

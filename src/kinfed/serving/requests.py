@@ -66,19 +66,20 @@ def answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
     """The answers to a request's rows, with what was warned of if `told_to_requests`; raises Refused."""
     _said.lines = []
     try:
-        found = _answer(predictor, body, kind)
-        return found._replace(warnings=[line.replace("the frame", "the request") for line in _said.lines])
+        frame, ignored = _answer(predictor, body, kind)
+        return Answered(frame, ignored, [line.replace("the frame", "the request") for line in _said.lines])
     finally:
         _said.lines = None
 
 
-def _answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
+def _answer(predictor: Predictor, body: bytes, kind: str) -> tuple[Any, list[str]]:
+    """The answers, and the columns that the run was not trained with."""
     try:
         if kind == CSV:
             return _of_csv(predictor, body)
         words = _json(body)
         if predictor.description is None and predictor.series is None:
-            return Answered(_of_arrays(predictor, words), [], [])
+            return _of_arrays(predictor, words), []
         rows = words.get("rows")
         if not isinstance(rows, list) or not rows or set(words) - {"rows"}:
             raise Refused(422, 'the request must be {"rows": [{"COLUMN": value, ...}, ...]} with one row or more')
@@ -89,11 +90,11 @@ def _answer(predictor: Predictor, body: bytes, kind: str) -> Answered:
         raise Refused(400, "the request has half of a surrogate pair, such as \\ud800, in a text; correct it") from None
 
 
-def _answered(predictor: Predictor, frame: Frame) -> Answered:
-    return Answered(predictor.frame(frame), predictor.strangers(frame), [])
+def _answered(predictor: Predictor, frame: Frame) -> tuple[Any, list[str]]:
+    return predictor.frame(frame), predictor.strangers(frame)
 
 
-def _of_csv(predictor: Predictor, body: bytes) -> Answered:
+def _of_csv(predictor: Predictor, body: bytes) -> tuple[Any, list[str]]:
     with tempfile.TemporaryDirectory(prefix="kinfed-") as folder:
         path = Path(folder) / "request.csv"
         path.write_bytes(body)
