@@ -156,7 +156,7 @@ def _add_reading(node: argparse.ArgumentParser) -> None:
         "--categories",
         default="1000",
         metavar="N|none",
-        help="how many categories of each text column the server may be told by name (default: 1000)",
+        help="most category names of a text column that are sent to the server (default: 1000)",
     )
     table.add_argument(
         "--time", default="", metavar="COLUMN", help="column of times: rows are split in chronological order"
