@@ -117,16 +117,24 @@ def test_the_sentence_says_what_the_test_examples_say():
 
     found = judged(mine, local=alone)
     assert found.sentence == (
-        "kin help here: accuracy 88.9 % with sfl, 0.0 % when learning alone; better than alone on 8 and worse on 0 of "
-        "9 test examples (p = 0.0078)"
+        "learning from others helps here: accuracy 88.9 % with sfl, 0.0 % when learning alone; better than alone on 8 "
+        "and worse on 0 of 9 test examples (p = 0.0078)"
     )
     assert found.over["local"].p == pytest.approx(2 / 2**8)
-    assert judged(scores(1, 0), local=scores(0, 0)).sentence.startswith("cannot tell whether kin help here")
-    assert judged(alone, local=alone).sentence.startswith("learning from others does not help here: keep the model")
+    not_enough = "cannot tell whether learning from others helps here"
+    assert judged(scores(1, 0), local=scores(0, 0)).sentence.startswith(not_enough)
+    assert judged(scores(0, 0), local=scores(1, 0)).sentence.startswith(not_enough)  # as little evidence against
+    assert judged(alone, local=alone).sentence.startswith(not_enough)
+    assert judged(alone, local=mine).sentence.startswith("learning from others does not help here: keep the model")
     assert judged(alone, local=alone, fedavg=mine).sentence.startswith("one model for all does better here")
     assert judged(mine, local=alone, fedavg=mine).sentence.startswith("one model for all does as well here")
-    assert judged(mine, local=alone, fedavg=alone).sentence.startswith("kin help here")
+    assert judged(mine, local=alone, fedavg=alone).sentence.startswith("learning from others helps here")
     errors = judge_one("sfl", scores(*[1.0] * 9), {"local": scores(*[2.0] * 9)}, metric="mae", higher_is_better=False)
-    assert errors.sentence.startswith("kin help here: mae 1 with sfl, 2 when learning alone; better than alone on 9")
+    assert errors.sentence.startswith(
+        "learning from others helps here: mae 1 with sfl, 2 when learning alone; better than alone on 9"
+    )
     whole = judge_one("sfl", scores(0.9), {"local": scores(0.5)}, metric="auc", higher_is_better=True)
-    assert whole.sentence == "cannot tell whether kin help here: auc 0.9 with sfl, 0.5 when learning alone"
+    assert (
+        whole.sentence
+        == "cannot tell whether learning from others helps here: auc 0.9 with sfl, 0.5 when learning alone"
+    )

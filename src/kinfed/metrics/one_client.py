@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .verdict import ALONE, LEVEL, ONE, Evidence, evidence
+from .verdict import ALONE, HELPS, HELPS_NOT, LEVEL, ONE, Evidence, evidence
 
 Array = NDArray[Any]
 
@@ -31,23 +31,23 @@ def judge_one(
     """Compare a client's model with that of "local", and of "fedavg" if it is there, on the same test examples.
 
     Scores are [n], one for each test example, or [1] where the metric is defined for all of them together only; then
-    nothing is beyond noise. Whether a difference is, says the test by which `verdict.judge` finds who gains and who
-    loses, at 5 %, here of one client alone. `unit` is what the metric is counted in, "%" for a share.
+    nothing is beyond noise. Whether a difference is, in either direction, says the test by which `verdict.judge` finds
+    who gains and who loses, at 5 %, here of one client alone. `unit` is what the metric is counted in, "%" for a share.
     """
     sign = 1 if higher_is_better else -1
     means = {method: float(np.mean(mine))} | {name: float(np.mean(scores)) for name, scores in others.items()}
     over = {name: evidence([[mine]], [[scores]], [""], higher_is_better)[""] for name, scores in others.items()}
     beyond = {name: found.p <= 1 - LEVEL for name, found in over.items()}
     better = {name: sign * (means[method] - means[name]) for name in others}
-    found, helps = over["local"], f"{ONE} helps" if method == "fedavg" else "kin help"
+    found, helps = over["local"], f"{ONE} helps" if method == "fedavg" else HELPS
     if "fedavg" in others and better["fedavg"] <= 0 and _helps(others["fedavg"], others["local"], higher_is_better):
         says = f"{ONE} does {'better' if beyond['fedavg'] else 'as well'} here"
-    elif better["local"] > 0 and beyond["local"]:
-        says = f"{helps} here"
-    elif better["local"] > 0:
+    elif not beyond["local"]:
         says = f"cannot tell whether {helps} here"
+    elif better["local"] > 0:
+        says = f"{helps} here"
     else:
-        says = "learning from others does not help here: keep the model learnt alone"
+        says = f"{HELPS_NOT}: keep the model learnt alone"
     named = {method: f"with {method}", "local": f"when {ALONE}", "fedavg": f"with {ONE}"}
     listed = ", ".join(f"{_score(value, unit)} {named[name]}" for name, value in means.items())
     says = f"{says}: {metric} {listed}"

@@ -15,6 +15,8 @@ Scores = Sequence[Sequence[Any]]  # of one run: by seed and client, [n] the scor
 
 LEVEL = 0.95  # of intervals; and 1 - LEVEL is the share of false ones among clients said to gain or lose
 ALONE, ONE = "learning alone", "one model for all"
+HELPS, HELPS_NOT = "learning from others helps", "learning from others does not help here"
+KEEP = "keep your own models"
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,11 @@ def judge(
     count = f"{several(alone.examples, 'test example')} of {several(len(here), 'client')}"
     if single:  # of a test example or, where those of examples were not kept, of all
         count = f"{several(len(here), 'client')} with one score each"
-    parts = [case.sentence(count) if len(here) > 1 else "one client has no kin: keep its own model (method=local)"]
+    parts = [
+        case.sentence(count)
+        if len(here) > 1
+        else "there is one client, which has nobody to learn from: keep its own model (method=local)"
+    ]
     if len(here) > 1 and method != "local" and not case.for_one:
         counted = _counted(len(gain), len(lose), len(here))
         parts.append("one score each does not tell which clients gain" if single else counted)
@@ -280,14 +286,8 @@ class _Case(NamedTuple):
         alone, shared, chosen = self.alone, self.shared, ""
         if self.candidates > 1:
             chosen = f", chosen among {self.candidates} candidates"
-        if self.method == "local" and self.candidates > 1:
-            extra = f"; on test examples {self._number(shared, ONE)}" if shared else ""
-            return (
-                "no candidate was clearly better than learning alone on validation examples: keep your own models "
-                f"(method=local{chosen}){extra}"
-            )
         if self.method == "local":
-            return "learning from others does not help here: keep your own models (method=local)"
+            return self._of_local(count, chosen)
         if shared and self.fedavg and self.for_one:
             how = "better" if shared.high < 0 else "as well"
             worth, mine = self._number(self.fedavg, ALONE), self._number(shared, ONE, short=True)
@@ -295,14 +295,28 @@ class _Case(NamedTuple):
         by = f" ({self.method}{chosen})" * bool(chosen)
         also = f", and {self._number(shared, ONE, short=True)}" if shared else ""
         if alone.low > 0:
-            helps = f"{ONE} helps" if self.method == "fedavg" else "kin help"
+            helps = f"{ONE} helps" if self.method == "fedavg" else HELPS
             return f"{helps}{by}: {self._number(alone, ALONE)}{also}"
-        if alone.mean > 0:
-            return f"cannot tell from {count}{by}: {self._number(alone, ALONE)}{also}"
-        return (
-            "learning from others does not help here: keep your own models (method=local); "
-            f"{self.method}{chosen}: {self._number(alone, ALONE)}"
-        )
+        if alone.high < 0:
+            return f"{HELPS_NOT}: {KEEP} (method=local); {self.method}{chosen}: {self._number(alone, ALONE)}"
+        return f"cannot tell from {count}{by}: {self._number(alone, ALONE)}{also}"
+
+    def _of_local(self, count: str, chosen: str) -> str:
+        """The sentence on learning alone itself, of which the one thing known is how it compares with FedAvg."""
+        shared = self.shared
+        none = "no candidate was clearly better than learning alone on validation examples"
+        if shared is None:
+            return f"cannot tell whether {HELPS}: only learning alone was trained"
+        if chosen:
+            number = f"on test examples {self._number(shared, ONE)}"
+            if shared.low > 0:
+                return f"{ONE} does not help here, and {none}: {KEEP} (method=local{chosen}); {number}"
+            return f"cannot tell whether {HELPS}: {none}, so each client keeps its own (method=local{chosen}); {number}"
+        if shared.low > 0:
+            return f"{ONE} does not help here: {KEEP} (method=local); local: {self._number(shared, ONE)}"
+        if shared.high < 0:
+            return f"{ONE} does better here: method=fedavg; local: {self._number(shared, ONE)}"
+        return f"cannot tell from {count}: {self._number(shared, ONE)}"
 
     def _number(self, found: Difference, other: str, short: bool = False) -> str:
         """A difference in words: in points, or in per cent of the other's error."""
@@ -329,6 +343,6 @@ class _Case(NamedTuple):
 def _counted(gain: int, lose: int, clients: int) -> str:
     """How many clients gain and lose."""
     if not gain and not lose:
-        return "no client gains or loses beyond noise"
+        return "no single client's difference can be told from noise"
     gains, loses = "gain" + "s" * (gain == 1), "lose" + "s" * (lose == 1)
     return f"{gain} of {several(clients, 'client')} {gains}, {lose} {loses}, {clients - gain - lose} undecided"
