@@ -199,6 +199,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
                     made.executemany("INSERT INTO sales VALUES (?, ?, ?)", rows)
                 Path("site.sql").write_text("SELECT * FROM sales")
             else:
+                Path(given).parent.mkdir(exist_ok=True)
                 Path(given).write_text("\n".join([columns, *(f"{who},{i},{y}" for who, i, y in rows)]))
             config.resolve({"method": "local"} | own_file.read(given, asked, getattr(asked, "method", "")))
         elif words[:2] == ["data", "inspect"] and "/" not in asked.subject and not asked.subject.endswith(".toml"):

@@ -266,14 +266,17 @@ def test_examples_in_docstrings_of_public_names_give_what_they_show(tmp_path, mo
 def test_the_ten_minutes_show_what_the_commands_say(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "start.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(blocks[0], {})
-    assert main(["data", "inspect", "shops.csv", "--client", "shop", "--target", "buys"]) == 0
+    predict, make = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(make, {})
+    Path("examples").mkdir()
+    table = Path("shops.csv").rename("examples/shops.csv")
+    assert table.read_bytes() == (DOCS.parent / table).read_bytes()
+    assert main(["data", "inspect", str(table), "--client", "shop", "--target", "buys"]) == 0
     out, err = capsys.readouterr()
     said, shown = " ".join((err + out).split()), re.search(r"```\n(clients .*?)```", page, re.DOTALL)[1]
     assert " ".join(shown.split()) in said
-    run = "run shops.csv --client shop --target buys --method fedcedar rounds=1 --beside none --out shops --quiet"
+    run = f"run {table} --client shop --target buys --method fedcedar rounds=1 --beside none --out shops --quiet"
     assert main(run.split()) == 0
     capsys.readouterr()
-    exec(blocks[1], {})
+    exec(predict, {})
     assert re.fullmatch(r"\[('(yes|no)'(, )?){3}\]\n", capsys.readouterr().out)

@@ -1,5 +1,6 @@
 """What is installed: every file that kinfed reads is in the wheel, and the tests pass from there."""
 
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,6 +26,19 @@ def test_every_folder_of_code_is_a_package():
     """Or setuptools would leave it out."""
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+def test_a_demo_installs_what_kinfed_needs_and_tests_install_the_rest(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def installs(*words):
+        done = subprocess.run(["make", "-n", *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return [line.partition("constraints.txt ")[2] for line in done.stdout.splitlines() if " pip install " in line]
+
+    assert installs("demo") == ["-e ."]
+    assert installs("demo", "TORCH_INDEX=file:///wheels") == ["--index-url file:///wheels torch", "-e ."]
+    assert installs("test") == installs("lint") == ["-e .", "-e '.[dev]'"]
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def test_errors_are_compared_by_ranks_and_in_per_cent():
         (
             (9, 10, 9, 10),
             None,
-            "cannot tell from 80 test examples of 4 clients: -2.5 points on average over learning alone (95 % interval -7.1",
+            "cannot tell from 80 test examples of 4 clients: -2.5 points on average over learning alone (95 %",
         ),
         (
             (4, 5, 4, 3),
