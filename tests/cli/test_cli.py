@@ -430,3 +430,31 @@ def test_a_command_imports_only_what_it_needs(words, without, tmp_path):
     assert "kinfed.cli.program" in loaded
     assert not without.intersection(loaded)
     assert spins == "1000"  # threads of PyTorch's that wait leave their cores to others
+
+
+def test_a_log_is_told_how_far_a_run_is(tmp_path, monkeypatch, capsys):
+    command = ["run", "local", "rounds=3", "--out"]
+    assert main([*command, str(tmp_path / "soon")]) == 0
+    assert "round 1 of 3" not in capsys.readouterr().err  # it took no minute
+    monkeypatch.setattr("kinfed.cli.running.SILENCE", 0.0)
+    assert main([*command, str(tmp_path / "late")]) == 0
+    assert "round 1 of 3, validation accuracy 0." in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "quiet"), "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_page_that_cannot_be_opened_is_said(tmp_path, monkeypatch, capsys):
+    run, opened = tmp_path / "run", []
+    assert main(["run", "local", "rounds=1", "--out", str(run), "--quiet"]) == 0
+    monkeypatch.setattr("kinfed.cli.report.sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    for works in (None, False, True):
+        if works is not None:
+            monkeypatch.setenv("DISPLAY", ":0")
+        monkeypatch.setattr("webbrowser.open", lambda page, works=works: opened.append(page) or works)
+        assert main(["report", str(run), "--open"]) == 0
+        said = capsys.readouterr().err
+        why = {None: "there is no display", False: "no browser could be started"}.get(works)
+        assert (f"it was not opened, as {why} here: open {run}/report.html in a browser" in said) == (not works)
+    assert opened == [(run / "report.html").as_uri()] * 2

@@ -138,6 +138,9 @@ def test_ctrl_c_leaves_a_table_of_what_is_finished_and_says_how_to_go_on(capsys,
 def test_ours_stands_beside_the_printed_and_what_is_finished_is_kept(tmp_path, capsys):
     asked = ["--method", "local", "--column", "digits/average", "--jobs", "1"]
     _, err = reproduce(capsys, *asked)
+    first, *more = err.splitlines()  # a log is told at once what there is to do, and then of each run
+    assert first == "made.table9: 4 of 4 runs to do, 1 at a time, in reproductions/made.table9"
+    assert [line.partition(":")[0] for line in more[:8]] == ["begun", "done"] * 4
     found = table()
     each = {c: accuracies(tmp_path, f"digits/{c}", "local", "own") for c in ("iid", "shards")}
     for column, values in each.items():

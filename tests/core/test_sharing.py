@@ -466,6 +466,12 @@ def test_the_plan_names_what_travels_stays_and_never_moves_before_training(tmp_p
     federation = Federation.from_arrays(x, (x[:, 0] > 0).long(), client)
     fit(method, federation, net, rounds=1, execution=Execution(planned=lambda sharing: said.append(sharing.plan)))
     assert said == [plan]
-    command = ["run", "fedrep", "rounds=1", "--beside", "none", "--out", str(tmp_path / "out")]
-    assert main(command) == 0
-    assert capsys.readouterr().err.startswith("tensors   shared fc1.weight, fc1.bias (4,160 numbers); personal head.")
+    command = ["run", "fedrep", "rounds=1", "--beside", "none", "--out"]
+    assert main([*command, str(tmp_path / "brief")]) == 0
+    brief = capsys.readouterr().err
+    assert main([*command, str(tmp_path / "long"), "--verbose"]) == 0
+    long = capsys.readouterr().err
+    assert long.startswith("tensors   shared fc1.weight, fc1.bias (4,160 numbers); personal head.")
+    for word in ("tensors", "executor", " kB"):
+        assert word in long
+        assert word not in brief

@@ -52,7 +52,11 @@ def read(folder):
 def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys):
     assert main(["run", "cfl", *shops, "--out", str(tmp_path / "a")]) == 0
     found = read(tmp_path / "a")["verdict"]
-    assert said(capsys).endswith(f" {found['sentence']}")
+    shown = said(capsys)
+    assert shown.endswith(f" {found['sentence']}")
+    for label, name in (("learning alone", "local"), ("one model for all", "fedavg")):  # in the table of scores
+        other = read(tmp_path / "a/beside" / name)
+        assert f"{label} {100 * other['scores'][other['chosen']]['mean']:.2f} " in shown
     assert found["over"].keys() == {"local", "fedavg"}
     for name in ("local", "fedavg"):
         other = read(tmp_path / "a/beside" / name)

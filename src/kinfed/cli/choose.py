@@ -23,7 +23,7 @@ from ..experiments.race import Entry
 from ..experiments.sweep import parse
 from ..metrics.statistics import is_share
 from . import own_file
-from .running import Bar, data_dir, describe, options, score_text, unwatched
+from .running import Bar, data_dir, describe, detail, options, score_text, unwatched
 
 SHOWN = 10  # candidates in the table
 
@@ -32,7 +32,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     choosing = commands.add_parser(
         "choose",
-        parents=[options(), own_file.columns(), common],
+        parents=[options(), detail(), own_file.columns(), common],
         description="Find the method and the learning rate that suit your clients: candidates race on validation "
         "examples, the worst leaving at a quarter and half of the rounds. The winner replaces Local and FedAvg only if "
         "it is clearly better. Test examples are used once, at the end. The same command with the same --out continues "
@@ -126,7 +126,7 @@ def show_choice(chosen: Chosen, args: argparse.Namespace, console: Console) -> N
     for line in _notes(choice):
         console.print(line, soft_wrap=True)
     console.print()
-    describe(summary, console)
+    describe(summary, console, verbose=args.verbose)
     console.print(f"repeat the winner with: kinfed run {choice['out']}/best.toml --out DIR", soft_wrap=True)
 
 

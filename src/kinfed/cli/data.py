@@ -79,9 +79,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     looked.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="settings of the data set or experiment"
     )
-    looked.add_argument(
-        "--picture", type=Path, metavar="FILE.png", help="picture to write (default: NAME.png in the working directory)"
-    )
+    looked.add_argument("--picture", type=Path, metavar="FILE.png", help="also draw what is in it, as this file")
     looked.set_defaults(command=_inspect)
 
 
@@ -173,9 +171,9 @@ def _inspect(args: argparse.Namespace, console: Console) -> None:
     path = folder / f"{settings['name']}.npz" if folder else None
     if path and path.is_file() and settings["name"] not in WITHOUT_FILE:
         facts = {"file": str(path), "sha256": sha256(path)} | facts
-    picture = args.picture or Path(f"{name}.png")
-    examples(dataset, name, picture)
-    facts |= {"picture": str(picture)}
+    if args.picture:
+        examples(dataset, name, args.picture)
+        facts |= {"picture": str(args.picture)}
     if args.json:
         chosen: dict[str, Any] = {} if choices is None else {"choices": choices.said, "doubts": choices.doubts}
         chosen |= {} if columns is None else {"columns": columns.to_dict()}

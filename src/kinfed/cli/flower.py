@@ -192,6 +192,7 @@ def _add_run(actions: Any, server: argparse.ArgumentParser, common: argparse.Arg
         "which takes as many rounds again; or none (default: local)",
     )
     run.add_argument("--quiet", action="store_true", help="print only the results")
+    run.add_argument("--verbose", action="store_true", help="also print bytes, seconds and which tensors travel")
     run.set_defaults(command=_run)
 
 
@@ -309,11 +310,9 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     report = (lambda text: None) if args.quiet else _printer(console)
     summary = follow.run(Path(args.home), out, report)
     show(summary, args, console)
-    if each := summary.bytes_per_client_and_round:
-        report(
-            f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv); the models are at "
-            "the sites"
-        )
+    if (each := summary.bytes_per_client_and_round) and args.verbose:
+        report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
+    report("the models are at the sites")
 
 
 def _beside(text: str) -> list[str]:

@@ -16,14 +16,14 @@ from ..experiments import config, parts
 from ..experiments.results import write_history
 from ..experiments.run_folder import RunFolder
 from ..simulation.devices import pick_device
-from .running import Bar, add_settings, place, show
+from .running import Bar, add_settings, detail, place, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     reference = commands.add_parser(
         "reference",
-        parents=[place(), common],
+        parents=[place(), detail(), common],
         description="Train a centralised reference on the data of an experiment: the same readings, split and scores.",
         epilog="example: kinfed reference graph-wavenet papers/sfl/table1/metr_la reference.epochs=10",
     )

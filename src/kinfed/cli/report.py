@@ -42,7 +42,7 @@ def _report(args: argparse.Namespace, console: Console) -> None:
     else:
         console.print(f"the report is in {out}", soft_wrap=True)
     if args.open:
-        show_page(out)
+        show_page(out, console)
 
 
 def write_page(folders: list[Path], out: Path | None = None) -> Path:
@@ -55,7 +55,9 @@ def write_page(folders: list[Path], out: Path | None = None) -> Path:
     return place
 
 
-def show_page(path: Path) -> None:
-    """Open a page in a browser, if there is a display to open it on."""
-    if sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
-        webbrowser.open(path.resolve().as_uri())
+def show_page(path: Path, console: Console) -> None:
+    """Open a page in a browser; where that cannot be, say so."""
+    display = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if not (display and webbrowser.open(path.resolve().as_uri())):
+        why = "no browser could be started" if display else "there is no display"
+        console.print(f"it was not opened, as {why} here: open {path} in a browser", soft_wrap=True)

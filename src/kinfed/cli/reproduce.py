@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..data.split import LEAST
-from ..errors import RunError, explain
+from ..errors import RunError, explain, several
 from ..experiments import own_parts
+from ..experiments.config import Experiment
 from ..experiments.process_pool import carry_out
 from ..experiments.reproduction import Line, Reproduction
 from ..experiments.run_folder import RunFolder
@@ -121,35 +122,11 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
     if parallel > 0:  # or it is refused below
         made.share(args.precision)
     runs = made.runs()
-    left = {name: run for name, run in runs.items() if not RunFolder(run[1]).is_finished}
-    where = unwatched(args, workers=1 if parallel > 1 else None)
-    failed: dict[str, str] = {}
-    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
-    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-    names = activity_column(45, console)
-    shown_live = console.is_terminal and not args.quiet
-    with Progress(*columns, *times, names, console=console, transient=True, disable=not shown_live) as bar:
-        task, going = bar.add_task("", total=len(runs), completed=len(runs) - len(left)), list[str]()
-
-        def begin(name: str) -> None:
-            going.append(name)
-            bar.update(task, description="; ".join(going))
-
-        try:
-            with closing(carry_out(runs, where, parallel, begin, made.data_dir)) as outcomes:
-                for outcome in outcomes:
-                    going = [name for name in going if name != outcome.name]
-                    bar.update(task, advance=outcome.name in left, description="; ".join(going))
-                    if outcome.problem is not None:
-                        why = explain(outcome.problem)[1].replace("\n", " ")
-                        failed[str(outcome.folder)] = why
-                        console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
-                    elif outcome.name in left:
-                        _write(made, failed)
-                        if not (shown_live or args.quiet):  # into a log
-                            console.print(f"done: {outcome.name}", soft_wrap=True)
-        except KeyboardInterrupt as stop:
-            raise type(stop)("interrupted; run the same command again to resume") from None
+    left = {name for name, run in runs.items() if not RunFolder(run[1]).is_finished}
+    try:
+        failed = _carry_out(made, runs, left, parallel, args, console)
+    except KeyboardInterrupt as stop:
+        raise type(stop)("interrupted; run the same command again to resume") from None
     if len(left) > len(failed):
         remember(made.out)
     tables = write_statistics(made)
@@ -163,12 +140,60 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
 
 
+def _carry_out(
+    made: Reproduction,
+    runs: dict[str, tuple[Experiment, Path]],
+    left: set[str],
+    parallel: int,
+    args: argparse.Namespace,
+    console: Console,
+) -> dict[str, str]:
+    """Do the runs that are `left`, with a bar on a terminal and lines in a log; why each that failed did, by folder."""
+    where, failed, going = unwatched(args, workers=1 if parallel > 1 else None), dict[str, str](), list[str]()
+    logs = not (console.is_terminal or args.quiet)
+
+    def log(text: str) -> None:
+        if logs:
+            console.print(text, soft_wrap=True)
+
+    def begin(name: str) -> None:
+        going.append(name)
+        bar.update(task, description="; ".join(going))
+        log(f"begun: {name}")
+
+    if parallel > 0:
+        count = several(len(runs), "run")
+        log(f"{made.protocol.name}: {len(left)} of {count} to do, {parallel} at a time, in {made.out}")
+    with _bar(console, console.is_terminal and not args.quiet) as bar:
+        task = bar.add_task("", total=len(runs), completed=len(runs) - len(left))
+        with closing(carry_out(runs, where, parallel, begin, made.data_dir)) as outcomes:
+            for outcome in outcomes:
+                going[:] = [name for name in going if name != outcome.name]
+                bar.update(task, advance=outcome.name in left, description="; ".join(going))
+                if outcome.problem is not None:
+                    why = explain(outcome.problem)[1].replace("\n", " ")
+                    failed[str(outcome.folder)] = why
+                    console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
+                elif outcome.name in left:
+                    _write(made, failed)
+                    log(f"done: {outcome.name}")
+    return failed
+
+
+def _bar(console: Console, shown: bool) -> Progress:
+    """How many runs have ended, how long that takes, and which are going on."""
+    columns = (BarColumn(30), MofNCompleteColumn(), TextColumn("runs"))
+    times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
+    names = activity_column(45, console)
+    return Progress(*columns, *times, names, console=console, transient=True, disable=not shown)
+
+
 def _show(made: Reproduction, shown: Sheet, tables: Sequence[Grid], console: Console) -> None:
     """Print the table with its statistics; of several columns the mean ranks alone."""
-    several = any(one.name == "ranks" for one in tables)
+    many = any(one.name == "ranks" for one in tables)
     for part in terminal(shown):
         console.print(part)
-    show_tables((one for one in tables if one.name == "ranks" or not several), console)
+    show_tables((one for one in tables if one.name == "ranks" or not many), console)
     console.print(f"table.md, table.csv, table.tex and the runs are in {made.out}", soft_wrap=True)
     if tables:
         console.print(f"intervals, paired tests and ranks of every column: {made.out / STATISTICS}", soft_wrap=True)

@@ -22,7 +22,7 @@ from ..simulation.execution import Execution
 from . import own_file
 from .choose import choose_for, show_choice
 from .report import show_page, write_page
-from .running import Bar, data_dir, execution, options, show
+from .running import Bar, data_dir, detail, execution, options, show
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -109,7 +109,7 @@ def _add_resume(commands: Any, running: argparse.ArgumentParser, common: argpars
 
 def _followed() -> argparse.ArgumentParser:
     """Options for how to run, and where to follow it."""
-    running = argparse.ArgumentParser(add_help=False, parents=[options()])
+    running = argparse.ArgumentParser(add_help=False, parents=[options(), detail()])
     running.add_argument(
         "--track",
         action="append",
@@ -135,7 +135,7 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     source = experiment.method_name if yours else args.source
     config.warn_of_idle(source, args.overrides, {experiment.method_name: experiment.method})
     federation = _tell(experiment, args, console) if yours else None
-    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, federation)
     if summary:  # the process that leads has one
         show(summary, args, console, hint=wanted == "auto")
@@ -155,7 +155,7 @@ def _further(args: argparse.Namespace, console: Console, wanted: str | tuple[str
         what = args.source if "=" not in args.source else "--method" if args.method else "--budget"
         raise UsageError(f"--from goes on with the run's own method and config; leave out {what}, or --from")
     experiment, former = further(args.former, [args.source] * bool(args.source) + args.overrides)
-    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         summary = launch(experiment, args.out, _tracked(args, bar), data_dir(args), wanted, bar.begin, former=former)
     if summary:
         show(summary, args, console, hint=wanted == "auto")
@@ -168,7 +168,7 @@ def _open(folder: Path, args: argparse.Namespace, console: Console) -> None:
     page = write_page([folder])
     if not args.quiet:
         console.print(f"the report is in {page}", soft_wrap=True)
-    show_page(page)
+    show_page(page, console)
 
 
 def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) -> Federation:
@@ -197,7 +197,7 @@ def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
 def _resume(args: argparse.Namespace, console: Console) -> None:
     wanted = beside.parse(args.beside or "none")
     tracking.check(args.track)
-    with distributed.group(), Bar(console, args.quiet or not distributed.leads()) as bar:
+    with distributed.group(), Bar(console, args.quiet or not distributed.leads(), args.verbose) as bar:
         summary = resume(args.folder, _tracked(args, bar), data_dir(args), wanted, bar.begin)
     if summary:
         show(summary, args, console)

@@ -3,7 +3,8 @@
 import argparse
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from ..core.history import History
 from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..errors import several
+from ..experiments.run_folder import RunFolder
 from ..metrics.statistics import is_share
+from ..metrics.verdict import ALONE, ONE
 from ..report.grid import quantity
 from ..simulation.execution import Execution
 from ..simulation.precision import PRECISIONS
@@ -28,6 +31,7 @@ OWN_COLUMNS = frozenset(
     ["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS, "r2_clients"]
 )
 TWENTY = 20  # with fewer clients, 5 % are less than one client
+SILENCE = 60.0  # seconds after which a log is told how far a run is
 MODELS = {  # the names that methods use for scored models
     "own": "the client's, after local training",
     "mixed": "made for the client, before local training",
@@ -57,6 +61,15 @@ def place() -> argparse.ArgumentParser:
     training.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
     training.add_argument("--quiet", action="store_true", help="show no progress bar and no table")
     return training
+
+
+def detail() -> argparse.ArgumentParser:
+    """The option to be told more of how a run was carried out."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--verbose", action="store_true", help="also print the executor, which tensors travel, seconds and bytes"
+    )
+    return parser
 
 
 def options() -> argparse.ArgumentParser:
@@ -121,12 +134,14 @@ def activity_column(width: int, console: Console) -> TextColumn:
 
 
 class Bar:
-    """The live progress bar: rounds, the headline score on validation data, time left."""
+    """The live progress bar: rounds, the headline score on validation data, time left; in a log, a line a minute."""
 
-    def __init__(self, console: Console, quiet: bool) -> None:
+    def __init__(self, console: Console, quiet: bool, verbose: bool = False) -> None:
         columns = (BarColumn(30), activity_column(17, console), TimeRemainingColumn())
         self._bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
-        self._console, self._quiet, self._planned = console, quiet, ""
+        self._console, self._planned = console, ""
+        self._tells_plan, self._logs = verbose and not quiet, not (quiet or console.is_terminal)
+        self._spoke = time.monotonic()
         self._task = self._bar.add_task("loading data and model", total=None)
         self._name = ""
 
@@ -144,13 +159,14 @@ class Bar:
 
     def plan(self, sharing: Sharing) -> None:
         """Say which tensors travel, stay and never move, unless all travel; once for several runs that are alike."""
-        if sharing.divided and not self._quiet and sharing.plan != self._planned:
+        if sharing.divided and self._tells_plan and sharing.plan != self._planned:
             self._planned = sharing.plan
             self._console.print(f"tensors   {sharing.plan}", soft_wrap=True)
 
     def count(self, done: int, several: int) -> None:
         """Show how many of several parallel runs have ended."""
         self._bar.update(self._task, completed=done, total=several, description=f"{done} of {several} runs")
+        self._log(f"{done} of {several} runs have ended")
 
     def update(self, history: History, rounds: int) -> None:
         """Show a run's progress."""
@@ -160,6 +176,13 @@ class Bar:
             split = "validation" if (name, "validation", metric) in history.scores[-1] else "test"
             status += f", {split} {metric} {history.scores[-1][name, split, metric].nanmean():.3f}"
         self._bar.update(self._task, completed=history.done, total=rounds, description=status)
+        self._log(status)
+
+    def _log(self, status: str) -> None:
+        """Where nobody sees a bar, print a status that comes a minute after the last."""
+        if self._logs and time.monotonic() - self._spoke >= SILENCE:
+            self._spoke = time.monotonic()
+            self._console.print(status, soft_wrap=True)
 
 
 def show(summary: Summary, args: argparse.Namespace, console: Console, hint: bool = False) -> None:
@@ -170,10 +193,10 @@ def show(summary: Summary, args: argparse.Namespace, console: Console, hint: boo
     if args.json:
         print(json.dumps(summary.to_dict()))
     if not args.quiet:
-        describe(summary, console, hint)
+        describe(summary, console, hint, args.verbose)
 
 
-def describe(summary: Summary, console: Console, hint: bool = False) -> None:
+def describe(summary: Summary, console: Console, hint: bool = False, verbose: bool = False) -> None:
     """Print the final table and the verdict on standard error, see `show`."""
     seeds = f"seeds {summary.seeds[0]} to {summary.seeds[-1]}" if summary.seeds else f"seed {summary.seed}"
     console.print(
@@ -181,7 +204,7 @@ def describe(summary: Summary, console: Console, hint: bool = False) -> None:
         f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {seeds}"
     )
     console.print(_scores(summary))
-    for line in _notes(summary):
+    for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
@@ -192,14 +215,14 @@ def describe(summary: Summary, console: Console, hint: bool = False) -> None:
 
 
 def _scores(summary: Summary) -> Table:
-    """One row per model: its test scores over clients."""
+    """One row per model: its test scores over clients; then those of learning alone and of one model for all."""
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("model")
-    share = summary.is_share
-    unit = "%" if share else summary.unit
+    shown.add_column("model", no_wrap=True)
+    unit = "%" if summary.is_share else summary.unit
     test = f"test {summary.metric}{f', {unit}' * bool(unit)}"
     extra = {m: heading for m, heading in BY_CLASS.items() if any(m in s for s in summary.scores.values())}
-    if extra:  # shorter headings, as there are more
+    compared = _compared_with(summary)
+    if extra or compared:  # shorter headings, as there are more or longer names
         test = test.replace(" ", "\n", 1)
     few = summary.clients < TWENTY
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
@@ -207,16 +230,30 @@ def _scores(summary: Summary) -> Table:
     for column in headings:
         shown.add_column(column, justify="right", vertical="bottom")
     last = "over seeds" if summary.seeds else "best round" if _is_selected(summary) else "last round"
-    shown.add_column(last, justify="right")
-    for name, s in summary.scores.items():
-        mean, std, worst, best, seeds_std = (
-            score_text(s.get(key, 0), share) for key in ("mean", "std", "worst5", "best5", "std_seeds")
-        )
+    shown.add_column(last.replace(" ", "\n") if extra or compared else last, justify="right", vertical="bottom")
+    for name, scores in summary.scores.items():
         mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
-        more = [score_text(s[metric], is_share(metric)) if metric in s else "" for metric in extra]
-        last = f"± {seeds_std}" if summary.seeds else f"{s['round']:g}"
-        shown.add_row(name + mark, mean, *more, f"± {std}", worst, best, last)
+        shown.add_row(name + mark, *_cells(summary, scores, extra))
+    for name, other in compared.items():
+        shown.add_row(name, *_cells(other, other.scores[other.chosen], extra))
     return shown
+
+
+def _cells(summary: Summary, scores: dict[str, float], extra: Iterable[str]) -> list[str]:
+    """A model's test scores as a row of the table; `extra` are the metrics that have a column too."""
+    keys = ("mean", "std", "worst5", "best5", "std_seeds")
+    mean, std, worst, best, over_seeds = (score_text(scores.get(key, 0), summary.is_share) for key in keys)
+    more = [score_text(scores[metric], is_share(metric)) if metric in scores else "" for metric in extra]
+    return [mean, *more, f"± {std}", worst, best, f"± {over_seeds}" if summary.seeds else f"{scores['round']:g}"]
+
+
+def _compared_with(summary: Summary) -> dict[str, Summary]:
+    """The runs of Local and FedAvg that the verdict compares a run with, as the verdict calls them."""
+    if summary.verdict is None:
+        return {}
+    both = {ALONE: "local", ONE: "fedavg"}
+    found = {name: RunFolder(Path(summary.out)).beside(method) for name, method in both.items()}
+    return {name: folder.read_summary() for name, folder in found.items() if folder.is_finished}
 
 
 def _is_selected(summary: Summary) -> bool:
@@ -256,6 +293,10 @@ def _notes(summary: Summary) -> Iterator[str]:
             f"{relation['origin']} relation: finds the hidden groups with AUROC {relation['auroc']:.3f}, "
             f"mean weight {relation['within']:.4f} within and {relation['between']:.4f} between groups"
         )
+
+
+def _carried_out(summary: Summary) -> Iterator[str]:
+    """How the run was carried out: seconds, executor, bytes, tensors; one line each."""
     precision = f" in {summary.precision}" if summary.precision not in (None, "float32") else ""
     reason = f" ({summary.reason})" if summary.reason is not None else ""
     yield (
