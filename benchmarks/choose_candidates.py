@@ -84,10 +84,10 @@ def lines(everything):
     """The table's lines: the methods of now, then others beside them, without one of them, and all."""
     yield f"| methods | mean | worst of {len(everything)} | times FedAvg |"
     yield "| --- | ---: | ---: | ---: |"
-    sets = {f"those that are tried: {', '.join(TRIED)}": TRIED}
-    sets |= {f"and {name}": (*TRIED, name) for name in MORE}
-    sets |= {f"without {name}": tuple(one for one in TRIED if one != name) for name in TRIED[2:]}
-    sets["and all of these"] = TRIED + MORE
+    sets = {f"the default seven: {', '.join(TRIED)}": TRIED}
+    sets |= {f"the default seven plus {name}": (*TRIED, name) for name in MORE}
+    sets |= {f"the default seven without {name}": tuple(one for one in TRIED if one != name) for name in TRIED[2:]}
+    sets["the default seven plus all of the above"] = TRIED + MORE
     for label, methods in sets.items():
         gains, cost = worth(methods, everything)
         yield f"| {label} | {np.mean(gains):+.1f} | {np.min(gains):+.1f} | {cost:.1f} |"

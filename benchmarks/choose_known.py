@@ -127,7 +127,7 @@ def main():
             f"{torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads."
         )
         part = "\n".join([head, "", *lines(short, *found, name in GROUPS)])
-        page.put(PAGE, short, part, "On federations that nobody tuned for")
+        page.put(PAGE, short, part, "Nine federations")
     print(PAGE.read_text())
 
 

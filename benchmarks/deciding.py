@@ -329,7 +329,7 @@ def part(name):
     """What a page says of an experiment: its question, and if it was run its table, its answer and its command."""
     asked, rows = ASKED[name], read(name)
     if not rows:
-        return wrap(f"*{asked.asks}* Not run yet: `python benchmarks/deciding.py {name}`.")
+        return wrap(f"*{asked.asks}* Open; `python benchmarks/deciding.py {name}` would tell.")
     means, seeds = spread(asked, rows), seeds_of(rows)
     last = f"`python benchmarks/deciding.py {name}`, {f'seeds {seeds}' if ',' in seeds else 'one seed'};"
     last += f" scores by seed are in [{name}.csv](deciding/{name}.csv)."

@@ -1,6 +1,6 @@
 """What a newcomer to a finished federation has with few examples: python benchmarks/onboarding.py [CASE ...] --keep DIR
 
-Every method at its settings on rotated digits, DG-60, the METR-LA subset and a federation that nobody tuned for, over
+Every method at its settings on rotated digits, DG-60, the METR-LA subset and one of nine federations, over
 seeds 0 to 2, with a part of the clients left out; afterwards each of these joins with 0, 10, 50 and all of its
 examples (of DG-60: 0, 2 and 10). What is measured is kept in --keep, and the same command goes on; --write only
 writes docs/results/onboarding.md, of all that is kept in --keep and its folders. DG-60 and METR-LA need KINFED_DATA;

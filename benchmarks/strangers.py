@@ -1,4 +1,4 @@
-"""What methods are worth on federations that nobody tuned them for: python benchmarks/strangers.py [--answers FILE]
+"""What methods are worth at their defaults, on nine federations: python benchmarks/strangers.py [--answers FILE]
 
 Every method at its defaults, and `choose`, on nine kinds of federations that users bring, beside the better of Local
 and FedAvg, with two kinds of training: `plain` (SGD 0.2, batch 8, two local epochs, 20 rounds) and `own`, the
@@ -294,7 +294,7 @@ def main():
         f"`{command}{' --answers FILE' if args.answers else ''}`, kinfed {kinfed.__version__}, PyTorch "
         f"{torch.__version__}, Python {platform.python_version()}, {torch.get_num_threads()} threads.{left}"
     )
-    page.put(PAGE, args.part, "\n".join([head, "", *lines]), "On federations that nobody tuned for")
+    page.put(PAGE, args.part, "\n".join([head, "", *lines]), "Nine federations")
     print(PAGE.read_text())
 
 
