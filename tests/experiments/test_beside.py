@@ -49,7 +49,7 @@ def read(folder):
 
 
 @pytest.mark.beside
-def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys):
+def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys, monkeypatch):
     assert main(["run", "cfl", *shops, "--out", str(tmp_path / "a")]) == 0
     found = read(tmp_path / "a")["verdict"]
     shown = said(capsys)
@@ -57,6 +57,9 @@ def test_a_run_ends_with_its_verdict(shops, tmp_path, capsys):
     for label, name in (("learning alone", "local"), ("one model for all", "fedavg")):  # in the table of scores
         other = read(tmp_path / "a/beside" / name)
         assert f"{label} {100 * other['scores'][other['chosen']]['mean']:.2f} " in shown
+    monkeypatch.setenv("COLUMNS", "40")  # no digit is cut off
+    assert main(["resume", str(tmp_path / "a"), "--beside", "local,fedavg"]) == 0
+    assert shown.partition("* chosen")[0].partition("test")[2] in said(capsys)
     assert found["over"].keys() == {"local", "fedavg"}
     for name in ("local", "fedavg"):
         other = read(tmp_path / "a/beside" / name)

@@ -31,6 +31,7 @@ OWN_COLUMNS = frozenset(
     ["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS, "r2_clients"]
 )
 TWENTY = 20  # with fewer clients, 5 % are less than one client
+WIDEST = 1000  # characters of a table
 SILENCE = 60.0  # seconds after which a log is told how far a run is
 MODELS = {  # the names that methods use for scored models
     "own": "the client's, after local training",
@@ -203,7 +204,9 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
         f"{summary.method} on {summary.dataset}: {several(summary.clients, 'client')}, "
         f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {seeds}"
     )
-    console.print(_scores(summary))
+    scores = _scores(summary)
+    scores.width = console.measure(scores, options=console.options.update(max_width=WIDEST)).maximum
+    console.print(scores, crop=False)  # on a narrower terminal, too, no digit is cut off
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
@@ -228,9 +231,10 @@ def _scores(summary: Summary) -> Table:
     spread = ["over clients", *(f"{which} {'client' if few else '5 %'}" for which in ("worst", "best"))]
     headings = [test, *extra.values(), *(h.replace(" ", "\n", 1) if extra else h for h in spread)]
     for column in headings:
-        shown.add_column(column, justify="right", vertical="bottom")
+        shown.add_column(column, justify="right", vertical="bottom", no_wrap=True)
     last = "over seeds" if summary.seeds else "best round" if _is_selected(summary) else "last round"
-    shown.add_column(last.replace(" ", "\n") if extra or compared else last, justify="right", vertical="bottom")
+    last = last.replace(" ", "\n") if extra or compared else last
+    shown.add_column(last, justify="right", vertical="bottom", no_wrap=True)
     for name, scores in summary.scores.items():
         mark = " *" if name == summary.chosen and len(summary.scores) > 1 else ""
         shown.add_row(name + mark, *_cells(summary, scores, extra))
