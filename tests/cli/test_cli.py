@@ -1,5 +1,6 @@
 """The command line as a person uses it, and what it says when the request is wrong."""
 
+import io
 import json
 import os
 import re
@@ -13,10 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.text import Text
 from safetensors.torch import load_file
 
 import kinfed
 from kinfed.cli import main
+from kinfed.cli.console import Literal
 from kinfed.experiments.config import DEFAULT
 from kinfed.methods import FAMILIES, METHODS
 
@@ -458,3 +461,17 @@ def test_a_page_that_cannot_be_opened_is_said(tmp_path, monkeypatch, capsys):
         why = {None: "there is no display", False: "no browser could be started"}.get(works)
         assert (f"it was not opened, as {why} here: open {run}/report.html in a browser" in said) == (not works)
     assert opened == [(run / "report.html").as_uri()] * 2
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_words_are_never_broken(terminal):
+    """What is to be copied stays in one piece, however narrow a terminal is; a log has one line."""
+    path = "runs/a/folder/that/is/longer/than/a/line/of/this/terminal"
+    words = "the report is in a folder, and not opened"
+    for text in (f"{words}: {path}", Text(f"{words}: {path}", style="bold"), "[red] :smile: [/]"):
+        console = Literal(file=io.StringIO(), force_terminal=terminal, width=30, color_system=None)
+        console.print(text, soft_wrap=True)
+        printed = console.file.getvalue()
+        assert printed.split() == str(text).split()
+        assert terminal or len(printed.splitlines()) == 1
+        assert all(len(line.rstrip()) <= 30 or line.strip() == path for line in printed.splitlines() if terminal)
