@@ -128,24 +128,28 @@ def test_every_method_shares_what_it_should_and_nothing_else(name, settings):
     server, fleet, history = outcome(method)
     sharing = Sharing.of(method, fleet.model.layout)
     numbers = sharing.shared.size
-    assert numbers == sharing.count("shared")[1] < sharing.layout.size
+    assert numbers == sharing.count("shared")[1] < sharing.layout.whole.size
     assert history.bytes_up == (UPLOADS.get(name, 1) * numbers + BESIDES.get(name, 0)) * 8 * len(SIZES) * ROUNDS
     theta, initial = history.models["theta"], fleet.model.theta  # [N, d] and [d]
     theta = theta.expand(len(SIZES), -1)
     uploaded = torch.cat([t.flatten() for t in fleet.uploads] or [torch.zeros(0)])
+    begun = model_for(method, module(method))
+    for name in sharing.frozen:  # in the model itself, for all
+        assert torch.equal(fleet.model.frozen[name], begun.layout.tensors(begun.theta)[name]), name
+        assert not torch.isin(fleet.model.frozen[name], uploaded).any(), f"{name} was uploaded"
     for entry in sharing.layout.entries:
         mine = theta[:, entry.at]
-        if entry.name in sharing.frozen:
-            assert torch.equal(mine, initial[entry.at].expand(len(SIZES), -1)), entry.name
         # A bias before normalisation has no gradient, nor has a policy between heads that are still the same.
         if entry.name in sharing.personal and "policy" not in entry.name and entry.name != "0.bias":
             assert (mine != initial[entry.at]).any(1).all(), f"{entry.name} was not trained"
-        if entry.name in sharing.personal | sharing.frozen:
+        if entry.name in sharing.personal:
             assert not torch.isin(mine, uploaded).any(), f"{entry.name} was uploaded"
+    assert theta.shape[1] == len(initial) == sharing.layout.size
     # A private state keeps a personal part once, and of the model no more than is shared besides.
     assert fleet.state.personal.shape == (len(SIZES), sharing.count("personal")[1])
     assert all(t[0].numel() <= numbers for t in tree_leaves(fleet.state.own))
-    assert all(t.shape[-1] != sharing.layout.size for t in tree_leaves(server) if t.ndim)
+    sizes = {sharing.layout.size, sharing.layout.whole.size} - {numbers}
+    assert all(t.shape[-1] not in sizes for t in tree_leaves(server) if t.ndim)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -323,7 +327,7 @@ def test_tuning_tunes_the_personal_part_of_the_tuned_model_alone():
     sent = fleet.method.send(roster, server, everyone)
     tuned = fleet.evaluate(ROUNDS, everyone, sent).models["tuned"].theta
     _, uploads = plain.train(ROUNDS, everyone, sent)
-    trained = plain.method.sharing.compose(uploads.theta, plain.state.personal, plain.model.theta)
+    trained = plain.method.sharing.compose(uploads.theta, plain.state.personal)
     torch.testing.assert_close(tuned, trained, rtol=0, atol=0)
 
 
@@ -368,9 +372,12 @@ def test_parts_make_the_whole_and_have_a_layout_of_their_own():
     layout = Layout.of(module())
     sharing = Sharing.of(FedAvg(personal=("1.weight", "5.bias"), frozen=("3.weight",)), layout)
     theta = torch.arange(float(layout.size)).expand(2, -1)
-    shared, personal = sharing.cut(theta), sharing.cut(theta, "personal")
-    assert torch.equal(sharing.compose(shared, personal, theta), theta)
     tensors = layout.tensors(theta[0])
+    theta = sharing.layout.without_frozen(theta)
+    assert theta.shape[1] == layout.size - 16
+    assert torch.equal(sharing.layout.without_frozen(theta), theta)
+    shared, personal = sharing.cut(theta), sharing.cut(theta, "personal")
+    assert torch.equal(sharing.compose(shared, personal), theta)
     for name, tensor in sharing.shared.tensors(shared[0]).items():
         assert torch.equal(tensor, tensors[name])
     assert torch.equal(personal[0], torch.cat([tensors["1.weight"], tensors["5.bias"]]))

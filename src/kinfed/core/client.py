@@ -249,7 +249,7 @@ class Client:
 
         An `objective` replaces the task's loss, as in `descend`.
         """
-        return self.loss_and_buffers(self.model.layout.tensors(self.own(theta)), batch, objective)[0]
+        return self.loss_and_buffers(self.model.tensors(self.own(theta)), batch, objective)[0]
 
     @property
     def undivided(self) -> "Client":
@@ -296,7 +296,7 @@ class Client:
         """
         names = tuple(e.name for e in self.model.layout.entries if e.trainable and (only is None or e.name in only))
         if not names:
-            fixed = sorted(e.name for e in self.model.layout.entries if only and e.name in only and not e.buffer)
+            fixed = sorted(e.name for e in self.model.layout.whole.entries if only and e.name in only and not e.buffer)
             why = (
                 f"is frozen as a whole: {', '.join(fixed[:4])}{', ...' if len(fixed) > 4 else ''}; leave some of it "
                 "out of method.frozen, or use a method that trains all layers together, such as 'fedavg'"
@@ -313,7 +313,7 @@ class Client:
         layout = self.model.layout
         if layout.parameters == layout.size:
             return {}
-        return self.model.run(layout.tensors(self.own(theta)), batch.x, batch.weight, batch.key).buffers
+        return self.model.run(self.model.tensors(self.own(theta)), batch.x, batch.weight, batch.key).buffers
 
     def own(self, theta: Tensor) -> Tensor:
         """[d] the same numbers, under vmap a copy for each client: a shared tensor cannot change in place."""

@@ -1,7 +1,7 @@
 """Where each named tensor and each layer of a model lies in its flat vector theta: [d]."""
 
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -34,6 +34,13 @@ class Entry(NamedTuple):
     trainable: bool
     channels_last: bool = False  # stored as [out, height, width, in], the order in which convolutions run fastest
     buffer: bool = False  # moved by a training pass instead of a gradient, such as BatchNorm's running statistics
+    dtype: torch.dtype | None = None  # of integers and truth values, each byte of which is a number of theta
+
+    def __repr__(self) -> str:
+        known = self._asdict()
+        if self.dtype is None:  # as it was before there were such entries: digests of models are made of it
+            del known["dtype"]
+        return f"Entry({', '.join(f'{key}={value!r}' for key, value in known.items())})"
 
 
 def head_of(module: nn.Module) -> str | None:
@@ -51,20 +58,24 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Module by module, each with its parameters first and its float buffers after them."""
+    """Module by module, each with its parameters first and its buffers after them."""
 
     entries: tuple[Entry, ...]
     layers: tuple[Layer, ...]
     head: frozenset[str]  # tensors of the last linear layer
     norms: frozenset[str] = frozenset()  # tensors of normalisation layers: weights and running statistics
+    _whole: "Layout | None" = field(default=None, repr=False)
     # Results of `index` and `trainable_on`: to compute them for every client would take longer than its training.
     _cache: dict[tuple[frozenset[str] | None, torch.device], Tensor] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     @staticmethod
-    def of(module: nn.Module, head: str | None = None) -> "Layout":
-        """Read the layout off a module; `head` names its classifier layer (default: the last nn.Linear)."""
+    def of(module: nn.Module, head: str | None = None, counters: Collection[str] = ()) -> "Layout":
+        """Read the layout off a module; `head` names its classifier layer (default: the last nn.Linear).
+
+        Of the buffers of integers and truth values only those that `counters` names are part of it.
+        """
         entries: list[Entry] = []
         layers: list[Layer] = []
         seen: set[int] = set()
@@ -82,14 +93,16 @@ class Layout:
                         f"'{name}' of the model is complex; keep it as real numbers and use torch.view_as_complex on "
                         "them in its forward pass"
                     )
-                if id(tensor) in seen or not tensor.is_floating_point():
+                exact = None if tensor.is_floating_point() else tensor.dtype
+                if id(tensor) in seen or (exact and name not in counters):
                     continue
                 seen.add(id(tensor))
                 last = isinstance(part, nn.Conv2d) and tensor.ndim == 4
-                entries.append(Entry(name, slice(at, at + tensor.numel()), tensor.shape, trainable, last, buffer))
+                stop = at + (tensor.nbytes if exact else tensor.numel())
+                entries.append(Entry(name, slice(at, stop), tensor.shape, trainable, last, buffer, exact))
                 if isinstance(part, NORMS):
                     norms.add(name)
-                at += tensor.numel()
+                at = stop
             learned = sum(e.shape.numel() for e in entries if e.at.start >= start and e.trainable)
             if learned:
                 layers.append(Layer(path, slice(first, at), slice(start, start + learned)))
@@ -116,7 +129,7 @@ class Layout:
             start, learned = at, []
             for entry in self.entries:
                 if entry.name in names and layer.at.start <= entry.at.start < layer.at.stop:
-                    entries.append(entry._replace(at=slice(at, at + entry.shape.numel())))
+                    entries.append(entry._replace(at=slice(at, at + entry.at.stop - entry.at.start)))
                     at = entries[-1].at.stop
                     learned += [entries[-1].at] * entry.trainable
             if learned:
@@ -128,14 +141,31 @@ class Layout:
         return Layout(tuple(entries), tuple(layers), self.head & names, self.norms & names)
 
     def freeze(self, names: frozenset[str]) -> "Layout":
-        """The same layout with the named tensors not trainable."""
-        entries = tuple(e._replace(trainable=e.trainable and e.name not in names) for e in self.entries)
-        return replace(self, entries=entries).part(self.names)
+        """The layout of models that all have the same values in the named tensors: theta leaves these out."""
+        if names.isdisjoint(self.names):
+            return self
+        return replace(self.part(self.names - names), head=self.head, norms=self.norms, _whole=self.whole)
+
+    @property
+    def whole(self) -> "Layout":
+        """The layout with the frozen tensors that this one leaves out; itself if there are none."""
+        return self._whole or self
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tensors that theta leaves out, as they never change."""
+        return self.whole.names - self.names
+
+    def without_frozen(self, theta: Tensor) -> Tensor:
+        """[..., d] of models: [..., d], or of whole ones as older files hold them."""
+        if theta.shape[-1] == self.size or theta.shape[-1] != self.whole.size:
+            return theta
+        return theta[..., self.whole.index(self.names, theta.device)]
 
     @property
     def size(self) -> int:
         """d, the length of theta."""
-        return sum(e.shape.numel() for e in self.entries)
+        return sum(e.at.stop - e.at.start for e in self.entries)
 
     @property
     def parameters(self) -> int:
@@ -144,7 +174,7 @@ class Layout:
 
     @cached_property
     def names(self) -> frozenset[str]:
-        """All tensors."""
+        """All tensors of theta."""
         return frozenset(e.name for e in self.entries)
 
     @property
@@ -155,7 +185,7 @@ class Layout:
     @property
     def base(self) -> frozenset[str]:
         """Everything but the head."""
-        return self.names - self.head
+        return self.whole.names - self.head
 
     @cached_property
     def trainable(self) -> Tensor:
@@ -166,11 +196,11 @@ class Layout:
         return mask
 
     def match(self, patterns: Iterable[str]) -> frozenset[str]:
-        """Tensors whose name matches one of the shell patterns, such as `*.bn*`.
+        """Tensors, frozen ones among them, whose name matches one of the shell patterns, such as `*.bn*`.
 
         `head` and `head.*` mean the head, and `base` all tensors but the head's.
         """
-        chosen: set[str] = set()
+        chosen, names = set[str](), self.whole.names
         for pattern in patterns:
             if pattern in (*HEAD, BASE) and not self.head:
                 raise UsageError(
@@ -179,12 +209,10 @@ class Layout:
                 )
             if pattern == BASE and not self.base:
                 raise UsageError("'base' means all layers but the head, and the model is nothing but its head")
-            hits = (
-                self.head if pattern in HEAD else self.base if pattern == BASE else fnmatch.filter(self.names, pattern)
-            )
+            hits = self.head if pattern in HEAD else self.base if pattern == BASE else fnmatch.filter(names, pattern)
             if not hits:
-                layers = {f"{name.rpartition('.')[0]}.*" for name in self.names if "." in name}
-                known = layers.union(self.names, (*HEAD, BASE) if self.head else ())
+                layers = {f"{name.rpartition('.')[0]}.*" for name in names if "." in name}
+                known = layers.union(names, (*HEAD, BASE) if self.head else ())
                 raise UsageError(f"no tensor of the model matches '{pattern}'; {nearest(pattern, known)}")
             chosen.update(hits)
         return frozenset(chosen)
@@ -203,17 +231,30 @@ class Layout:
         return self._cache[names, device]
 
     def tensors(self, theta: Tensor) -> dict[str, Tensor]:
-        """Named views into theta: [d]; those of convolutions lie channels-last in memory."""
+        """Named views into theta: [d]; those of convolutions lie channels-last in memory. Integers are copies."""
         return {e.name: _view(theta[e.at], e) for e in self.entries}
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """[d] from named tensors."""
-        return torch.cat(
-            [(tensors[e.name].movedim(1, -1) if e.channels_last else tensors[e.name]).reshape(-1) for e in self.entries]
-        )
+        return torch.cat([_numbers(tensors[e.name], e) for e in self.entries])
+
+    def settle(self, theta: Tensor, tensors: dict[str, Tensor]) -> None:
+        """Write to theta: [d] those of its named tensors that are copies."""
+        for entry in self.entries:
+            if entry.dtype:
+                theta[entry.at] = _numbers(tensors[entry.name], entry).to(theta.dtype)
+
+
+def _numbers(tensor: Tensor, entry: Entry) -> Tensor:
+    """[m] a tensor as a part of theta; of integers and truth values their bytes, which any kind of float holds."""
+    if entry.dtype:
+        return tensor.reshape(-1).view(torch.uint8)
+    return (tensor.movedim(1, -1) if entry.channels_last else tensor).reshape(-1)
 
 
 def _view(part: Tensor, entry: Entry) -> Tensor:
+    if entry.dtype:
+        return part.round().to(torch.uint8).view(entry.dtype).view(entry.shape)
     if entry.channels_last:
         out, inner, *space = entry.shape
         return part.view(out, *space, inner).movedim(-1, 1)

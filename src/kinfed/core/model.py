@@ -3,12 +3,13 @@
 import copy
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import vjp
 
 from ..errors import UsageError
@@ -24,6 +25,7 @@ class Moved(NamedTuple):
     buffers: dict[str, Tensor]
 
 
+SMALL = 1 << 16  # bytes of a buffer of integers or truth values that each client may as well have for itself
 Read = Callable[[Tensor], Tensor]  # applied to a pass's outputs while the tensors are bound
 
 
@@ -80,7 +82,8 @@ class Features:
 class Model:
     """A module's architecture; its parameters are always passed in.
 
-    `layout` says where each tensor lies in theta, and `theta: [d]` holds the module's initial parameters.
+    `layout` says where each tensor lies in theta, and `theta: [d]` holds the module's initial parameters. What is
+    frozen is no part of theta: the module itself has it, once for all clients.
     """
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
@@ -110,17 +113,68 @@ class Model:
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
         other = copy.copy(self)
-        other.module, other._twins = copy.deepcopy(self.module), []
+        other.module, other._twins = copy.deepcopy(self.module, {id(t): t for t in self.frozen.values()}), []
         other._bind()
         return other
 
-    def freeze(self, names: frozenset[str]) -> "Model":
-        """The same model, around the same module, in which the named tensors are not trainable."""
-        if names.isdisjoint(self.layout.learned):
+    def freeze(self, layout: Layout) -> "Model":
+        """The same model, around the same module, with a layout that leaves more out: that keeps its present values."""
+        if layout.names == self.layout.names:
+            return self
+        values = self.layout.tensors(self.theta)
+        still = {name: values[name].clone() for name in self.layout.names - layout.names}  # theta can be forgotten
+        for module in (self.original, self.module):
+            made: dict[str, Tensor] = {}
+            for name, slots, key in _slots(module, still.keys()):
+                value = still[name].cpu() if module is self.original else still[name]
+                if isinstance(slots[key], nn.Parameter):
+                    value = nn.Parameter(value, requires_grad=module is self.original and slots[key].requires_grad)
+                slots[key] = made.setdefault(name, value)
+        other = copy.copy(self)
+        other.layout, other.theta = layout, self.theta[self.layout.index(layout.names, self.theta.device)]
+        other._twins = []
+        other._bind()
+        return other
+
+    def carry(self, names: Collection[str]) -> "Model":
+        """The same model, around the same module, whose theta holds the named buffers of integers or truth values."""
+        known = self.counters.intersection(names)
+        if not known:
             return self
         other = copy.copy(self)
-        other.layout, other._twins = self.layout.freeze(names), []
+        other.layout = Layout.of(self.module, self.head_name, known).freeze(self.layout.frozen)
+        other._twins = []
+        other._bind()
+        now = {n: slots[k].detach() for n, slots, k in other._slots}
+        other.theta = other.layout.flatten(now | self.layout.tensors(self.theta))
         return other
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """The buffers of integers and truth values."""
+        return frozenset(name for name, t in self.module.named_buffers() if not t.is_floating_point())
+
+    def watch(self, x: Tensor) -> "Model":
+        """The same model, whose theta holds those of its `counters` that training moves; x: [B, ...] are examples.
+
+        These are the ones that a training pass on x changes, such as a count of steps; then all others that are small
+        belong to each client, too, as a count may decide when these change. Constants, such as a mask, do not.
+        """
+        every = self.carry(self.counters)
+        if every is self:
+            return self
+        before = every.layout.tensors(every.theta)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            after = every.run(before, x.to(self.theta.device), None, torch.zeros((), dtype=torch.int64)).buffers
+        odd = [name for name, t in after.items() if t.shape != before[name].shape or t.dtype != before[name].dtype]
+        if odd:
+            raise UsageError(
+                f"buffer '{odd[0]}' of the model changes its shape or type in training, from "
+                f"{_form(before[odd[0]])} to {_form(after[odd[0]])}; register it as what it becomes"
+            )
+        moved = {name for name, t in after.items() if not torch.equal(t, before[name])} - every.layout.norms
+        small = {name for name in self.counters if before[name].nbytes <= SMALL}
+        return self.carry(self.counters & (moved | small) if moved else ())
 
     def twins(self, count: int) -> list["Model"]:
         """`count` twins, always the same ones: copying a module takes as long as training a small one."""
@@ -129,19 +183,31 @@ class Model:
         return self._twins[:count]
 
     def _bind(self) -> None:
-        """Find where in the modules' own tables each tensor of the layout is; a shared one is in several."""
-        named = (*self.module.named_parameters(), *self.module.named_buffers())
-        names = {id(t): n for n, t in named if n in self.layout.names}
-        tables: list[dict[str, Any]] = [t for part in self.module.modules() for t in (part._parameters, part._buffers)]
-        self._slots = [(names[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in names]
-        buffers = {name for name, _ in self.module.named_buffers()}
+        """Find where in the modules' own tables each tensor is that a pass computes with or may change."""
+        layout, buffers = self.layout, {name for name, _ in self.module.named_buffers()}
+        self.frozen = {name: slots[key] for name, slots, key in _slots(self.module, layout.frozen)}
+        self._still = {name: t for name, t in self.frozen.items() if name in buffers}
+        self._slots = _slots(self.module, layout.names | self._still.keys())
         self._moved = [slot for slot in self._slots if slot[0] in buffers]
+        self._loose = [name for name, _, _ in self._moved if name not in layout.norms]
+        self._fixed: list[tuple[str, dict[str, Any], str]] = _slots(self.module, self.counters - layout.whole.names)
+        self._known = {name: (slots[key], slots[key]._version) for name, slots, key in self._fixed}
 
     def to(self, device: torch.device) -> "Model":
-        """The same model with its initial vector and integer buffers on a device."""
+        """The same model with its initial vector, and what is in the module alone, on a device."""
         self.module.to(device)
         self.theta = self.theta.to(device)
+        self._bind()
         return self
+
+    def tensors(self, theta: Tensor) -> dict[str, Tensor]:
+        """What a pass computes with: named views into theta: [d], and copies of frozen buffers, which it may move."""
+        # Under vmap a copy for each client, if theta is one: what all share cannot change in place.
+        return self.layout.tensors(theta) | {name: torch.where(theta[0] > 0, t, t) for name, t in self._still.items()}
+
+    def named(self, theta: Tensor) -> dict[str, Tensor]:
+        """All tensors of a model: [d] by name, frozen ones among them."""
+        return self.layout.tensors(theta) | self.frozen
 
     @contextmanager
     def bound(self, tensors: dict[str, Tensor], training: bool) -> Iterator[None]:
@@ -155,11 +221,28 @@ class Model:
             for name, slots, key in self._slots:
                 slots[key] = tensors[name]
             yield
+            self._check_fixed(training)
         finally:
             for (_, slots, key), value in zip(self._slots, before, strict=True):
                 slots[key] = value
             if mode is not training:
                 self.module.train(mode)
+
+    def _check_fixed(self, training: bool) -> None:
+        """Undo what a pass did to integer buffers that are no part of theta; raise UsageError if that was training."""
+        for name, slots, key in self._fixed:
+            now, (known, version) = slots[key], self._known[name]
+            if now is known and now._version == version:
+                continue
+            first = self.original.get_buffer(name)
+            same = not is_batchedtensor(now) and now.shape == first.shape and torch.equal(now.cpu(), first)
+            slots[key] = first.to(known.device, copy=True)
+            self._known[name] = slots[key], slots[key]._version
+            if training and not same:
+                raise UsageError(
+                    f"buffer '{name}' of the model ({_form(first)}) changes in training, but not in a first pass, so "
+                    "it was taken for a constant; register it as a tensor of floats, which each client has for itself"
+                )
 
     @contextmanager
     def capturing(self, wanted: bool = True) -> Iterator[None]:
@@ -210,7 +293,7 @@ class Model:
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         """Outputs for x: [B, ...] in evaluation mode."""
-        return self.predict(self.layout.tensors(theta), x)
+        return self.predict(self.tensors(theta), x)
 
     def predict(self, tensors: dict[str, Tensor], x: Tensor, read: Read = lambda outputs: outputs) -> Tensor:
         """`read` of the outputs in evaluation mode, from named tensors."""
@@ -223,7 +306,7 @@ class Model:
         nn.Linear. Raises UsageError if there is none, or if it is not the last layer that the module applies.
         """
         with self.capturing():
-            return self.predict(self.layout.tensors(theta), x, lambda _: self.fed())  # type: ignore[misc]
+            return self.predict(self.tensors(theta), x, lambda _: self.fed())  # type: ignore[misc]
 
     def head(self, theta: Tensor, z: Tensor) -> Tensor:
         """[B, ...] outputs for features z: [B, f], in evaluation mode; raises UsageError if there is no head."""
@@ -233,9 +316,11 @@ class Model:
 
     def layer(self, name: str, theta: Tensor, z: Tensor) -> Tensor:
         """Outputs of the named layer for z with its part of theta: [d], in evaluation mode."""
-        return self._evaluate(self.layout.tensors(theta), lambda: self._layer(name)(z))
+        return self._evaluate(self.tensors(theta), lambda: self._layer(name)(z))
 
     def _evaluate(self, tensors: dict[str, Tensor], outputs: Callable[[], Tensor]) -> Tensor:
+        if self._loose:  # buffers that a module's own code may change in evaluation, too
+            tensors = tensors | {name: tensors[name].clone() for name in self._loose}
         with self.bound(tensors, training=False):
             if self._recurrent:  # vmap has no rule for these layers: it decomposes them where they are differentiated
                 return vjp(lambda _: outputs(), self.theta.new_zeros(()))[0]  # type: ignore[no-any-return]
@@ -257,7 +342,21 @@ class Model:
             return Moved(outputs, {n: slots[k] for n, slots, k in self._moved})
 
     def export(self, theta: Tensor) -> nn.Module:
-        """A copy of the plain module with these parameters, in evaluation mode."""
-        module = copy.deepcopy(self.original).eval()
-        module.load_state_dict(self.layout.tensors(theta), strict=False)
+        """The plain module with these parameters, in evaluation mode; all share what is frozen."""
+        still = _slots(self.original, self.layout.frozen)
+        module = copy.deepcopy(self.original, {id(slots[key]): slots[key] for _, slots, key in still}).eval()
+        tensors = self.layout.tensors(theta)
+        for name, slots, key in _slots(module, tensors.keys()):
+            slots[key].data.copy_(tensors[name])
         return module
+
+
+def _slots(module: nn.Module, names: Collection[str]) -> list[tuple[str, dict[str, Any], str]]:
+    """Where in its parts' own tables each of a module's named tensors is; a shared one is in several."""
+    found = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers()) if n in names}
+    tables: list[dict[str, Any]] = [t for part in module.modules() for t in (part._parameters, part._buffers)]
+    return [(found[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in found]
+
+
+def _form(t: Tensor) -> str:
+    return f"{t.dtype} {list(t.shape)}".removeprefix("torch.")

@@ -5,8 +5,8 @@ only the part that travels, d_s of the d numbers, as if that were the model, in 
 That client puts the whole model together for every loss, gradient and training.
 
 A client has one personal part, [d_p]. Each `descend` trains it together with the model that it is given, and continues
-from where the one before left it, even if a method trains several models in a round. Frozen tensors keep the values of
-the initial model.
+from where the one before left it, even if a method trains several models in a round. Frozen tensors are no part of
+theta: the model itself has them, once for all clients. Buffers of integers and truth values are always personal.
 """
 
 from collections.abc import Callable
@@ -37,15 +37,14 @@ SHOWN = 6  # names of tensors that a plan lists
 class Sharing:
     """Which tensors of a model are shared, personal to a client, or frozen."""
 
-    layout: Layout  # of the whole model
+    layout: Layout  # of all that is not frozen
     personal: frozenset[str]  # names
-    frozen: frozenset[str]  # names; parameters that need no gradient are among them
 
     @staticmethod
     def of(method: Method, layout: Layout) -> "Sharing":
         """The sharing that a method's settings mean for a model; raises UsageError if the two do not fit."""
         validate(method)
-        kept = layout.match(method.keeps)
+        whole, kept = layout.whole, layout.match(method.keeps)
         personal = kept | layout.match(pattern for pattern in method.personal if pattern != BASE)
         frozen = layout.match(pattern for pattern in method.frozen if pattern != BASE)
         if BASE in method.frozen:  # the model's: not what a method adds beside its head
@@ -57,14 +56,13 @@ class Sharing:
                 f"'{both[0]}' cannot be both personal, which is trained, and frozen; take it out of "
                 f"personal={list(method.personal)} or of frozen={list(method.frozen)}"
             )
-        frozen |= {e.name for e in layout.entries if not (e.trainable or e.buffer)}
+        frozen |= layout.frozen | {e.name for e in whole.entries if not (e.trainable or e.buffer)}
         if BASE in method.personal:
-            personal |= layout.match((BASE,)) - frozen
-        if method.bn != "averaged":
-            personal |= {e.name for e in layout.entries if e.buffer} - frozen
+            personal |= layout.match((BASE,))
+        personal |= {e.name for e in whole.entries if e.buffer and (e.dtype or method.bn != "averaged")}
         if method.bn == "personal":
-            personal |= layout.norms - frozen
-        result = Sharing(layout, personal, frozen)
+            personal |= layout.norms
+        result = Sharing(layout.freeze(frozen), personal - frozen)
         if not result.shared.layers:
             raise UsageError(
                 "nothing is left to share: every trainable tensor is personal or frozen; name fewer, use a model with "
@@ -75,7 +73,12 @@ class Sharing:
     @cached_property
     def shared(self) -> Layout:
         """The layout of the part that travels."""
-        return self.layout.part(self.layout.names - self.personal - self.frozen)
+        return self.layout.part(self.layout.names - self.personal)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """The tensors that never change; parameters that need no gradient are among them."""
+        return self.layout.frozen
 
     @property
     def layers(self) -> list[str]:
@@ -94,7 +97,7 @@ class Sharing:
 
     def count(self, part: Part) -> tuple[int, int]:
         """How many tensors a part of the model has, and how many numbers."""
-        sizes = [e.shape.numel() for e in self.layout.entries if self._part(e.name) == part]
+        sizes = [e.shape.numel() for e in self.layout.whole.entries if self._part(e.name) == part]
         return len(sizes), sum(sizes)
 
     @property
@@ -102,7 +105,7 @@ class Sharing:
         """Which tensors travel, stay with the clients and never move, in a line."""
         said = []
         for part in PARTS:
-            names = [e.name for e in self.layout.entries if self._part(e.name) == part]
+            names = [e.name for e in self.layout.whole.entries if self._part(e.name) == part]
             if names:
                 listed = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
                 said.append(f"{part} {listed} ({self.count(part)[1]:,} numbers)")
@@ -121,19 +124,10 @@ class Sharing:
         result = [theta[..., run] for source, run, _ in self._runs if source == part]
         return torch.cat(result or [theta[..., :0]], -1) if len(result) != 1 else result[0]
 
-    def compose(self, shared: Tensor, personal: Tensor, frozen: Tensor) -> Tensor:
-        """[..., d] whole models from their parts: [..., d_s], [..., d_p]; the rest is from frozen: [..., d]."""
-        return torch.cat(
-            [
-                shared[..., at]
-                if source == "shared"
-                else personal[..., at]
-                if source == "personal"
-                else frozen[..., run]
-                for source, run, at in self._runs
-            ],
-            -1,
-        )
+    def compose(self, shared: Tensor, personal: Tensor) -> Tensor:
+        """[..., d] whole models from their parts: [..., d_s], [..., d_p]."""
+        parts = [(shared if source == "shared" else personal)[..., at] for source, _, at in self._runs]
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _part(self, name: str) -> Part:
         return "frozen" if name in self.frozen else "personal" if name in self.personal else "shared"
@@ -142,9 +136,9 @@ class Sharing:
     def _runs(self) -> list[tuple[Part, slice, slice]]:
         """Runs of neighbouring entries of the same part: the part, the place in the model, the place in the part."""
         runs: list[tuple[Part, slice, slice]] = []
-        ends = {"shared": 0, "personal": 0, "frozen": 0}
+        ends = {"shared": 0, "personal": 0}
         for entry in self.layout.entries:
-            part, size = self._part(entry.name), entry.shape.numel()
+            part, size = self._part(entry.name), entry.at.stop - entry.at.start
             run, at = entry.at, slice(ends[part], ends[part] + size)
             ends[part] += size
             if runs and runs[-1][0] == part:
@@ -170,8 +164,7 @@ def divide(method: Method, model: Model) -> tuple[Method, Model]:
     sharing = Sharing.of(method, model.layout)
     if not sharing.divided:
         return method, model
-    model = model.freeze(sharing.frozen)
-    return Divided(method, replace(sharing, layout=model.layout), method.feedback), model
+    return Divided(method, sharing, method.feedback), model.freeze(sharing.layout)
 
 
 def undivided(method: Method) -> Method:
@@ -267,14 +260,12 @@ class Divided(Method):
         if not model:
             return personal
         theta = getattr(personal, model)
-        if len(theta) == self.sharing.layout.size:
-            theta = self.sharing.compose(self.sharing.cut(theta), self.sharing.cut(theta, "personal"), part.initial)
-        elif part.moved:
-            raise UsageError(
-                f"{type(self.method).__name__}.personalise trains, so it must say which personal part belongs to "
-                f"'{name}': return client.whole(theta), taken before or after training"
-            )
-        else:
+        if len(theta) < self.sharing.layout.size:
+            if part.moved:
+                raise UsageError(
+                    f"{type(self.method).__name__}.personalise trains, so it must say which personal part belongs to "
+                    f"'{name}': return client.whole(theta), taken before or after training"
+                )
             theta = part.whole(theta)
         if not self.sharing.personal or getattr(trees.axes(personal), model) is trees.Axis.PER_CLIENT:
             return personal._replace(**{model: theta})
@@ -298,7 +289,7 @@ class Divided(Method):
     def _complete_with(self, initial: Tensor) -> Callable[[Tensor], Tensor]:
         """Makes whole models: [d] of shared parts: [d_s], with the initial model's personal part."""
         personal = self.sharing.cut(initial, "personal")
-        return lambda theta: self.sharing.compose(theta, personal, initial)
+        return lambda theta: self.sharing.compose(theta, personal)
 
 
 class _Part:
@@ -306,8 +297,7 @@ class _Part:
 
     def __init__(self, client: Client, sharing: Sharing, kept: Tensor) -> None:
         self.undivided, self.kept, self.moved = client, kept, False
-        self.personal, self.initial = sharing.personal, client.model.theta
-        self._sharing = sharing
+        self.personal, self._sharing = sharing.personal, sharing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.undivided, name)
@@ -326,7 +316,7 @@ class _Part:
                 f"{self._sharing.shared.size} numbers of the model are shared, but theta has {len(theta)}; run the "
                 "method that kinfed.core.sharing.divide returns"
             )
-        return self._sharing.compose(theta, self.kept, self.initial)
+        return self._sharing.compose(theta, self.kept)
 
     def part(self, theta: Tensor) -> Tensor:
         self.kept, self.moved = self._sharing.cut(theta, "personal"), True
@@ -348,11 +338,11 @@ class _Part:
         sharing = self._sharing
         if not isinstance(penalty, Quadratic):
             return lambda theta: penalty(sharing.cut(theta))
-        rest = torch.zeros_like(self.kept), torch.zeros_like(self.initial)
-        linear = sharing.compose(penalty.slope, *rest)
+        none = torch.zeros_like(self.kept)
+        linear = sharing.compose(penalty.slope, none)
         if not sharing.trained:  # only the shared part has a gradient
             return Quadratic(penalty.pull, linear)
-        pull = sharing.compose(torch.full_like(penalty.slope, penalty.pull), *rest)
+        pull = sharing.compose(torch.full_like(penalty.slope, penalty.pull), none)
         return lambda theta: (0.5 * pull * theta + linear) @ theta
 
 
@@ -368,7 +358,7 @@ class _PartModel:
     @cached_property
     def theta(self) -> Tensor:
         """[d_s] of the initial model."""
-        return self._client._sharing.cut(self._client.initial)
+        return self._client._sharing.cut(self._client.undivided.model.theta)
 
     def __call__(self, theta: Tensor, x: Tensor) -> Tensor:
         return self._client.undivided.model(self._client.whole(theta), x)

@@ -29,7 +29,7 @@ class EagerTrainer:
         model, optimiser, moving = client.model, request.optimiser, request.moving
         theta = request.theta.detach().clone()
         # With views that share a version counter, autograd would mistake a step in place for a change of saved tensors.
-        tensors = {name: view.data for name, view in model.layout.tensors(theta).items()}
+        tensors = {name: view.data for name, view in model.tensors(theta).items()}
         params = [tensors[n] for n in moving]
         leaves = [v.data.requires_grad_() for v in params]
         state = optimiser.init(params)
@@ -47,12 +47,13 @@ class EagerTrainer:
                 _, state = optimiser.step(params, grads, state, inplace=True)
                 del grads  # so that the next ones reuse their memory while it is in the cache
                 model.settle(tensors)
+        model.layout.settle(theta, tensors)
         return theta
 
     def gradient(self, client: Client, theta: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
         """[d] gradient of the mean loss at theta: [d]; zero on buffers."""
         layout = client.model.layout
-        tensors = layout.tensors(theta)
+        tensors = client.model.tensors(theta)
         leaves = {e.name: tensors[e.name].detach().requires_grad_() for e in layout.entries if e.trainable}
         loss, _ = client.loss_and_buffers(tensors | leaves, batch, objective)
         grads = dict(zip(leaves, _differentiate(loss, list(leaves.values())), strict=True))
@@ -73,7 +74,7 @@ class FunctionalTrainer:
     def train(self, client: Client, request: Request) -> Tensor:
         """The trained theta: [d]."""
         layout, optimiser, moving = client.model.layout, request.optimiser, request.moving
-        tensors = layout.tensors(client.own(request.theta))
+        tensors = client.model.tensors(client.own(request.theta))
         state = optimiser.init([tensors[n] for n in moving])
         for batch in self.batches(client, request.draw):
             old = [tensors[n] for n in moving]
@@ -95,7 +96,7 @@ class FunctionalTrainer:
     def gradient(self, client: Client, theta: Tensor, batch: Batch | Examples, objective: Objective | None) -> Tensor:
         """[d] gradient of the mean loss at theta: [d]; zero on buffers."""
         layout = client.model.layout
-        tensors, moving = layout.tensors(client.own(theta)), tuple(e.name for e in layout.entries if e.trainable)
+        tensors, moving = client.model.tensors(client.own(theta)), tuple(e.name for e in layout.entries if e.trainable)
         moving_grads, _ = _grads(client, tensors, moving, batch, None, objective)
         grads = dict(zip(moving, moving_grads, strict=True))
         return layout.flatten({n: grads[n] if n in grads else torch.zeros_like(t) for n, t in tensors.items()})

@@ -107,6 +107,8 @@ class Checkpointer:
             self.folder.write_how(fleet.how)
         if self._path and self.resumed:
             at = checkpoint.load(self._path, method.start(roster), fleet.states.keep(), history)
+            if "theta" in (kept := history.kept_models):
+                kept["theta"] = roster.layout.without_frozen(kept["theta"])
             fleet.states.restore(at.state)
             self.at = at._replace(server=tree_map(lambda t: t.to(fleet.device), at.server), state=())
         elif self._former is not None:

@@ -29,7 +29,7 @@ from ..simulation import distributed
 from ..simulation.attacked_fleet import AttackedFleet
 from ..simulation.distributed import Distributed
 from ..simulation.execution import Execution
-from ..simulation.simulation import Simulation
+from ..simulation.simulation import WATCHED, Simulation
 from . import own_parts
 from .checkpointer import Checkpointer
 from .following import followed
@@ -168,7 +168,7 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
     model = model_for(method, module, head, federation.x.dtype, seed)
     check_fit(model, federation)
     _check_task(model, federation)
-    return model
+    return model.watch(federation.x[federation.rows["train"][0][:WATCHED]])
 
 
 def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:

@@ -136,7 +136,8 @@ class Former:
         try:
             graph = Graph(arrays["roster.graph"], self._origin) if self._origin else None
             told = {name.removeprefix("statistics."): t for name, t in arrays.items() if name.startswith("statistics.")}
-            known = arrays["roster.theta"], layout, arrays["roster.sizes"], training, seed, tags(self.names)
+            theta = layout.without_frozen(arrays["roster.theta"])
+            known = theta, layout, arrays["roster.sizes"], training, seed, tags(self.names)
         except FOREIGN as problem:
             raise self._foreign(problem) from None
         return Roster(*known, graph, trees.named(told) if told else (), round=self.done)
@@ -172,15 +173,15 @@ class Former:
     def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
         """What `RunFolder.write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
         with safe_open(self.folder.models, "pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            names = set(file.keys())
 
-        def one(owner: str, part: str) -> Tensor:
-            if part == "theta" and f"{owner}/theta" not in tensors:
-                return layout.flatten({e.name: tensors[f"{owner}/{e.name}"] for e in layout.entries})
-            found: Tensor = tensors[f"{owner}/{part}"]
-            return found
+            def one(owner: str, part: str) -> Tensor:
+                if part == "theta" and f"{owner}/theta" not in names:
+                    return layout.flatten({e.name: file.get_tensor(f"{owner}/{e.name}") for e in layout.entries})
+                found: Tensor = file.get_tensor(f"{owner}/{part}")
+                return found
 
-        return {
-            part: one("*", part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
-            for part in self._parts
-        }
+            return {
+                part: one("*", part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
+                for part in self._parts
+            }

@@ -65,7 +65,7 @@ def write_run(
     write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
     draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
-    folder.write_models(run.history, run.model.layout, exporter(run.method), identity)
+    folder.write_models(run.history, run.model, exporter(run.method), identity)
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state, identity)

@@ -1,5 +1,6 @@
 """Run: the result of training."""
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -73,6 +74,10 @@ class Run:
 
     def load_model(self, client: int | str) -> nn.Module:
         """The client's personalised model as a plain module in evaluation mode: what was scored."""
+        return copy.deepcopy(self._module(client))
+
+    def _module(self, client: int | str) -> nn.Module:
+        """The same to be used as it is: it shares what is frozen with the modules of all clients."""
         i = client_index(self.federation.names, client)
         personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
         return self.method.export(self.model, personal)
@@ -81,7 +86,7 @@ class Run:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
         name = None if client is None else self.federation.names[client_index(self.federation.names, client)]
         source = Source(type(self.method).__name__.lower(), self.history.chosen)
-        return Predictor.of(self.summary(), self.load_model, lambda _: source, name)
+        return Predictor.of(self.summary(), self._module, lambda _: source, name)
 
     def tested(self, split: str = "test") -> list[Tensor]:
         """The score of every example of a split in the task's metric: [n] for each client, by its chosen model.
@@ -118,7 +123,7 @@ class Run:
         x, y = federation.x, federation.y
 
         def outputs(at: Tensor, client: int) -> Tensor:
-            apply = partial(model, self.theta(client).to(device)) if plain else self.load_model(client)
+            apply = partial(model, self.theta(client).to(device)) if plain else self._module(client)
             place = device if plain else torch.device("cpu")
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 
@@ -192,7 +197,7 @@ class Run:
         correct = []
         with torch.no_grad():
             for i in range(len(federation)):
-                module = self.load_model(i)
+                module = self._module(i)
                 outputs = torch.cat([module(part) for part in x.split(512)])
                 correct.append(count_correct(outputs, y, task.classes))
         total = torch.bincount(y, minlength=task.classes)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..core import checkpoint
 from ..core.history import History, Spent, read_relations
-from ..core.layout import Layout
+from ..core.model import Model
 from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..data.federation import Federation
@@ -189,12 +189,14 @@ class RunFolder:
             raise UsageError(f"{self.summary} cannot be read: {problem}") from None
         return Summary.from_json(text, self.summary)
 
-    def write_models(self, history: History, layout: Layout, method: str = "", identity: str = "") -> None:
-        """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR.
+    def write_models(self, history: History, model: Model, method: str = "", identity: str = "") -> None:
+        """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR, and what is frozen.
 
         `method` is the name of a method that exports models in its own way; `identity` is that of the run's summary.
         """
-        arrays: dict[str, Tensor] = {}
+        layout, arrays = model.layout, dict[str, Tensor]()
+        if history.kept_models:
+            arrays = {f"*/{name}": value for name, value in model.frozen.items()}
         for part, values in history.kept_models.items():
             shared = part in history.shared
             for name, own in zip(["*"] if shared else history.names, [values] if shared else values, strict=True):

@@ -1,6 +1,8 @@
 """Saved: the models of a finished run, opened from its folder."""
 
+import copy
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,10 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..core import trees
+from ..core import checkpoint, trees
 from ..core.layout import Layout
 from ..core.method import Method, model_for
 from ..core.model import Model
+from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..core.tasks import TASKS, Classification, Task
 from ..core.trees import Tree
@@ -79,18 +82,16 @@ class Saved:
                 for key in file.keys():  # noqa: SIM118
                     owner, _, part = key.rpartition("/")
                     parts[owner][part] = key
-                one = next((of for of in ("*", *names) if of in parts), "")
-                first = [file.get_tensor(key) for key in parts[one].values()]
-            if maker and method is None:
-                raise UsageError(
-                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
-                    "fit: load_model(folder, client, module, method)"
-                )
-            kind = next((t.dtype for t in first if t.is_floating_point()), None)
-            model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+                if maker and method is None:
+                    raise UsageError(
+                        f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                        "fit: load_model(folder, client, module, method)"
+                    )
+                one = parts.get("*", {}) | next((parts[name] for name in names if name in parts), {})
+                model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
         except UNREADABLE as problem:
             raise _unfit(place, problem) from None
-        if "*" not in parts and (lacking := [name for name in names if name not in parts]):
+        if parts.keys() - {"*"} and (lacking := [name for name in names if name not in parts]):
             raise UsageError(
                 f"{folder}: its files do not belong together: {place.models.name} has no model of client "
                 f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
@@ -183,6 +184,10 @@ class Saved:
 
     def module(self, client: int | str) -> nn.Module:
         """A client's model as a plain module in evaluation mode, which predicts as its method does: what was scored."""
+        return copy.deepcopy(self.shown(client))
+
+    def shown(self, client: int | str) -> nn.Module:
+        """The same to be used as it is: it shares what is frozen with the modules of all clients."""
         kept, personal = self.of(client), self.personal(client)
         try:
             if kept.method is None:
@@ -198,7 +203,7 @@ class Saved:
 
     def predictor(self, client: int | str | None = None) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
-        return Predictor.of(self.summary, self.module, self.source, None if client is None else self.name(client))
+        return Predictor.of(self.summary, self.shown, self.source, None if client is None else self.name(client))
 
     @cached_property
     def _file(self) -> Any:
@@ -210,11 +215,13 @@ class Saved:
         try:
             keys = {**self.parts.get("*", {}), **self.parts.get(name, {})}
             # Copies: in the file a tensor may lie at an address for which products are rounded differently.
-            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items()}
+            still = self.layout.frozen  # older files hold it for each client
+            arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
             for e in self.layout.entries:
                 tensors[e.name] = got = arrays.pop(e.name)
-                if got.shape != e.shape or got.dtype != kind:
-                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not floating-point {list(e.shape)}")
+                wanted = e.dtype or kind
+                if got.shape != e.shape or got.dtype != wanted:
+                    raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
         except UNREADABLE as problem:
             raise _unfit(self.folder, problem) from None
         return trees.named({"theta": self.layout.flatten(tensors), **arrays})
@@ -257,6 +264,27 @@ def _module(folder: RunFolder, summary: Summary, experiment: Experiment) -> nn.M
     if summary.shape is None or summary.outputs is None:
         raise UsageError(f"{folder.summary} is not a run's summary: it has no 'shape' and 'outputs'")
     return experiment.architecture(summary)
+
+
+def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapping[str, Any]) -> Model:
+    """The model of a saved run, by the tensors of one client in its file, of which those that are frozen are read."""
+    types = {name: dtype for dtype, name in checkpoint.TYPES.items()}
+    known = [types[found.get_dtype()] for found in one.values()]
+    kind = next((dtype for dtype in known if dtype.is_floating_point), None)
+    model = Model(module, head, kind) if method is None else model_for(method, module, head, kind)
+    model = model.carry(one.keys())
+    if method is None:
+        layout = model.layout.freeze(frozenset(e.name for e in model.layout.entries if not (e.trainable or e.buffer)))
+    else:
+        layout = Sharing.of(method, model.layout).layout
+    initial = model.layout.tensors(model.theta)
+    for name in layout.frozen:
+        found: Tensor = one[name][...]
+        if found.shape != initial[name].shape:
+            raise TypeError(f"'{name}' is {list(found.shape)}, not {list(initial[name].shape)}")
+        initial[name] = found
+    model.theta = model.layout.flatten(initial)
+    return model.freeze(layout)
 
 
 def _unfit(folder: RunFolder, problem: Exception) -> UsageError:

@@ -122,7 +122,7 @@ def digest(message: Message) -> str:
 
 def layout_digest(layout: Layout) -> str:
     """A hash of an architecture: the name, shape and kind of every tensor, in order."""
-    parts = [(e.name, list(e.shape), e.trainable) for e in layout.entries]
+    parts = [(e.name, list(e.shape), e.trainable) for e in layout.entries if e.dtype is None]  # a site's own are others
     return hashlib.sha256(json.dumps([parts, sorted(layout.head)]).encode()).hexdigest()[:16]
 
 

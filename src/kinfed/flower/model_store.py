@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from ..core import checkpoint, trees
-from ..core.layout import Layout
+from ..core.model import Model
 from ..core.trees import Tree
 from ..files import make_folder, replacing
 from .messages import Words
@@ -17,8 +17,8 @@ class ModelStore:
     Only the server sees all clients' scores, so it says which kind of model and which round are best; the models stay.
     """
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self._folder, self._layout = folder, layout
+    def __init__(self, folder: Path, model: Model) -> None:
+        self._folder, self._model = folder, model
         self._candidates = folder / "models"
 
     def save(self, round: int, named: dict[str, Tree]) -> None:
@@ -54,7 +54,8 @@ class ModelStore:
         model = {leaf.removeprefix(f"{name}/"): t for leaf, t in arrays.items() if leaf.startswith(f"{name}/")}
         theta = model.pop("theta", None)
         if theta is not None:
-            model |= self._layout.tensors(theta) if theta.numel() == self._layout.size else {"theta": theta}
+            whole = theta.numel() == self._model.layout.size
+            model |= self._model.named(theta) if whole else {"theta": theta}
         checkpoint.write(model, path, {"origin": json.dumps(origin)})
         with replacing(self._folder / "model.json") as part:
             part.write_text(json.dumps(origin))

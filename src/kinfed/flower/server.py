@@ -15,6 +15,7 @@ from .. import __version__
 from ..core import checkpoint, engine
 from ..core.checkpoint import Progress
 from ..core.history import History
+from ..core.layout import Layout
 from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.probe import Probe
@@ -118,7 +119,7 @@ class _Run:
         inner, self.model = divide(planned.learning.method, initial)
         self.probe = Probe(self.model, shape, task, planned.learning.seed)
         dry_run = DryRun(planned, self.model, shape, outputs, task)
-        invitation = _invitation(planned, self.facts, self.model)
+        invitation = _invitation(planned, self.facts, initial, self.model.layout)
         self.fleet = FlowerFleet(
             broker,
             planned.deployment,
@@ -196,7 +197,9 @@ class _Run:
         """Write what a newcomer joins by: what the server remembers; private states stay at their sites."""
         server = self.at.server.inner if isinstance(self.method, StalenessWrapper) else self.at.server
         end = self.at._replace(server=server, state=(), how={})
-        left.write(Left(end, self.roster, tuple(self.fleet.names)), self.history, self.folder.state)
+        initial = self.fleet.invitation.arrays["theta"]  # with what is frozen, which no file here holds besides
+        roster = replace(self.roster, theta=initial)
+        left.write(Left(end, roster, tuple(self.fleet.names)), self.history, self.folder.state)
         if not self.folder.is_begun:
             config.write(own_parts.absolute(self.planned.table), self.folder.config)
 
@@ -327,11 +330,11 @@ class _Run:
         )
 
 
-def _invitation(planned: Plan, facts: Words, model: Model) -> Message:
+def _invitation(planned: Plan, facts: Words, initial: Model, layout: Layout) -> Message:
     table = own_parts.for_sites({key: value for key, value in planned.table.items() if key != "flower"})
     agreed = {key: facts[key] for key in ("experiment", "shape", "task", "outputs")}
-    words = {"kinfed": __version__, "table": table, "layout": messages.layout_digest(model.layout), "accepted": -1}
-    return Message({**agreed, **words}, {"theta": model.theta})
+    words = {"kinfed": __version__, "table": table, "layout": messages.layout_digest(layout), "accepted": -1}
+    return Message({**agreed, **words}, {"theta": initial.theta})
 
 
 def _selection(history: History) -> Words:

@@ -109,7 +109,7 @@ class Site:
         planned = self._plan(words)
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
-        problem = messages.problem_with(invitation.arrays, messages.forms({"theta": simulation.model.theta}))
+        problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))
         if problem:
             raise UsageError(f"the server's model cannot be used: {problem}")
         _check_layout(words, simulation)
@@ -158,7 +158,7 @@ class Site:
             reply=reply,
             forms={**state.forms},
         )
-        models = ModelStore(folder.path, simulation.model.layout)
+        models = ModelStore(folder.path, simulation.model)
         models.select(message.words)
         if "evaluate" in message.words:
             self._evaluate(message, simulation, state, models)

@@ -1,5 +1,6 @@
 """A site's model of a federation, applied to new rows at the site."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def load_model(
         return saved.load_model(folder, client, module, method, head)
     predictor = predictor_at(experiment)
     which = 0 if client is None else client_index(predictor.names, client)
-    own: nn.Module = predictor.module(predictor.names[which])
+    own: nn.Module = copy.deepcopy(predictor.module(predictor.names[which]))
     return own
 
 
@@ -92,6 +93,7 @@ def model_of(folder: Path, planned: Plan, words: Words) -> tuple[nn.Module, Sour
     arrays, text = read_tensors(path)
     with expecting_own(path):
         origin = str(json.loads(text["origin"])["model"])
+        model = model.carry(arrays.keys())
         tensors = {e.name: arrays.pop(e.name) for e in model.layout.entries}
         for e in model.layout.entries:
             if tensors[e.name].shape != e.shape:

@@ -63,7 +63,7 @@ def compare(
         higher_is_better=task.higher_is_better,
         unit=unit_of(task),
     )
-    checkpoint.write(fleet.model.layout.tensors(personal["theta"]), folder / ALONE, {})
+    checkpoint.write(fleet.model.named(personal["theta"]), folder / ALONE, {})
     with replacing(folder / VERDICT) as part:
         part.write_text(json.dumps(verdict.to_dict() | {"beside": beside}, indent=1) + "\n", encoding="utf-8")
     return verdict, float(history.test(history.chosen)[0])

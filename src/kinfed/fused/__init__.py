@@ -7,7 +7,7 @@ steps, frozen layers and quadratic penalties are those of `Client.descend`, and 
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -111,9 +111,10 @@ class Fused:
     parts: tuple[Part, ...]
     layout: Layout
     task: Task
+    frozen: Named = field(default_factory=dict, compare=False)  # [...] the tensors that the layout leaves out
 
     @staticmethod
-    def of(module: nn.Module, layout: Layout, task: Task, example: torch.Size) -> "Fused":
+    def of(module: nn.Module, layout: Layout, task: Task, example: torch.Size, frozen: Named | None = None) -> "Fused":
         """The fused form of a module on examples of this shape; raises Unfused if there is none."""
         for part in module.modules():
             if "forward" in vars(part) or any(getattr(part, hooks) for hooks in HOOKS):
@@ -128,9 +129,9 @@ class Fused:
         used = [name for part in layers for name in part.names]
         if added := sorted(layout.names.difference(used)):
             raise Unfused(f"'{added[0]}', a tensor that its layer does not have by itself, has no fused form")
-        if sorted(used) != sorted(e.name for e in layout.entries):
+        if sorted(used) != sorted(layout.whole.names):
             raise Unfused("layers that share tensors have no fused form")
-        return Fused(tuple(layers), layout, task)
+        return Fused(tuple(layers), layout, task, frozen or {})
 
     def descend(
         self,
@@ -180,7 +181,7 @@ class Fused:
         self, batches: Batches, moving: frozenset[str], lowest: int, theta: Tensor
     ) -> Iterator[tuple[slice, bool]]:
         """Clients that are trained at once, and whether the lowest layer moves in the span of its inputs."""
-        shapes, part = {e.name: e.shape for e in self.layout.entries}, self.parts[lowest]
+        shapes, part = {e.name: e.shape for e in self.layout.whole.entries}, self.parts[lowest]
         examples = (batches.place.amax((1, 2)) + 1).tolist()  # [K] n
         seen = batches.weight.sum((1, 2)).tolist()  # [K] the same with repetition
 
@@ -206,8 +207,10 @@ class _Block:
 
     def __init__(self, fused: Fused, theta: Tensor, batches: Batches, descent: Descent) -> None:
         self._fused, self._batches, self._descent = fused, batches, descent
-        self._begin = self._split(theta)  # [k, ...], or [...] where all begin with the same
-        self._tensors = self._split(theta.expand(len(batches.rows), -1))
+        still, k = fused.frozen, len(batches.rows)
+        wide = {name: t.expand(k, *t.shape) for name, t in still.items()}
+        self._begin = self._split(theta) | (still if theta.ndim == 1 else wide)  # [k, ...], or [...] if all begin alike
+        self._tensors = self._split(theta.expand(k, -1)) | wide
         self._slopes = {} if descent.slope is None else self._split(descent.slope)
 
     def _split(self, theta: Tensor) -> Named:
@@ -234,7 +237,8 @@ class _Block:
         climbed = parts[lowest + span if fixed else 0 :]
         deepest = 0 if fixed else lowest  # of those, the lowest that moves
         # Copies, for theta stays as it is; and products are faster where matrices lie side by side.
-        moved = {name: self._tensors[name].clone() for part in climbed for name in part.names}
+        tensors, still = self._tensors, self._fused.frozen
+        moved = {n: tensors[n] if n in still else tensors[n].clone() for part in climbed for n in part.names}
         steps, real = valid.sum(1), weight.sum(2)
         done = (steps[:, None] <= torch.arange(len(at), device=steps.device)).sum(0).tolist()  # clients, by step
         most = real.amax(0).long().tolist()

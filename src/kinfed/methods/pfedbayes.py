@@ -32,7 +32,7 @@ def pulls(q, w):
 def paces(layout, names, wide):
     """[m] for each number of the named tensors: 1, or `wide` over the inputs of its layer where these are more."""
     inputs = {}
-    for entry in layout.entries:
+    for entry in layout.whole.entries:
         layer = entry.name.rpartition(".")[0]
         inputs[layer] = max(inputs.get(layer, 1), entry.shape[1:].numel())
     known = [(e.shape.numel(), inputs[e.name.rpartition(".")[0]]) for e in layout.entries if e.name in names]

@@ -80,10 +80,10 @@ def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, A
     if kind == "safetensors":
         arrays = trees.pack(saved.personal(name))
         theta = arrays.pop("theta")
-        checkpoint.write({**saved.of(name).layout.tensors(theta), **arrays}, path, about)
+        checkpoint.write({**saved.of(name).model.named(theta), **arrays}, path, about)
         return None
     predictor = saved.predictor(name)
-    whole = Whole(saved.module(name), predictor, name).eval()
+    whole = Whole(saved.shown(name), predictor, name).eval()
     if kind == "pt2":
         traced = onnx_file.program(whole, example(predictor, 4))
         with replacing(path) as part, part.open("wb") as file, onnx_file.quiet():

@@ -109,8 +109,8 @@ class Frozen(Reopened):
         theta: Tensor = getattr(sent, field)
         theta = theta.reshape(-1, theta.shape[-1])[0]
         if isinstance(self.method, Divided):
-            sharing, initial = self.method.sharing, self.model.theta
-            theta = sharing.compose(theta, sharing.cut(initial, "personal"), initial)
+            sharing = self.method.sharing
+            theta = sharing.compose(theta, sharing.cut(self.model.theta, "personal"))
         return theta
 
     def join(self, newcomer: Newcomer, count: int, rounds: int) -> tuple[dict[str, float], dict[str, Tree]]:
@@ -170,7 +170,7 @@ class Frozen(Reopened):
     @cached_property
     def existing(self) -> dict[str, nn.Module]:
         """The members' models, by their names."""
-        return {name: self.saved.module(name) for name in self.saved.names}
+        return {name: self.saved.shown(name) for name in self.saved.names}
 
     @cached_property
     def shared(self) -> Tensor | None:
@@ -234,7 +234,7 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
                 table.writerow([one.client, one.shots, name, f"{score:.7g}", one.existing if name == BEST else ""])
     if not best:
         return
-    arrays: dict[str, Tensor] = {}
+    arrays: dict[str, Tensor] = {f"*/{name}": value for name, value in frozen.model.frozen.items()}
     for name, one in best.items():
         parts = dict(one.personal._asdict())
         parts |= frozen.model.layout.tensors(parts.pop("theta"))

@@ -55,7 +55,7 @@ def _rule(clients: Clients, model: Model, training: Training, cohort: int, form:
     if model.theta.device.type == "cpu":
         if cohort < FEW:
             return "loop", f"with fewer than {FEW} clients in a round there is little to batch"
-        work, what = model.layout.size * min(training.batch, max(clients.sizes["train"])), "large steps"
+        work, what = model.layout.whole.size * min(training.batch, max(clients.sizes["train"])), "large steps"
         if any(isinstance(m, nn.modules.conv._ConvNd) for m in model.module.modules()):
             work, what = work * math.prod(clients.pool.x.shape[2:]), "convolutions"
         if work > WORK:
@@ -70,7 +70,7 @@ def _fused_form(clients: Clients, model: Model, training: Training) -> Fused | U
     if not isinstance(training.optimiser, SGD) or training.optimiser.momentum or model.bf16:
         return Unfused("only plain SGD in full precision has a fused form")
     try:
-        return Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:])
+        return Fused.of(model.original, model.layout, clients.task, clients.pool.x.shape[1:], model.frozen)
     except Unfused as problem:
         return problem
 
@@ -86,7 +86,7 @@ def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> st
 
     def loss(theta: Tensor, x: Tensor) -> Tensor:
         key = torch.zeros((), dtype=torch.int64, device=x.device)
-        outputs, _ = model.run(model.layout.tensors(theta), x, weight, key)
+        outputs, _ = model.run(model.tensors(theta), x, weight, key)
         return clients.task.loss(outputs, y).mean()
 
     one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]

@@ -129,7 +129,7 @@ class Evaluator:
         rows = self._clients.several(ids)[1]
         real = {split: _real(rows[split]) for split in self._splits}
         at = torch.cat([rows[split].at[real[split]] for split in self._splits])
-        tensors = self._model.layout.tensors(theta)
+        tensors = self._model.tensors(theta)
         parts = torch.cat([self._predicted(tensors, block) for block in at.split(BLOCK)])
         outputs = {}
         for split, part in zip(self._splits, parts.split([int(r.sum()) for r in real.values()]), strict=True):

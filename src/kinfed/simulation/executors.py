@@ -161,7 +161,7 @@ class Batched:
 
         sizes = [clients.sizes["train"][i] for i in ids.tolist()]
         # Forward, and gradients of weights and of inputs.
-        workers, each = self._crew(6 * model.layout.size * min(training.batch, max(sizes)) * len(ids), len(ids))
+        workers, each = self._crew(6 * model.layout.whole.size * min(training.batch, max(sizes)) * len(ids), len(ids))
         chunks = []
         for group in alike(sizes, self.chunk * workers):
             if sizes[group[0]] == sizes[group[-1]]:  # neighbours, whose rows are taken and put without a copy

@@ -33,6 +33,8 @@ from .precision import check as check_precision
 from .precision import tf32
 from .state_store import States
 
+WATCHED = 8  # examples of a client on which it is tried which buffers training moves
+
 
 class Simulation:
     """A fleet on this machine. Executors run the same programs in different ways and agree to rounding.
@@ -69,7 +71,8 @@ class Simulation:
         federation = federation.to(self.device)
         self.names, self.task = federation.names, federation.task
         check_precision(precision, self.device, model.theta.dtype)
-        method, model = divide(method, model)
+        if method is undivided(method):
+            method, model = divide(method, model.watch(federation.x[federation.rows["train"][0][:WATCHED]]))
         self.model, self.method, self.training, self.seed = model.to(self.device), method, training, seed
         if precision == "bf16":
             self.model = model.twin()  # the caller's model stays unchanged
