@@ -213,6 +213,7 @@ class Outcome(NamedTuple):
     history: History
     states: dict  # [N, ...] private states, packed
     layout: Layout
+    frozen: dict
 
 
 class Trial:
@@ -263,7 +264,7 @@ class Trial:
             rounds=table["rounds"],
             participation=learning.participation,
         )
-        return Outcome(history, trees.pack(fleet.state), model.layout)
+        return Outcome(history, trees.pack(fleet.state), fleet.model.layout, fleet.model.frozen)
 
     def state(self, name):
         """A site's private state, packed, and the rest of what it remembers."""

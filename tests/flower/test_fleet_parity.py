@@ -28,6 +28,8 @@ def test_sites_end_with_the_models_of_a_simulation(name, parts, trial, examples,
     for i, client in enumerate(examples):
         (folder,) = (tmp_path / "sites" / client / client).iterdir()
         mine = load_file(folder / "model.safetensors")
+        assert all(torch.equal(mine[key], value) for key, value in expected.frozen.items())
+        assert expected.frozen.keys() == set(parts.get("frozen", ()))
         for leaf, values in expected.history.models.items():
             wanted = expected.layout.tensors(values[i]) if leaf == "theta" else {leaf: values[i]}
             for key, value in wanted.items():

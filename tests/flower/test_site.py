@@ -227,7 +227,7 @@ def test_scores_leave_the_site_and_models_do_not(joined, invitation):
 
 
 def test_the_model_is_the_one_of_the_chosen_kind_and_round(tmp_path, model):
-    store = ModelStore(tmp_path, model.layout)
+    store = ModelStore(tmp_path, model)
 
     def named(round):
         return {"own": Params(torch.full((53,), float(round))), "mixed": Params(torch.full((53,), 10.0 + round))}
@@ -257,7 +257,7 @@ def test_the_model_is_the_one_of_the_chosen_kind_and_round(tmp_path, model):
 
 
 def test_a_client_that_was_away_in_the_best_round_has_its_latest(tmp_path, model):
-    store = ModelStore(tmp_path, model.layout)
+    store = ModelStore(tmp_path, model)
     store.save(5, {"own": Params(torch.full((53,), 5.0))})
     store.select({"judged": 5, "selected": {"own": 2}, "chosen": "own"})
     assert load_file(tmp_path / "model.safetensors")["head.bias"].tolist() == [5.0] * 3

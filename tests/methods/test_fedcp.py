@@ -100,7 +100,7 @@ def test_rounds_are_those_of_the_equations(method, norm, share, examples, execut
     )
     server = trial.run(3, participation=share)
     found = trial.fleet.model.layout.tensors(
-        trial.method.sharing.compose(server.theta, trial.fleet.state.personal[0], trial.fleet.model.theta)
+        trial.method.sharing.compose(server.theta, trial.fleet.state.personal[0])
     )
     cohorts = [sample(trial.roster.__class__(**{**vars(trial.roster), "round": t}), share).tolist() for t in range(3)]
 

@@ -61,7 +61,7 @@ def test_each_phase_leaves_the_other_part_bitwise_alone(examples, noisy, percept
         layout = trial.roster.layout
         method, everyone = trial.method, trial.roster.everyone
         _, uploads = trial.fleet.train(0, everyone, method.send(trial.roster, method.start(trial.roster), everyone))
-        theta = method.sharing.compose(uploads.theta, trial.fleet.state.personal, trial.roster.theta)
+        theta = method.sharing.compose(uploads.theta, trial.fleet.state.personal)
         changed = theta != trial.roster.theta  # [2, d]
         for entry in layout.entries:
             part = "head" if entry.name in layout.head else "base"

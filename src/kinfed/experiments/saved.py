@@ -219,8 +219,8 @@ class Saved:
             arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
             for e in self.layout.entries:
                 tensors[e.name] = got = arrays.pop(e.name)
-                wanted = e.dtype or kind
-                if got.shape != e.shape or got.dtype != wanted:
+                if got.shape != e.shape or got.dtype != (e.dtype or kind):
+                    wanted = e.dtype or "floating-point"
                     raise TypeError(f"'{e.name}' is {got.dtype} {list(got.shape)}, not {wanted} {list(e.shape)}")
         except UNREADABLE as problem:
             raise _unfit(self.folder, problem) from None
