@@ -1,16 +1,24 @@
 """A finished run's folder, opened."""
 
 import json
+import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 import kinfed
 from kinfed import UsageError
 from kinfed.cli import main
+from kinfed.core import trees
+from kinfed.core.graph import Graph
+from kinfed.core.layers import Norm
+from kinfed.experiments import left
+from kinfed.methods import METHODS
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +99,51 @@ def test_files_of_two_runs_are_told_apart(shops, tmp_path):
     (tmp_path / "models.safetensors").write_bytes((copy / "models.safetensors").read_bytes())
     with pytest.raises(UsageError, match=r"the models do not fit this module .*not floating-point \[6, 9\]"):
         kinfed.load_run(tmp_path).module(0)
+
+
+class Counted(nn.Module):
+    """A recurrent layer, a count of steps, a frozen tensor and a norm."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.read, self.norm, self.head = nn.GRU(1, 3, batch_first=True), norm, nn.Linear(3, 2)
+        self.norm.weight.requires_grad_(False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training and isinstance(self.norm, nn.BatchNorm1d | Norm):
+            self.steps += 1
+        return self.head(self.norm(self.read(x[..., None])[0][:, -1]) * (1 + self.steps / 10))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_run_that_was_pickled_predicts_as_before(name):
+    draw = torch.Generator().manual_seed(1)
+    x = torch.randn(90, 4, generator=draw)
+    links = Graph(torch.ones(3, 3) - torch.eye(3), "given")
+    federation = replace(kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(90) % 3), graph=links)
+    norm = nn.LayerNorm(3) if name == "pfedbayes" else nn.BatchNorm1d(3)
+    how = {"rounds": 1, "training": kinfed.Training(epochs=1), "execution": kinfed.Execution("loop", workers=1)}
+    run = kinfed.fit(METHODS[name](), federation, Counted(norm), **how)
+    again = pickle.loads(pickle.dumps(run))
+    for i in range(3):
+        assert torch.equal(again.load_model(i)(x), run.load_model(i)(x))
+    assert ("steps" in again.model.layout.names) == (name != "pfedbayes")
+    assert again.predictor("1")(x.numpy()).equals(run.predictor("1")(x.numpy()))
+    assert again.summary() == run.summary()
+    assert torch.equal(again.model(again.theta(0), x), run.model(run.theta(0), x))
+    twin = again.model.twin().frozen
+    assert all(tensor is twin[key] for key, tensor in again.model.frozen.items())
+
+
+def test_equal_arrays_are_written_once_and_each_is_looked_at_once(monkeypatch):
+    """However many rounds were scored."""
+    arrays = {f"score.{i}": torch.tensor([i % 7 / 7, torch.nan]) for i in range(300)}
+    arrays |= {"server.theta": torch.arange(6.0), "state.theta": torch.arange(6.0), "alone": torch.arange(5.0)}
+    arrays |= {"other": torch.arange(6), "one": torch.tensor(1.0), "two": torch.tensor(1.0)}
+    looked, raw = [], trees.raw
+    monkeypatch.setattr(left.trees, "raw", lambda t: looked.append(t) or raw(t))
+    once, twins = left._once(arrays)
+    assert len(looked) == 302
+    assert twins == {f"score.{i}": f"score.{i % 7}" for i in range(7, 300)} | {"state.theta": "server.theta"}
+    assert once.keys() == arrays.keys() - twins.keys()

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from kinfed.errors import RunError
 from kinfed.flower import plan
 from kinfed.flower.site import Site
+from kinfed.flower.site_predictor import load_model
 
 
 @pytest.fixture
@@ -85,6 +86,41 @@ def test_methods_written_outside_the_package_end_with_the_models_of_a_simulation
             torch.testing.assert_close(found[tensor], value, rtol=1e-5, atol=1e-5)
     for key, scores in summary["clients_scores"].items():
         assert scores == pytest.approx(expected.history.test(key).tolist(), abs=1e-5)
+
+
+COUNTING = """
+import torch
+from torch import nn
+
+
+class Counting(nn.Module):
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.head = nn.Linear(shape[0], outputs)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.steps += 1
+        return self.head(x) * (1 + self.steps / 100)
+"""
+
+
+def test_sites_count_their_own_steps_as_clients_of_a_simulation_do(trial, tmp_path):
+    (path := tmp_path / "server" / "counting.py").parent.mkdir()
+    path.write_text(COUNTING)
+    trial = trial("fedavg", linked=False)
+    trial.planned = plan.resolve(trial.planned.table | {"model": {"name": f"{path}:Counting"}})
+    give(trial, COUNTING, "counting.py", without=0)
+    summary, expected = trial.serve(), trial.simulate()
+    for i, site in enumerate(trial.examples):
+        (saved,) = (trial.folder / "sites" / site / site).glob("*/model.safetensors")
+        found, wanted = load_file(saved), expected.layout.tensors(expected.history.models["theta"][i])
+        assert found.keys() == wanted.keys() == {"head.weight", "head.bias", "steps"}
+        assert int(found["steps"]) == int(wanted["steps"]) > 0
+        torch.testing.assert_close(found["head.weight"], wanted["head.weight"], rtol=1e-5, atol=1e-5)
+        assert torch.equal(load_model(saved.parent).steps, found["steps"])
+    assert summary["clients_scores"]["shared"] == pytest.approx(expected.history.test("shared").tolist(), abs=1e-5)
 
 
 def test_a_site_whose_file_differs_refuses_and_names_both_hashes(trial, mine, own_code):

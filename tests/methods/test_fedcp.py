@@ -99,9 +99,7 @@ def test_rounds_are_those_of_the_equations(method, norm, share, examples, execut
         net(norm), x, y, method, training=Training(2, 20, SGD(0.1)), executor=executor, task=Classification(3)
     )
     server = trial.run(3, participation=share)
-    found = trial.fleet.model.layout.tensors(
-        trial.method.sharing.compose(server.theta, trial.fleet.state.personal[0])
-    )
+    found = trial.fleet.model.layout.tensors(trial.method.sharing.compose(server.theta, trial.fleet.state.personal[0]))
     cohorts = [sample(trial.roster.__class__(**{**vars(trial.roster), "round": t}), share).tolist() for t in range(3)]
 
     def extended(module):

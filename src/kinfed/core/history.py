@@ -73,6 +73,7 @@ class History:
     honest: Tensor | None = None  # [N] bool: False on attackers, who are ignored in selection; None: all are honest
     select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
     _pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
+    _means: dict[tuple[int, Key], tuple[Any, Any, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def is_due(self, round: int, rounds: int) -> bool:
         """Whether a round is evaluated: every `every`-th, and the last."""
@@ -229,11 +230,20 @@ class History:
         """
         if (model, "validation", self.selects) not in self.scores[0]:
             return self.rounds[-1]
-        mean = self._honest_only(self.curve(model, "validation", self.selects)).double().nanmean(1)
-        if mean.isnan().all():
+        means = [self._mean(at, model) for at in range(len(self.scores))]
+        if all(map(math.isnan, means)):
             return self.rounds[-1]
-        better = mean if self.selects_highest else -mean
-        return self.rounds[int(better.nan_to_num(nan=-math.inf).argmax())]
+        sign = 1 if self.selects_highest else -1
+        return self.rounds[max(range(len(means)), key=lambda t: (not math.isnan(means[t]), sign * means[t]))]
+
+    def _mean(self, at: int, model: str) -> float:
+        """The mean over clients of the validation score that selects; it is worked out once, as every round asks."""
+        key = model, "validation", self.selects
+        values, (of, honest, mean) = self.scores[at][key], self._means.get((at, key), (None, None, math.nan))
+        if of is not values or honest is not self.honest:
+            mean = float(self._honest_only(values)[None].double().nanmean(1))
+            self._means[at, key] = values, self.honest, mean
+        return mean
 
     def test(self, model: str, metric: str = "") -> Tensor:
         """[N] `metric` (by default the task's) on test examples, at the round that validation selects."""

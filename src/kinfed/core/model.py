@@ -92,16 +92,37 @@ class Model:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
         self.named_head = head
         self.original = copy.deepcopy(module).cpu()  # whatever device it was on
-        self.module = adapt(self.original)
-        self.head_name = head_of(self.module) if head is None else head  # None: it has none
-        self.layout = Layout.of(self.module, self.head_name)
-        self.module.to(dtype)
+        module = adapt(self.original)
+        self.head_name = head_of(module) if head is None else head  # None: it has none
+        self.layout = Layout.of(module, self.head_name)
         self.original.to(dtype)
-        self._twins: list[Model] = []
-        self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in self.module.modules())
-        self._bind()
+        self._run_with(module.to(dtype))
         self.theta = self.layout.flatten({n: slots[k].detach() for n, slots, k in self._slots})
+
+    def _run_with(self, module: nn.Module) -> None:
+        """Compute with this adapted copy of the original module."""
+        self.module, self._twins = module, list[Model]()
+        self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in module.modules())
         self.fed: Features | None = None  # while features are captured
+        self._bind()
+
+    def __copy__(self) -> "Model":
+        other = object.__new__(Model)
+        other.__dict__.update(self.__dict__)
+        return other
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the adapted module, some of whose layers are of classes made on the spot: it is made again."""
+        return {
+            name: getattr(self, name) for name in ("named_head", "original", "head_name", "layout", "theta", "bf16")
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        module = adapt(self.original).to(self.theta.device)
+        still = {name: slots[key].detach() for name, slots, key in _slots(self.original, self.layout.frozen)}
+        _replace(module, {name: t.to(self.theta.device) for name, t in still.items()})
+        self._run_with(module)
 
     def digest(self) -> str:
         """SHA-1 of the architecture, of what is trained and of the initial parameters, to detect another model."""
@@ -123,13 +144,8 @@ class Model:
             return self
         values = self.layout.tensors(self.theta)
         still = {name: values[name].clone() for name in self.layout.names - layout.names}  # theta can be forgotten
-        for module in (self.original, self.module):
-            made: dict[str, Tensor] = {}
-            for name, slots, key in _slots(module, still.keys()):
-                value = still[name].cpu() if module is self.original else still[name]
-                if isinstance(slots[key], nn.Parameter):
-                    value = nn.Parameter(value, requires_grad=module is self.original and slots[key].requires_grad)
-                slots[key] = made.setdefault(name, value)
+        _replace(self.module, still)
+        _replace(self.original, {name: t.cpu() for name, t in still.items()}, learned=True)
         other = copy.copy(self)
         other.layout, other.theta = layout, self.theta[self.layout.index(layout.names, self.theta.device)]
         other._twins = []
@@ -356,6 +372,16 @@ def _slots(module: nn.Module, names: Collection[str]) -> list[tuple[str, dict[st
     found = {id(t): n for n, t in (*module.named_parameters(), *module.named_buffers()) if n in names}
     tables: list[dict[str, Any]] = [t for part in module.modules() for t in (part._parameters, part._buffers)]
     return [(found[id(t)], table, key) for table in tables for key, t in table.items() if id(t) in found]
+
+
+def _replace(module: nn.Module, values: dict[str, Tensor], learned: bool = False) -> None:
+    """Have a module hold these tensors themselves; parameters ask for no gradient, unless they may as before."""
+    made: dict[str, Tensor] = {}
+    for name, slots, key in _slots(module, values.keys()):
+        value = values[name]
+        if isinstance(slots[key], nn.Parameter):
+            value = nn.Parameter(value, requires_grad=learned and slots[key].requires_grad)
+        slots[key] = made.setdefault(name, value)
 
 
 def _form(t: Tensor) -> str:

@@ -1,6 +1,8 @@
 """What a finished run leaves behind, in state.safetensors, so that it can go on and newcomers can join."""
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,16 +65,15 @@ def write(left: Left, history: History, path: Path, identity: str = "") -> None:
 
 def _once(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """The arrays without those that equal an earlier one, and whom these equal: servers know private states."""
-    kept: dict[str, Any] = {}
+    form = {name: (t.dtype, t.shape) for name, t in arrays.items() if isinstance(t, Tensor) and t.ndim}
+    common = Counter(form.values())
+    first: dict[Any, str] = {}  # by type, shape and a hash of the numbers: time grows with the number of arrays
     twins: dict[str, str] = {}
-    for name, values in arrays.items():
-        plain = {other: t for other, t in kept.items() if isinstance(t, Tensor) and t.shape == values.shape and t.ndim}
-        equal = (other for other, t in plain.items() if t.dtype == values.dtype and torch.equal(t, values.to(t.device)))
-        if isinstance(values, Tensor) and (twin := next(equal, None)):
-            twins[name] = twin
-        else:
-            kept[name] = values
-    return kept, twins
+    for name, shown in form.items():
+        if common[shown] > 1:
+            twin = first.setdefault((*shown, hashlib.sha256(trees.raw(arrays[name])).digest()), name)
+            twins |= {name: twin} if twin != name else {}
+    return {name: t for name, t in arrays.items() if name not in twins}, twins
 
 
 class Former:
