@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 STORIES = ("shops", "sensors", "patients")
-VERDICT = re.compile(r"^(learning from others helps|one model for all|cannot tell|learning from others does not help)", re.M)
+VERDICT = re.compile(r"^(learning from others (?:helps|does not help)|one model for all|cannot tell)", re.M)
 
 
 class Count(NamedTuple):
