@@ -1,10 +1,12 @@
 """Errors of two kinds: the request was wrong, or the run could not continue."""
 
 import difflib
+import logging
 import re
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 from .interrupts import CODES, Terminated
@@ -116,3 +118,18 @@ def explain(problem: BaseException) -> tuple[int, str]:
                 "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu",
             )
     return 1, f"unexpected {type(problem).__name__}: {short(str(problem))} (--debug shows where; please report it)"
+
+
+def log_failure(problem: Exception) -> str:
+    """The line that a person reads of a failure that ends nothing else; the log has where it was, for --debug."""
+    logging.getLogger("kinfed").debug("what follows was caught, and the rest goes on", exc_info=problem)
+    return explain(problem)[1]
+
+
+@contextmanager
+def note_failure(problems: list[str], what: str) -> Iterator[None]:
+    """Whatever is raised in this block is added to the problems, as `what` and why, and the rest goes on."""
+    try:
+        yield
+    except Exception as problem:
+        problems.append(f"{what}: {log_failure(problem)}")

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kinfed import SGD, Federation, RunError, Training, UsageError, fit
+from kinfed import CFL, SGD, FedAMP, Federation, PFedGraph, Poison, RunError, Training, UsageError, fit
 from kinfed.core.fleet import is_finite
 from kinfed.core.model import Model
 from kinfed.methods import FedAGHN, FedAvg, FedAvgFT, Local
@@ -118,6 +118,31 @@ def test_divergence_names_the_client_and_leaves_the_states_as_they_were():
     with pytest.raises(RunError, match=r"round 3: training diverged to NaN or infinity at client .*d.*learning rate"):
         fleet.train(2, roster.everyone, ())
     assert torch.equal(fleet.state.theta, before)
+
+
+@pytest.mark.parametrize("method", [CFL(), FedAMP(), FedAGHN(), FedAvg(), PFedGraph()])
+def test_models_whose_squares_cannot_be_added_up_have_diverged_before_the_server_compares_them(method):
+    with pytest.raises(RunError, match=r"round 1: .* diverged to a model of length above 1e\+15 at clients 0, 1, 2, 3"):
+        fit(method, federation(), dense(), rounds=3, training=Training(optimiser=SGD(lr=1e22)))
+
+
+def test_what_an_attack_makes_of_a_model_is_looked_at_too():
+    attack = Poison(share=0.4, factor=1e30)
+    with pytest.raises(RunError, match=r"round 1: .* at client.* lower the attack's factor"):
+        fit(FedAvg(), federation(), dense(), rounds=1, attack=attack)
+
+
+class Unready(FedAvg):
+    """A method whose server raises something in its second round."""
+
+    def aggregate(self, roster, server, cohort, uploads):
+        return super().aggregate(roster, server, cohort, uploads) if not roster.round else {}["graph"]
+
+
+@pytest.mark.parametrize("method", [Unready(), Unready(personal=("*.bias",))])
+def test_what_a_server_raises_names_method_and_round(method):
+    with pytest.raises(RunError, match="round 2: the server's part of Unready failed: KeyError: 'graph'"):
+        fit(method, federation(), dense(), rounds=3)
 
 
 def test_a_model_that_is_tuned_to_a_client_and_diverges_is_not_scored():

@@ -1,6 +1,7 @@
 """run: the round loop, the same for a simulation and for a real federation."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Annotated, Any
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, is_out_of_memory
 from ..interrupts import held
 from .fleet import Fleet, is_finite
 from .history import History
 from .method import Method, Roster
 from .seeding import fold, key
 from .settings import CountOrZero, In, Settings
+from .sharing import undivided
 from .tables import index, put
 from .trees import Axis, Tree, axes, bytes_down, pick, size
 
@@ -133,14 +135,17 @@ def run(
     )  # [n] clients that have joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
     if begin == 0:
-        server = method.start(roster)
+        with _server(method, 0):
+            server = method.start(roster)
     for round in range(begin, rounds):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
         if round == drawn.joins and len(late):
-            here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
+            with _server(method, round):
+                here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
         by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
         cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
-        sent = method.send(roster, server, cohort)
+        with _server(method, round):
+            sent = method.send(roster, server, cohort)
         requested, down = cohort, bytes_down(sent, len(cohort))
         replied, uploads = fleet.train(round, here[requested], sent)
         if not len(replied):  # no client replied: the round is skipped
@@ -150,23 +155,42 @@ def run(
             continue
         cohort = torch.searchsorted(here, replied)
         examples = int(roster.training.count_examples(roster.sizes[cohort]).sum())
-        server = method.aggregate(roster, server, cohort, uploads)
+        with _server(method, round):
+            server = method.aggregate(roster, server, cohort, uploads)
         if not all(is_finite(t) for t in tree_leaves(server)):
             raise RunError(f"round {round + 1}: the server's state holds NaN or infinity; lower the method's own rates")
         evaluation = relation = diagnostics = None
         if history.is_due(round, rounds):
-            prospect, relation = _outlook(method, whole, roster, here, server, cohort)
+            with _server(method, round):
+                prospect, relation = _outlook(method, whole, roster, here, server, cohort)
             evaluation = fleet.evaluate(round, whole.everyone, prospect)
             answered = index(torch.isin(requested, cohort).nonzero().squeeze(1).tolist(), cohort.device)
-            diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
-            diagnostics = {
-                name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
-            }
+            with _server(method, round):
+                diagnostics = method.diagnostics(roster, server, cohort, pick(sent, answered), uploads)
+                diagnostics = {
+                    name: whole.note(here, value) if value.ndim else value for name, value in diagnostics.items()
+                }
         with held():  # an interruption comes before the round or after it
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)
     history.settle()
     return server
+
+
+@contextmanager
+def _server(method: Method, round: int) -> Iterator[None]:
+    """Whatever the method's server code raises becomes a RunError that names the method and the round."""
+    try:
+        yield
+    except (UsageError, RunError, MemoryError):
+        raise
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        name = type(undivided(method)).__name__
+        raise RunError(
+            f"round {round + 1}: the server's part of {name} failed: {type(problem).__name__}: {problem}"
+        ) from problem
 
 
 def _outlook(

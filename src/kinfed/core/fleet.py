@@ -11,6 +11,7 @@ from ..errors import RunError
 from .trees import Tree
 
 Key = tuple[str, str, str]  # model, split, metric
+LONGEST = 1e15  # of a model as a vector; sums of squares of such, as in distances and cosines, fit into float32
 
 
 class Evaluation(NamedTuple):
@@ -38,16 +39,29 @@ def is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
-def raise_if_diverged(names: Any, round: int, cohort: Tensor, uploads: Tree, remedy: str) -> None:
-    """Raise RunError naming the clients for which one of `uploads`, trees: [K, ...], holds NaN or infinity."""
+def raise_if_diverged(
+    names: Any, round: int, cohort: Tensor, uploads: Tree, remedy: str, models: Tensor | None = None
+) -> None:
+    """Raise RunError naming the clients for which one of `uploads`, trees: [K, ...], holds NaN or infinity.
+
+    So do models: [K, d] of which the server could not add up the squares, although all of their numbers are finite.
+    """
     good = torch.ones(len(cohort), dtype=torch.bool, device=cohort.device)
     for leaf in tree_leaves(uploads):
         if not is_finite(leaf):
             good &= torch.isfinite(leaf).reshape(len(cohort), -1).all(1)
     if not good.all():
-        bad = [names[i] for i in cohort[~good].tolist()]
-        raise RunError(
-            f"round {round + 1}: training diverged to NaN or infinity at client{'s' * (len(bad) > 1)} "
-            f"{', '.join(bad[:5])}"
-            f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; {remedy}"
-        )
+        raise _diverged(names, round, cohort[~good], "NaN or infinity", remedy)
+    if models is not None and not float(torch.linalg.vector_norm(models)) < LONGEST:
+        long = ~(torch.linalg.vector_norm(models, dim=1) < LONGEST)
+        if long.any():
+            raise _diverged(names, round, cohort[long], f"a model of length above {LONGEST:.0e}", remedy)
+
+
+def _diverged(names: Any, round: int, ids: Tensor, where: str, remedy: str) -> RunError:
+    """The error for clients ids: [M] of which training went to `where`."""
+    bad = [names[i] for i in ids.tolist()]
+    return RunError(
+        f"round {round + 1}: training diverged to {where} at client{'s' * (len(bad) > 1)} {', '.join(bad[:5])}"
+        f"{f' and {len(bad) - 5} more' if len(bad) > 5 else ''}; {remedy}"
+    )

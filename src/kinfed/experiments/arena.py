@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from ..core.engine import Participation, Rounds
 from ..core.history import History
 from ..core.model import Model
 from ..data.federation import Federation
-from ..errors import RunError, UsageError
+from ..errors import log_failure
 from ..methods import METHODS
 from ..simulation.execution import Execution
 from . import race
@@ -84,25 +85,27 @@ class Arena:
         self, entries: Sequence[Entry], until: int, on_begin: Callable[[Entry], None] = lambda entry: None
     ) -> dict[Entry, str]:
         """Train every entry until a round, one after the other; why those that could not go on ended."""
-        ended = {}
+        ended: dict[Entry, str] = {}
         for entry in entries:
             if self.reached(entry, until):
                 continue
             on_begin(entry)
             try:
                 self.train(*entry, until)
-            except (RunError, UsageError) as problem:
-                ended[entry] = str(problem)
+            except Exception as problem:  # whatever a method raises is its own failure
+                ended[entry] = log_failure(problem)
         return ended
 
     def seconds(self) -> float:
-        """Of a training round of a candidate, measured with FedAvg."""
+        """Of a training round of a candidate, measured with FedAvg, at a rate so small that it cannot diverge."""
+        optimiser: Any = self.training.optimiser
+        slow = replace(optimiser, lr=1e-12) if hasattr(optimiser, "lr") else optimiser
         *_, last = seconds_by_round(
             METHODS["fedavg"](),
             self.federation,
             self.module(self.seed),
             rounds=Rounds(3),
-            training=self.training,
+            training=replace(self.training, optimiser=slow),
             participation=self.participation,
             seed=self.seed,
             execution=self.execution,

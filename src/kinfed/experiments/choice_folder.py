@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..core.summary import Summary
 from ..data.federation import Federation
-from ..errors import RunError, UsageError
+from ..errors import UsageError, log_failure
 from ..files import replacing
 from ..interrupts import held
 from ..methods import METHODS
@@ -25,7 +25,7 @@ from .budget import begun_with, seconds_of, whole_request
 from .choose import Choice, Entrant, candidates, carry_out, usual
 from .config import Experiment, Table
 from .process_pool import side_by_side
-from .race import BASES, Candidate, Entry, scored
+from .race import Candidate, Entry, scored
 from .results import write_run
 from .run_folder import RunFolder
 
@@ -162,20 +162,15 @@ def _side_by_side(
     ended: dict[Entry, str] = {}
     with closing(side_by_side(jobs, arena.execution, request.jobs, lambda name: on_begin(waiting[name]))) as outcomes:
         for name, problem in outcomes:
-            if isinstance(problem, RunError | UsageError):
-                ended[waiting[name]] = str(problem)
-            elif problem is not None:
-                raise problem
+            if problem is not None:
+                ended[waiting[name]] = log_failure(problem)
     return ended
 
 
 def _write(request: Request, choice: Choice) -> Chosen:
     """The winner's run, Local and FedAvg beside it, and what the choice found, which comes last."""
     out = RunFolder(request.out)
-    places = [
-        (out.beside(base), choice.bases[base].candidate, run)
-        for base, run in zip(BASES, (choice.local, choice.fedavg), strict=True)
-    ]
+    places = [(out.beside(base), choice.bases[base].candidate, run) for base, run in choice.runs.items()]
     places.append((out, choice.winner.candidate, choice.run))
     for folder, candidate, run in places:
         folder.make()
@@ -184,9 +179,10 @@ def _write(request: Request, choice: Choice) -> Chosen:
         lr = getattr(candidate.training.optimiser, "lr", None)
         table = request.experiment(name, candidate.settings, lr).table
         config.write(table, folder.config)
-        summary = write_run(run, table, folder, choice.verdict if folder is out else None)
+        found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
+        summary = write_run(run, table, folder, found, problems)
     shutil.copyfile(out.config, request.out / "best.toml")
-    found = choice.to_dict() | {"out": str(request.out)}
+    words = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:
-        part.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return Chosen(found, summary)
+        part.write_text(json.dumps(words, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    return Chosen(words, summary)

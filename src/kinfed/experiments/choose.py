@@ -5,6 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ..core.method import Method
 from ..core.model import Model
 from ..core.tasks import unit_of
 from ..data.federation import Federation
-from ..errors import RunError, UsageError, nearest
+from ..errors import RunError, UsageError, log_failure, nearest, note_failure
 from ..methods import METHODS
 from ..metrics.verdict import Verdict, judge
 from . import race
@@ -38,15 +39,25 @@ class Choice:
 
     standings: list[Standing]  # of all candidates, best first
     winner: Standing
-    run: Run  # the winner's, and those of Local and FedAvg at their best rates, on the first fold
-    local: Run
-    fedavg: Run
-    bases: dict[str, Standing]  # Local and FedAvg at those rates
+    run: Run  # the winner's, on the first fold
+    runs: dict[str, Run]  # and those of Local and FedAvg at their best rates, without one that failed at every rate
+    bases: dict[str, Standing]  # at these rates
     answers: dict[str, str]  # by client, whose model it keeps: the winner's ("kin"), its own, or FedAvg's
-    verdict: Verdict
+    verdict: Verdict | None  # None without Local, or if the scores cannot be compared
+    problems: list[str]  # what failed and is missing, if anything
     folds: int
     budget: int  # training rounds that the race was given
     trained: int  # and those that it took, without candidates that ended early
+
+    @property
+    def local(self) -> Run | None:
+        """The run of Local at its best rate; None if it failed at every rate."""
+        return self.runs.get("local")
+
+    @property
+    def fedavg(self) -> Run | None:
+        """The same of FedAvg."""
+        return self.runs.get("fedavg")
 
     @property
     def method(self) -> Method:
@@ -60,9 +71,8 @@ class Choice:
 
     def load_model(self, client: int | str) -> nn.Module:
         """The model that a client, given by position or name, keeps: a plain module in evaluation mode."""
-        kept = {"kin": self.run, "local": self.local, "fedavg": self.fedavg}
         names = list(self.answers)
-        return kept[self.answers[names[client_index(names, client)]]].load_model(client)
+        return self.runs.get(self.answers[names[client_index(names, client)]], self.run).load_model(client)
 
     def ranking(self) -> list[dict[str, Any]]:
         """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
@@ -96,7 +106,8 @@ class Choice:
             "ranking": self.ranking(),
             "keep_own_model": kept["local"],
             "keep_fedavg_model": kept["fedavg"],
-            "verdict": self.verdict.to_dict(),
+            "verdict": self.verdict and self.verdict.to_dict(),
+            "problems": self.problems,
         }
 
 
@@ -190,6 +201,7 @@ def carry_out(
 ) -> Choice:
     """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
 
+    What a candidate raises is its own failure: the others go on, and so does the choice without Local or FedAvg.
     `asked` has the `budget` and the `seeds`, and whatever else a race that goes on must have in common with its begin.
     """
     folds = asked["seeds"]
@@ -204,30 +216,33 @@ def carry_out(
     allowed = allowance(arena, whole_request(arena, tried, asked))
     plan = race.rungs(arena.rounds.count, arena.rounds.evaluate_every, len(tried), folds, allowed)
     standings = race.run(tried, plan, folds, advance, arena.look, on_rung)
-    bases: dict[str, Standing] = {}
+    runs, bases, problems = dict[str, Run](), dict[str, Standing](), list[str]()
     for base in BASES:
-        found = race.base_of(standings, base)
-        if found is None:
+        if (found := _train_to_end(arena, partial(race.base_of, standings, base))) is not None:
+            bases[base], runs[base] = found
+        else:
             why = next(one.problem for one in standings if one.candidate.base == base and one.problem)
-            raise RunError(f"{base} could not be trained at any rate: {why}")
-        bases[base] = found
-    best = race.winner(standings)
-    run, local, fedavg = (arena.train(one.candidate, 0, 0) for one in (best, *bases.values()))
-    answers = safest(run, local, fedavg)
-    entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
-    task = arena.federation.task
-    worth = verdict(
-        best.candidate.method_name,
-        [kept(run, local, fedavg, answers)],
-        [local.by_client],
-        [fedavg.by_client],
-        metric=task.metric,
-        higher_is_better=task.higher_is_better,
-        unit=unit_of(task),
-        candidates=entered,
-    )
+            problems.append(f"{base} failed at every rate: {why}")
+    won = _train_to_end(arena, partial(race.winner, standings))
+    if won is None:
+        raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
+    answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
+    with note_failure(problems, "there is no verdict"):
+        answers = safest(won[1], runs)
+        entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
+        worth = _judge(*won, runs, answers, entered)
     trained = folds * sum(one.rounds for one in standings)
-    return Choice(standings, best, run, local, fedavg, bases, answers, worth, folds, allowed, trained)
+    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained)
+
+
+def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, Run] | None:
+    """A picked candidate and its finished run; one that fails is out, and another is picked. None if none is left."""
+    while (one := pick()) is not None:
+        try:
+            return one, arena.train(one.candidate, 0, 0)
+        except Exception as problem:
+            one.problem = log_failure(problem)
+    return None
 
 
 @contextmanager
@@ -239,16 +254,13 @@ def _folder(folder: str | Path | None) -> Iterator[Path]:
         yield Path(place)
 
 
-def safest(run: Run, local: Run, fedavg: Run) -> dict[str, str]:
+def safest(run: Run, bases: Mapping[str, Run]) -> dict[str, str]:
     """Whose model each client keeps: "kin", or "local" or "fedavg" where its validation examples clearly prefer it.
 
-    All keep the method's where examples have no scores of their own.
+    `bases` has those of the two runs that there are. All keep the method's where examples have no scores of their own.
     """
     task, names = run.federation.task, list(run.federation.names)
-    mine, others = (
-        run.tested("validation"),
-        {"local": local.tested("validation"), "fedavg": fedavg.tested("validation")},
-    )
+    mine, others = run.tested("validation"), {base: one.tested("validation") for base, one in bases.items()}
     answers = dict.fromkeys(names, "kin")
     if not mine or not all(others.values()):
         return answers
@@ -268,9 +280,28 @@ def _mean(scores: Tensor) -> float:
     return float(np.nanmean(scores)) if len(scores) else math.nan
 
 
-def kept(run: Run, local: Run, fedavg: Run, answers: Mapping[str, str]) -> Tested:
-    """The test scores of the choice: each client's by the model that it keeps."""
-    tested = {"kin": run.by_client, "local": local.by_client, "fedavg": fedavg.by_client}
+def _judge(
+    winner: Standing, run: Run, bases: Mapping[str, Run], answers: Mapping[str, str], candidates: int
+) -> Verdict | None:
+    """What the choice is worth, each client keeping the model of its answer; None without Local."""
+    if "local" not in bases:
+        return None
+    task = run.federation.task
+    return verdict(
+        winner.candidate.method_name,
+        [kept({"kin": run, **bases}, answers)],
+        [bases["local"].by_client],
+        [bases["fedavg"].by_client] if "fedavg" in bases else None,
+        metric=task.metric,
+        higher_is_better=task.higher_is_better,
+        unit=unit_of(task),
+        candidates=candidates,
+    )
+
+
+def kept(runs: Mapping[str, Run], answers: Mapping[str, str]) -> Tested:
+    """The test scores of the choice: each client's by the model that it keeps, which is of one of the runs."""
+    tested = {kind: one.by_client for kind, one in runs.items()}
     examples = {kind: one.examples for kind, one in tested.items()}
     by_example = {name: found[name] for name, kind in answers.items() if (found := examples[kind]) is not None}
     return Tested(

@@ -1,7 +1,7 @@
 """Race: successive halving of candidates by their clients' validation scores, paired by client and fold."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -151,15 +151,21 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
     return [one.candidate for one in ordered if one in stay]
 
 
-def winner(standings: Sequence[Standing]) -> Standing:
+def winner(standings: Sequence[Standing]) -> Standing | None:
     """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
 
-    That is by more than the standard error of the gain over it, paired by client.
+    That is by more than the standard error of the gain over it, paired by client. None if all have ended.
     """
-    simple = max((one for base in BASES if (one := base_of(standings, base))), key=lambda one: (one.rounds, one.mean))
-    best = max((one for one in standings if not one.problem), key=lambda one: (one.rounds, one.mean))
+
+    def farthest(some: Iterable[Standing]) -> Standing | None:
+        return max(some, key=lambda one: (one.rounds, one.mean), default=None)
+
+    simple = farthest(one for base in BASES if (one := base_of(standings, base)))
+    best = farthest(one for one in standings if one.rounds and not one.problem)
+    if best is None or simple is None or best is simple:
+        return best
     gain, error, _ = best.over(simple)
-    return best if best is simple or gain > error else simple
+    return best if gain > error else simple
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:

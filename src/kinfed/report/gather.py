@@ -153,6 +153,7 @@ def _main(rows: Sequence[Row], named: set[str]) -> tuple[int, int]:
     mine = [i for i, row in enumerate(rows) if row.folder in named]
     for i in mine:
         if (chosen := RunFolder(rows[i].folder).choice).exists():
-            return i, int(json.loads(chosen.read_text(encoding="utf-8"))["verdict"]["candidates"])
+            found = json.loads(chosen.read_text(encoding="utf-8"))
+            return i, int(found["verdict"]["candidates"]) if found["verdict"] else len(found["ranking"])
     others = [i for i in mine if rows[i].method not in BASES] or [i for i in mine if rows[i].method != "local"] or mine
     return max(others, key=lambda i: _validated(rows[i])), len(others)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..attacks.attack import Attack
-from ..core.fleet import Evaluation, Fleet
+from ..core.fleet import Evaluation, Fleet, raise_if_diverged
 from ..core.layout import Layout
 from ..core.seeding import fold, key, tags
 from ..core.trees import Tree, model_field, model_of, pick
@@ -44,6 +44,7 @@ class AttackedFleet:
         theta = self._attack.tamper(before[attacking], honest[attacking], keys)
         if honest.shape[1] == self._layout.size:
             theta = torch.where(self._layout.trainable_on(theta.device), theta, honest[attacking])
+        raise_if_diverged(self.names, round, replied[attacking], theta, "lower the attack's factor", theta)
         return replied, uploads._replace(**{field: honest.index_copy(0, attacking, theta)})
 
     def evaluate(self, round: int, cohort: Tensor, sent: Tree) -> Evaluation | Callable[[], Evaluation]:

@@ -20,7 +20,7 @@ from ..core.model import Model
 from ..core.probe import Probe
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
-from ..core.trees import Tree
+from ..core.trees import Tree, model_of
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..ops.gemm import fast_gemm
@@ -166,7 +166,7 @@ class Simulation:
         before = self.states.take(cohort)
         after, uploads = self._each(round, cohort, self.method.train, before, sent)
         # Before the states are replaced.
-        raise_if_diverged(self.names, round, cohort, (after, uploads), self.method.remedy)
+        raise_if_diverged(self.names, round, cohort, (after, uploads), self.method.remedy, model_of(uploads))
         self.states.put(cohort, after, before)
         return cohort, uploads
 
