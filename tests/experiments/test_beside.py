@@ -9,7 +9,7 @@ import pytest
 
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import beside, config, launch, results
+from kinfed.experiments import beside, config, launch, results, tested
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.report.compare import compare
 from kinfed.simulation.execution import Execution
@@ -146,19 +146,78 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(seeds, at, tmp_path):
 
 @pytest.mark.beside
 def test_what_cannot_be_trained_beside_it_takes_no_results_away(tmp_path, monkeypatch):
-    real = launch.fit
+    real, raised = launch.fit, {}
 
     def fit(method, *args, **more):
-        if type(method).__name__ == failing:
-            raise RunError("it diverged")
+        if type(method).__name__ in raised:
+            raise raised[type(method).__name__]
         return real(method, *args, **more)
 
     monkeypatch.setattr(launch, "fit", fit)
-    for failing, over in (("FedAvg", {"local"}), ("Local", None)):
+    cases = (
+        ("FedAvg", {"local"}, RunError("it diverged"), "it diverged"),
+        (
+            "Local",
+            None,
+            LookupError("no row"),
+            "unexpected LookupError: no row (--debug shows where; please report it)",
+        ),
+    )
+    for failing, over, problem, said in cases:
+        raised = {failing: problem}
         launch.launch(config.resolve(config.read("cfl", SMALL)), tmp_path / failing, beside="auto")
         found = read(tmp_path / failing)
-        assert found["warnings"] == [f"{failing.lower()}, which was trained beside it, failed: it diverged"]
+        assert found["warnings"] == [f"{failing.lower()}, which was trained beside it, failed: {said}"]
         assert found.get("verdict", {}).get("over", {}).keys() == (over or set())
+
+
+@pytest.mark.beside
+def test_a_seed_that_fails_takes_no_other_seed_away(tmp_path, monkeypatch, capsys):
+    real, failing = launch.fit, {("CFL", 1): ValueError("not finite"), ("Local", 3): RunError("it diverged")}
+
+    def fit(method, *args, seed, **more):
+        if problem := failing.get((type(method).__name__, seed)):
+            raise problem
+        return real(method, *args, seed=seed, **more)
+
+    monkeypatch.setattr(launch, "fit", fit)
+    assert main(["run", "cfl", *SMALL, "seeds=4", "--out", str(tmp_path / "a")]) == 0
+    shown = said(capsys)
+    assert "seeds 0, 2, 3" in shown
+    assert "! seed 1 failed: unexpected ValueError: not finite (--debug" in shown
+    summary, each = read(tmp_path / "a"), {seed: read(tmp_path / f"a/seed-{seed}") for seed in (0, 2, 3)}
+    assert summary["seeds"] == [0, 2, 3]
+    means = [one["scores"][summary["chosen"]]["mean"] for one in each.values()]
+    assert summary["scores"][summary["chosen"]]["mean"] == pytest.approx(np.mean(means))
+    pairs = [RunFolder(tmp_path / f"a/{place}seed-{seed}") for seed in (0, 2) for place in ("", "beside/local/")]
+    gains = [np.subtract(*(list(tested.Tested.of(one).means.values()) for one in pairs[i : i + 2])) for i in (0, 2)]
+    assert summary["verdict"]["over"]["local"]["mean"] == pytest.approx(np.mean(gains), abs=1e-6)
+    (row,) = compare([tmp_path / "a"]).sets[0]
+    assert row.seeds == (0, 2, 3)
+    assert main(["report", str(tmp_path / "a")]) == 0
+    failing.clear()
+    before = (tmp_path / "a/summary.json").read_bytes()
+    assert main(["resume", str(tmp_path / "a")]) == 0
+    assert (tmp_path / "a/summary.json").read_bytes() == before
+    with pytest.raises(RunError, match=r"seed 1 failed: .*; delete .*/a to try again"):
+        launch.once(config.of_run(tmp_path / "a/config.toml"), tmp_path / "a")
+
+
+def test_a_run_of_which_every_seed_fails_has_failed(tmp_path):
+    experiment = config.resolve(config.read("cfl", [*SMALL, "seeds=2", "training.optimiser.lr=1e38"]))
+    with pytest.raises(RunError, match="round 1: training diverged"):
+        launch.launch(experiment, tmp_path / "a")
+    assert not (tmp_path / "a/summary.json").exists()
+
+
+@pytest.mark.beside
+def test_a_verdict_that_cannot_be_worked_out_takes_no_results_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(beside, "verdict", lambda *_, **__: 1 / 0)
+    for seeds in ("1", "2"):
+        launch.launch(config.resolve(config.read("cfl", [*SMALL, f"seeds={seeds}"])), tmp_path / seeds, beside="auto")
+        found = read(tmp_path / seeds)
+        assert "verdict" not in found
+        assert found["warnings"][-1].startswith("there is no verdict: unexpected ZeroDivisionError: division by zero")
 
 
 @pytest.mark.beside

@@ -1,6 +1,7 @@
 """The program: what all commands share, from its arguments to the exit code."""
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -69,6 +70,9 @@ def execute(arguments: list[str] | None) -> int:
     from .console import literal  # imports rich, which help and errors about arguments do not need
 
     console = literal(stderr=True)
+    if args.debug:  # also what was caught, so that the rest could go on
+        logging.basicConfig(format="%(message)s")
+        logging.getLogger("kinfed").setLevel(logging.DEBUG)
     reported = set()
 
     def warn(message: Warning | str, *_: Any, **__: Any) -> None:

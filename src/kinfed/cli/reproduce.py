@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..data.split import LEAST
-from ..errors import RunError, explain, several
+from ..errors import RunError, log_failure, several
 from ..experiments import own_parts
 from ..experiments.config import Experiment
 from ..experiments.process_pool import carry_out
@@ -171,7 +171,7 @@ def _carry_out(
                 going[:] = [name for name in going if name != outcome.name]
                 bar.update(task, advance=outcome.name in left, description="; ".join(going))
                 if outcome.problem is not None:
-                    why = explain(outcome.problem)[1].replace("\n", " ")
+                    why = log_failure(outcome.problem).replace("\n", " ")
                     failed[str(outcome.folder)] = why
                     console.print(f"kinfed: {outcome.name}: {why}", soft_wrap=True)
                 elif outcome.name in left:

@@ -199,10 +199,9 @@ def show(summary: Summary, args: argparse.Namespace, console: Console, hint: boo
 
 def describe(summary: Summary, console: Console, hint: bool = False, verbose: bool = False) -> None:
     """Print the final table and the verdict on standard error, see `show`."""
-    seeds = f"seeds {summary.seeds[0]} to {summary.seeds[-1]}" if summary.seeds else f"seed {summary.seed}"
     console.print(
         f"{summary.method} on {summary.dataset}: {several(summary.clients, 'client')}, "
-        f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {seeds}"
+        f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {_seeds(summary)}"
     )
     scores = _scores(summary)
     scores.width = console.measure(scores, options=console.options.update(max_width=WIDEST)).maximum
@@ -215,6 +214,16 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
     elif hint and summary.method != "local":
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")
         console.print(f"kinfed resume {summary.out} --beside local,fedavg", soft_wrap=True)
+
+
+def _seeds(summary: Summary) -> str:
+    """The seeds of a run: all those of a range, or some where others have failed."""
+    seeds = summary.several
+    if len(seeds) < 2:
+        return f"seed {(seeds or [summary.seed])[0]}"
+    if seeds == [*range(seeds[0], seeds[-1] + 1)]:
+        return f"seeds {seeds[0]} to {seeds[-1]}"
+    return f"seeds {', '.join(map(str, seeds))}"
 
 
 def _scores(summary: Summary) -> Table:

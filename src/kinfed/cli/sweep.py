@@ -3,7 +3,6 @@
 import argparse
 import itertools
 import time
-import traceback
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..errors import RunError, explain
+from ..errors import RunError, log_failure
 from ..experiments import config
 from ..experiments.study import Study
 from ..experiments.sweep import Sweep, parse, sweep
@@ -107,10 +106,8 @@ def _carry_out(wanted: Sweep, args: argparse.Namespace, bar: Bar, console: Conso
             if outcome.problem is None:
                 continue
             failed.add(outcome.name)
-            text = explain(outcome.problem)[1]
+            text = log_failure(outcome.problem)
             if text not in reported:
                 reported.add(text)
                 console.print(f"kinfed: {outcome.name} failed: {text}", soft_wrap=True)
-            if args.debug:
-                traceback.print_exception(outcome.problem)
     return failed

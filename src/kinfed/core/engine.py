@@ -24,6 +24,10 @@ from .trees import Axis, Tree, axes, bytes_down, pick, size
 RELATED = 1 << 13  # with more clients no relation is kept: it is an N x N table in every evaluated round
 
 
+class ServerError(RunError):
+    """The server's part of a method has raised something that it should not, which is the cause of this error."""
+
+
 @dataclass(frozen=True)
 class Participation(Settings):
     """The share of clients in a round; in every `by_group`-th round, that share of each hidden group (0: never).
@@ -179,7 +183,7 @@ def run(
 
 @contextmanager
 def _server(method: Method, round: int) -> Iterator[None]:
-    """Whatever the method's server code raises becomes a RunError that names the method and the round."""
+    """Whatever the method's server code raises becomes a ServerError that names the method and the round."""
     try:
         yield
     except (UsageError, RunError, MemoryError):
@@ -188,7 +192,7 @@ def _server(method: Method, round: int) -> Iterator[None]:
         if is_out_of_memory(problem):
             raise
         name = type(undivided(method)).__name__
-        raise RunError(
+        raise ServerError(
             f"round {round + 1}: the server's part of {name} failed: {type(problem).__name__}: {problem}"
         ) from problem
 

@@ -1,7 +1,8 @@
 """Local and FedAvg beside a run: when they are trained, and the verdict that they allow."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..methods.fedavg import FedAvg
@@ -72,22 +73,33 @@ def folders(out: RunFolder) -> dict[str, RunFolder]:
     return {name: folder for name, folder in both.items() if folder.is_begun}
 
 
-def judged(experiment: Experiment, mine: Sequence[Tested], out: RunFolder) -> Verdict | None:
-    """The verdict on a run over those beside it; None if Local was not trained to the end."""
+def judged(experiment: Experiment, mine: Mapping[int, Tested], out: RunFolder) -> Verdict | None:
+    """The verdict on a run over those beside it, with the seeds that all of them have ended with.
+
+    `mine` are the run's test scores by seed. None if Local was not trained to the end with any of these.
+    """
     others = {
-        name: [Tested.of(repeat) for repeat in folder.repeats()]
+        name: tested_by_seed(folder, folder.read_summary())
         for name, folder in folders(out).items()
         if folder.is_finished
     }
-    if "local" not in others:
+    seeds = [seed for seed in mine if all(seed in one for one in others.values())]
+    if "local" not in others or not seeds:
         return None
     summary = out.beside("local").read_summary()
+    whole = {name: [one[seed] for seed in seeds] for name, one in {"": mine, **others}.items()}
     return verdict(
         own_parts.called(experiment.method_name),
-        mine,
-        others["local"],
-        others.get("fedavg"),
+        whole[""],
+        whole["local"],
+        whole.get("fedavg"),
         metric=summary.metric,
         higher_is_better=summary.higher_is_better,
         unit=summary.unit,
     )
+
+
+def tested_by_seed(folder: RunFolder, summary: Summary) -> dict[int, Tested]:
+    """The test scores of a finished run by seed; the summary may not have been written yet."""
+    seeds = summary.several or [summary.seed]
+    return {seed: Tested.of(one) for seed, one in zip(seeds, folder.repeats_of(summary), strict=True)}

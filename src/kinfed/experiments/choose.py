@@ -26,7 +26,7 @@ from .arena import Arena
 from .budget import allowance, whole_request
 from .race import BASES, Candidate, Entry, Standing
 from .run import Run, client_index
-from .tested import Tested, verdict
+from .tested import NO_VERDICT, Tested, verdict
 
 TRIED = (*BASES, "fedrep", "fedcedar", "pfedgat", "fedaghn", "cfl")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
@@ -227,7 +227,7 @@ def carry_out(
     if won is None:
         raise RunError(f"no candidate could be trained: {'; '.join(problems)}")
     answers, worth = dict.fromkeys(arena.federation.names, "kin"), None
-    with note_failure(problems, "there is no verdict"):
+    with note_failure(problems, NO_VERDICT):
         answers = safest(won[1], runs)
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, answers, entered)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..core.engine import ServerError
 from ..core.summary import Summary
 from ..data.federation import Federation
-from ..errors import DataError, RunError, UsageError, explain
+from ..errors import DataError, RunError, UsageError, log_failure, note_failure
 from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
@@ -22,7 +23,7 @@ from .results import write_run
 from .run import Run
 from .run_folder import RunFolder
 from .seeds import run_seeds
-from .tested import Tested, chose_otherwise
+from .tested import NO_VERDICT, chose_otherwise
 
 Begin = Callable[[str], None]
 OPEN = ("device", "executor", "workers", "precision")  # what decides about rounding, and may be left open
@@ -107,9 +108,9 @@ def resume(
     asked = beside or distributed.agree(folder.read_how().get("beside", ()))
     try:
         return _go_on(experiment, folder, execution, data_dir, asked, on_begin, federation)
-    except (UsageError, RunError, OSError, MemoryError):
-        raise
     except Exception as problem:  # a checkpoint from elsewhere can raise anything
+        if isinstance(problem, UsageError | RunError | OSError | MemoryError) and not isinstance(problem, ServerError):
+            raise
         kept = next(folder.path.rglob(folder.checkpoint.name), None)
         if kept is None:
             raise
@@ -124,15 +125,16 @@ def once(
 ) -> RunFolder:
     """The folder of an experiment's finished run, after launching or resuming it if necessary.
 
-    Raises UsageError if the folder holds another experiment.
+    Raises UsageError if the folder holds another experiment, RunError if one of its seeds has failed.
     """
     check_same(experiment, path)
     folder = RunFolder(path)
     execution = replace(execution, keep_state=False)  # of many runs it would fill a disk
-    if distributed.agree(folder.is_begun):
-        resume(path, execution, data_dir)
-    else:
-        launch(experiment, path, execution, data_dir)
+    begun = distributed.agree(folder.is_begun)
+    summary = resume(path, execution, data_dir) if begun else launch(experiment, path, execution, data_dir)
+    if summary is not None and (lost := sorted({*experiment.every_seed} - {*(summary.several or [summary.seed])})):
+        why = next(one for one in summary.warnings if one.startswith(f"seed {lost[0]} failed"))
+        raise RunError(f"{why}; delete {folder} to try again")
     return folder
 
 
@@ -176,17 +178,37 @@ def _go_on(
             if not distributed.leads():
                 return None
             with held():
-                found = others.judged(experiment, [run.by_client], out)
+                found = None
+                with note_failure(problems, NO_VERDICT):
+                    found = others.judged(experiment, {experiment.seed: run.by_client}, out)
                 return write_run(run, experiment.table, out, found, problems)
         if distributed.leads():
             out.write_how(_open(execution))
         first = None  # each seed has its own
-        summaries = [_of_seed(experiment, seed, out, execution, data_dir) for seed in experiment.every_seed]
-        problems = _train_beside(out, request, data_dir, on_begin)
+        summaries, problems = _seed_by_seed(experiment, out, execution, data_dir)
+        problems += _train_beside(out, request, data_dir, on_begin)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"interrupted; resume with: kinfed resume {out}") from None
     whole = run_seeds(summaries, str(out))
     return _conclude(experiment, out, whole, problems)
+
+
+def _seed_by_seed(
+    experiment: Experiment, out: RunFolder, execution: Execution, data_dir: Path | None
+) -> tuple[list[Summary], list[str]]:
+    """The summaries of the seeds that ended well, and why others did not; raises the first's error if none did."""
+    summaries, problems, first = list[Summary](), list[str](), None
+    for seed in experiment.every_seed:
+        try:
+            summaries.append(_of_seed(experiment, seed, out, execution, data_dir))
+        except Exception as problem:
+            if isinstance(problem, UsageError | DataError) and not summaries:  # of the request, not of the seed
+                raise
+            first = first or problem
+            problems.append(f"seed {seed} failed: {log_failure(problem)}")
+    if not summaries and first is not None:
+        raise first
+    return summaries, problems
 
 
 def _of_seed(experiment: Experiment, seed: int, out: RunFolder, execution: Execution, data_dir: Path | None) -> Summary:
@@ -253,13 +275,11 @@ def _train_beside(
 
     That they cannot be trained does not take this run's results away.
     """
-    problems = []
+    problems = list[str]()
     for name, folder in distributed.agree(others.folders(out)).items():
         on_begin(f"{name}, beside it")
-        try:
+        with note_failure(problems, f"{name}, which was trained beside it, failed"):
             resume(folder.path, execution, data_dir, federation=federation)
-        except (UsageError, RunError) as problem:
-            problems.append(f"{name}, which was trained beside it, failed: {explain(problem)[1]}")
     return problems
 
 
@@ -286,8 +306,9 @@ def _compare(
 def _conclude(experiment: Experiment, out: RunFolder, summary: Summary, problems: Sequence[str]) -> Summary:
     """Write a finished run's summary with its verdict."""
     repeats = out.repeats_of(summary)
-    found = others.judged(experiment, [Tested.of(repeat) for repeat in repeats], out)
-    warnings = [*summary.warnings, *problems]
+    found, warnings = None, [*summary.warnings, *problems]
+    with note_failure(warnings, NO_VERDICT):
+        found = others.judged(experiment, others.tested_by_seed(out, summary), out)
     if found is not None and (each := chose_otherwise(repeats, summary.chosen)):
         warnings.append(f"the verdict is on the model that each seed chose ({each}), the starred row on one for all")
     verdict = None if found is None else found.to_dict()

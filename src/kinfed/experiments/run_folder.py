@@ -115,9 +115,13 @@ class RunFolder:
         return RunFolder(self.path / f"seed-{seed}")
 
     def seeds(self) -> list["RunFolder"]:
-        """The folders of seeds in it, or of equal runs elsewhere, finished or not; none of a run with one seed."""
+        """The folders of seeds in it, or of equal runs elsewhere; none of a run with one seed.
+
+        Finished or not, while the run goes on; once it has ended those that have, as a seed that failed has not.
+        """
         names = sorted({path.name.removesuffix(SAME) for path in self.path.glob("seed-*")})
-        return [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
+        every = [RunFolder(found) for name in names if (found := followed(self.path / name)).is_dir()]
+        return [one for one in every if one.is_finished] if self.is_finished else every
 
     def repeats(self) -> list["RunFolder"]:
         """The folders of a finished run's seeds; this one if it has one seed."""

@@ -17,6 +17,7 @@ from .run_folder import RunFolder
 
 Array = NDArray[Any]
 
+NO_VERDICT = "there is no verdict"  # begins the warning that says why
 MANY = 1 << 16  # test examples that are scored in one pass
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, note_failure
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import Tested, chose_otherwise, verdict
 from .rows import Row, read
@@ -99,10 +99,10 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
     A verdict needs Local among these rows or beside the run; without it, it is that with which the run ended, if any.
     """
-    judged, problems = [], []
+    judged, problems = list[Row](), list[str]()
     for row in rows:
         known = {name: _tested(row, rows, name) for name in ("local", "fedavg")}
-        mine, local, fedavg = _of_seeds(row, row.seeds), known["local"], known["fedavg"]
+        mine, local, fedavg = read_tested(row, row.seeds), known["local"], known["fedavg"]
         if (folder := RunFolder(row.folder)).choice.exists():  # its verdict knows of the choice
             judged.append(replace(row, verdict=folder.read_summary().verdict))
             continue
@@ -118,10 +118,10 @@ def verdicts(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
             "higher_is_better": row.higher_is_better,
             "unit": row.unit,
         }
-        try:
+        found = None
+        with note_failure(problems, f"{row.name} has no verdict"):
             found = verdict(row.method, mine, local, fedavg, **shown)
-        except UsageError as problem:
-            problems.append(f"{row.name} has no verdict: {problem}")
+        if found is None:
             judged.append(row)
             continue
         if each := chose_otherwise([row.by_seed[seed].folder for seed in row.seeds], row.model):
@@ -142,15 +142,17 @@ def _tested(row: Row, rows: Sequence[Row], method: str) -> list[Tested] | None:
     found = [other for other in rows if other.method == method and set(row.seeds) <= set(other.seeds)]
     if found:
         alike = [other for other in found if other.attack == row.attack] or found
-        return _of_seeds(alike[0], row.seeds)
+        return read_tested(alike[0], row.seeds)
     own = RunFolder(row.folder).beside(method)
     if not own.is_finished:
         return None
     seeds = {one.read_summary().seed: one for one in own.seeds() or [own]}
+    if not set(row.seeds) <= seeds.keys():  # one of them failed
+        return None
     return [Tested.of(seeds[seed]) for seed in row.seeds]
 
 
-def _of_seeds(row: Row, seeds: Sequence[int]) -> list[Tested]:
+def read_tested(row: Row, seeds: Sequence[int]) -> list[Tested]:
     """The test scores of a row's runs with these seeds."""
     return [Tested.of(row.by_seed[seed].folder) for seed in seeds]
 

@@ -3,7 +3,7 @@
 import base64
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -110,13 +110,14 @@ def word(metric: str) -> str:
     return metric.upper() if metric in SHORT else metric.replace("_", " ")
 
 
-def _tested(row: Row) -> list[Tested]:
-    return [Tested.of(folder) for folder in folders_of(row)]
+def _tested(row: Row) -> dict[int, Tested]:
+    """Test scores by seed."""
+    return {seed: Tested.of(row.by_seed[seed].folder) for seed in row.seeds}
 
 
-def _scores(runs: Sequence[Tested], names: Sequence[str]) -> Array:
+def _scores(runs: Mapping[int, Tested], names: Sequence[str]) -> Array:
     """[N] every client's test score, a mean over the seeds that have it; NaN for an attacker."""
-    each: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs], np.float64)
+    each: Array = np.array([[run.means.get(name, math.nan) for name in names] for run in runs.values()], np.float64)
     if len(each) == 1:
         one: Array = each[0]
         return one
@@ -158,18 +159,19 @@ def _known(facts: dict[str, Any], names: Sequence[str], parts: Parts) -> dict[st
 
 
 def _compared(
-    row: Row, mine: Sequence[Tested], others: dict[str, list[Tested]], names: Sequence[str], parts: Parts
+    row: Row, mine: Mapping[int, Tested], others: Mapping[str, Mapping[int, Tested]], names: Sequence[str], parts: Parts
 ) -> dict[str, Any]:
     """Against Local and FedAvg, client by client: the gain, what single test examples say, and who gains or loses."""
     result: dict[str, Any] = {"gain": {}, "examples": {}}
     sign = 1 if row.higher_is_better else -1
     for base, theirs in others.items():
-        if base == row.method or len(theirs) < len(mine):
+        if base == row.method or not mine.keys() <= theirs.keys():
             continue
-        theirs = theirs[: len(mine)]
+        theirs = {seed: theirs[seed] for seed in mine}
         gain = sign * (_scores(mine, names) - _scores(theirs, names))
         result["gain"][base] = _plain(parts.mean(gain))
-        found = by_examples(mine, theirs, row.higher_is_better) if parts.labels is None else {}
+        pairs = list(mine.values()), list(theirs.values())
+        found = by_examples(*pairs, row.higher_is_better) if parts.labels is None else {}
         if found:
             result["examples"][base] = [list(found[name]) if name in found else None for name in names]
     if row.verdict is not None and row.method != "local" and parts.labels is None:

@@ -18,9 +18,10 @@ from ..core.history import KINDS
 from ..core.summary import Summary
 from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
-from ..experiments.tested import Tested, verdict
+from ..experiments.tested import verdict
 from ..files import replacing
 from . import explained
+from .compare import read_tested
 from .contents import Contents, contents, word
 from .fronts import Part, front_of, of_sites, tables_beside
 from .gather import Gathered, folders_of, gather
@@ -165,11 +166,12 @@ def _verdict(gathered: Gathered) -> dict[str, Any] | None:
     row, places = gathered.rows[gathered.main], (gathered.at("local"), gathered.at("fedavg"))
     if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
         return row.verdict
-    mine, local, fedavg = (
-        None if i is None else [Tested.of(one) for one in folders_of(gathered.rows[i])][: len(row.seeds)]
-        for i in (gathered.main, *places)
-    )
-    assert mine is not None
+    others = [None if i is None else gathered.rows[i] for i in places]
+    seeds = [seed for seed in row.seeds if all(seed in one.seeds for one in others if one is not None)]
+    if not seeds:
+        return None
+    mine = read_tested(row, seeds)
+    local, fedavg = (None if one is None else read_tested(one, seeds) for one in others)
     assert local is not None
     shown: dict[str, Any] = {
         "metric": row.metric,
