@@ -32,7 +32,10 @@ def study(tmp_path, monkeypatch):
 
 @pytest.fixture
 def invented(tmp_path, finished):
-    """A stand-in for a study whose runs are done: by name test scores [S, T, N] and validation scores, a mean each."""
+    """A stand-in for a study whose runs are done: by name test scores [S, T, N] and validation scores, a mean each.
+
+    One without test scores has failed.
+    """
 
     def make(tests, validation=None, metric="accuracy", higher_is_better=True):
         def run(name):
@@ -52,6 +55,10 @@ def invented(tmp_path, finished):
             own = {"mean": values[:, -1].mean(), "std": 0.5, **valid}
             return finished(folder, {"own": own}, seeds=list(range(len(values))), **known)
 
-        return SimpleNamespace(runs=lambda asked: {name: run(name) for name in asked}, out=tmp_path, method="m")
+        def runs(asked, failed):
+            failed += [f"{name} failed: it diverged" for name in asked if name not in tests]
+            return {name: run(name) for name in asked if name in tests}
+
+        return SimpleNamespace(runs=runs, out=tmp_path, method="m")
 
     return make

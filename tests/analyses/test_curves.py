@@ -18,6 +18,12 @@ def test_best_last_and_rounds_by_hand(invented):
     assert row["over seeds"] == pytest.approx(0)
 
 
+def test_a_method_that_fails_is_named_and_the_others_are_shown(invented):
+    found = curves(invented({"a": [[[0.5], [0.6]]]}), methods=["a", "b"])
+    assert [row["method"] for row in found.rows] == ["a"]
+    assert found.notes == ["b failed: it diverged"]
+
+
 def test_a_target_that_is_never_reached_has_no_round(invented):
     found = curves(invented({"a": RISING}), ["a"], target=0.51)
     assert found.rows[0]["at target in round"] is None

@@ -23,8 +23,8 @@ def dated(invented):
     def make(*arguments, **how):
         study = invented(*arguments, **how)
 
-        def runs(asked):
-            folders = study.runs(asked)
+        def runs(asked, failed):
+            folders = study.runs(asked, failed)
             for folder in folders.values():
                 for seed in (0, 1):
                     one = folder.of_seed(seed)

@@ -28,6 +28,26 @@ def test_without_validation_data_nothing_is_chosen(invented):
     assert found.notes == ["no validation data, so no value is chosen"]
 
 
+def test_a_value_whose_run_failed_is_an_empty_row(invented, figures):
+    asked = invented({"s=1": [[[0.9]]], "s=3": [[[0.8]]]}, validation={"s=1": 0.5, "s=3": 0.6})
+    found = map(asked, "s", [1, 2, 3])
+    assert found.notes == ["best on validation data: s=3", "s=2 failed: it diverged"]
+    assert [row["test accuracy (%)"] for row in found.rows] == [pytest.approx(90), None, pytest.approx(80)]
+    line, dot = figures[-1].axes[0].get_lines()
+    assert np.isnan(line.get_ydata()).tolist() == [False, True, False]
+    assert list(dot.get_xdata()) == [2]
+    cells = {f"s={a},t={b}": [[[0.1 * a + b]]] for a in (1, 2) for b in (0.2, 0.4) if (a, b) != (1, 0.2)}
+    found = map(
+        invented(cells, validation={name: scores[0][0][0] for name, scores in cells.items()}),
+        "s",
+        [1, 2],
+        "t",
+        [0.2, 0.4],
+    )
+    assert [text.get_text() for text in figures[-1].axes[0].texts] == ["40.0", "50.0", "60.0"]
+    assert found.rows[0]["validation accuracy (%)"] is None
+
+
 def test_a_grid_has_the_first_setting_across_and_the_second_up(study, tmp_path, figures):
     found = map(study("fedcedar"), "method.clusters", [1, 2, 4], "training.optimiser.lr", [0.1, 0.2])
     assert [(row["method.clusters"], row["training.optimiser.lr"]) for row in found.rows] == [

@@ -25,7 +25,7 @@ def clustered(tmp_path, finished):
     def make(seeds):
         asked = {}
 
-        def runs(wanted):
+        def runs(wanted, failed):
             asked.update(wanted)
             for name in wanted:
                 folder = tmp_path / name

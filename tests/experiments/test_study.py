@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from kinfed.analyses.curves import curves
-from kinfed.errors import UsageError
+from kinfed.errors import RunError, UsageError
 from kinfed.experiments import config, study
 from kinfed.experiments.study import Study
 from kinfed.simulation.execution import Execution
@@ -53,6 +53,21 @@ def test_a_run_with_seeds_is_read_back(ask, tmp_path):
     assert first.rounds[first.selected] == 2
     assert first.weights.shape == (3, 1, 4, 4)
     assert (first.layers, first.origin) == (["head"], "learned")
+
+
+def test_a_run_that_fails_ends_none_of_the_others(ask, tmp_path):
+    asked, said = ask("fedavg")
+    names = {"a": ["training.optimiser.lr=1e38"], "b": ["rounds=1"]}
+    with pytest.raises(RunError, match="round 1: training diverged"):
+        asked.runs(names)
+    assert said == ["a", "b"]
+    assert (tmp_path / "runs/b/summary.json").exists()
+    failed = []
+    assert list(asked.runs(names, failed=failed)) == ["b"]
+    assert len(failed) == 1
+    assert failed[0].startswith("a failed: round 1: training diverged")
+    with pytest.raises(RunError, match="round 1: training diverged"):
+        asked.runs({"a": names["a"]}, failed=[])
 
 
 def test_attackers_do_not_count(ask, tmp_path):

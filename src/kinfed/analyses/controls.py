@@ -17,13 +17,13 @@ def controls(study: Study, graphs: Sequence[str] | None = None) -> Finding:
     if graphs is None:
         federation = study.federations(['federation.graph="given"', "seeds=1"])[0]
         graphs = [name for name in GRAPHS if _possible(name, federation)]
-    folders = study.runs({name: [setting("federation.graph.name", name)] for name in graphs})
+    notes = list[str]()
+    folders = study.runs({name: [setting("federation.graph.name", name)] for name in graphs}, failed=notes)
     scores = {name: score(folder) for name, folder in folders.items()}
     first = next(iter(scores.values()))
     picture = study.out / "controls.png"
     tests = {name: one.test for name, one in scores.items()}
     score_by_name(tests, f"test {first.metric}", f"{study.method} by known graph", picture)
-    notes = []
     if len(scores) > 1 and all((one.test == first.test).all() for one in scores.values()):
         notes.append(f"every graph gives the same: {study.method} with these settings does not use a known graph")
     rows = [{"graph": name, **one.row()} for name, one in scores.items()]

@@ -18,7 +18,8 @@ def curves(
     for an error, the best divided by nine tenths. `target` asks for the first round at a score of your own, given as
     in files: 0.9 for an accuracy of 90 %.
     """
-    folders = study.runs({name: [setting("method.name", name)] for name in methods})
+    notes = list[str]()
+    folders = study.runs({name: [setting("method.name", name)] for name in methods}, failed=notes)
     curve_of: dict[str, Array] = {}
     rows: list[Row] = []
     for name, folder in folders.items():
@@ -36,7 +37,7 @@ def curves(
         rows.append(row)
     picture = study.out / "curves.png"
     accuracy_by_round(rounds, curve_of, f"test {one.metric}", picture, over="seeds", target=target)
-    return Finding("test scores by round", rows, [picture])
+    return Finding("test scores by round", rows, [picture], notes)
 
 
 def _reached(rounds: Array, mean: Array, level: float, higher_is_better: bool) -> int | None:

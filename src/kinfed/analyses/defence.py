@@ -48,12 +48,13 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     if not isinstance(study.experiment(attack).attack, Backdoor):
         raise UsageError("Simple-Tuning is for backdoors, but the experiment has another attack; see attack.name")
     requested = {name: [*attack, setting("method.name", name)] for name in methods}
-    folders = study.runs(requested)
+    notes = list[str]()
+    folders = study.runs(requested, failed=notes)
     rows: list[Row] = []
     plain: dict[str, Array] = {}
     marked: dict[str, Array] = {}
-    for name, overrides in requested.items():
-        each = [_tuned(study, study.experiment(overrides), one, epochs) for one in folders[name].repeats()]
+    for name, folder in folders.items():
+        each = [_tuned(study, study.experiment(requested[name]), one, epochs) for one in folder.repeats()]
         scores_by_seed = np.array(each)  # [S, 2, 2]
         for i, source in enumerate((name, f"{name}, tuned")):
             plain[source], marked[source] = scores_by_seed[:, i].T
@@ -61,7 +62,7 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
         rows.append(
             {
                 "method": name,
-                "model": folders[name].read_summary().chosen,
+                "model": folder.read_summary().chosen,
                 "accuracy (%)": float(accuracy[0]),
                 "tuned": float(accuracy[1]),
                 "success of the backdoor (%)": float(success[0]),
@@ -71,7 +72,9 @@ def defence(study: Study, methods: Sequence[str] = ("local", "fedavg", "fedaghn"
     picture = study.out / "defence.png"
     panels = {"test examples": plain, "with the pattern, the target is right": marked}
     score_by_source(panels, "honest clients' accuracy", picture)
-    return Finding(f"a backdoor before and after {epochs} epochs of Simple-Tuning, honest clients", rows, [picture])
+    return Finding(
+        f"a backdoor before and after {epochs} epochs of Simple-Tuning, honest clients", rows, [picture], notes
+    )
 
 
 def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int) -> list[list[float]]:

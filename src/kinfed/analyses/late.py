@@ -7,7 +7,7 @@ import numpy as np
 
 from ..core.engine import latecomers
 from ..core.seeding import tags
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..experiments.run_folder import RunFolder
 from ..experiments.study import Finding, Row, Study, score, scores_by_round, setting
 from ..plots.drawing import Array, scaled, with_unit
@@ -34,10 +34,15 @@ def late(
     requested = {name: [setting("method.name", name)] for name in methods}
     missed = {name: [*overrides, hold_back(study, share, joins)] for name, overrides in requested.items()}
     whole = {f"{name}-from-the-start": overrides for name, overrides in requested.items()}
-    folders = study.runs(missed | whole)
+    notes = list[str]()
+    folders = study.runs(missed | whole, failed=notes)
+    if not any(name in folders and f"{name}-from-the-start" in folders for name in methods):
+        raise RunError(f"no method has both of its runs: {notes[0]}")
     rows: list[Row] = []
     panels: dict[str, dict[str, Array]] = {}
     for name in methods:
+        if name not in folders or f"{name}-from-the-start" not in folders:
+            continue
         one = score(folders[name])
         at, tests = scores_by_round(folders[name], one.model)  # [T], [S, T, N]
         _, control = scores_by_round(folders[f"{name}-from-the-start"], one.model)
@@ -52,7 +57,10 @@ def late(
     picture = study.out / "late.png"
     early_and_late(at, panels, joins, f"test {one.metric}", picture)
     return Finding(
-        f"test {with_unit(one.metric)} of clients that join after round {joins}, and of the others", rows, [picture]
+        f"test {with_unit(one.metric)} of clients that join after round {joins}, and of the others",
+        rows,
+        [picture],
+        notes,
     )
 
 

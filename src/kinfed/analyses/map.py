@@ -1,5 +1,6 @@
 """Map: how the score depends on one setting of an experiment, or on two at once."""
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -25,23 +26,28 @@ def map(study: Study, x: str, xs: Sequence[Value], y: str = "", ys: Sequence[Val
     requested = {_folder(point): [setting(key, value) for key, value in point.items()] for point in points}
     if x == y or len(requested) < len(points):
         raise UsageError("a map is over different settings, each with different values; leave out what is repeated")
-    scores = [score(folder) for folder in study.runs(requested).values()]
-    metric = f"test {scores[0].metric}"
-    validation = [one.validation for one in scores if one.validation is not None]
+    failed = list[str]()
+    folders = study.runs(requested, failed=failed)
+    scores = [score(folders[name]) if name in folders else None for name in requested]
+    first = next(one for one in scores if one is not None)
+    metric = f"test {first.metric}"
     best = None
-    notes = ["no validation data, so no value is chosen"]
-    if len(validation) == len(scores):
-        best = int(np.argmax(validation) if scores[0].selects_highest else np.argmin(validation))
-        notes = [f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"]
+    notes = ["no validation data, so no value is chosen", *failed]
+    if first.validation is not None:
+        validation = np.array([math.nan if one is None else one.validation for one in scores], np.float64)
+        best = int(np.nanargmax(validation) if first.selects_highest else np.nanargmin(validation))
+        notes[0] = f"best on validation data: {', '.join(f'{key}={value}' for key, value in points[best].items())}"
+    tests = [np.full_like(first.test, math.nan) if one is None else one.test for one in scores]
     picture = study.out / "map.png"
     names, others = [str(value) for value in xs], [str(value) for value in ys]
     if y:
-        grid = np.array([one.test.mean() for one in scores]).reshape(len(xs), len(ys))
+        grid = np.array([one.mean() for one in tests]).reshape(len(xs), len(ys))
         chosen = None if best is None else divmod(best, len(ys))
         score_grid(grid, (x, names), (y, others), metric, picture, chosen)
     else:
-        score_by_setting(names, np.stack([one.test for one in scores]), x, metric, picture, best)
-    rows = [point | one.row() for point, one in zip(points, scores, strict=True)]
+        score_by_setting(names, np.stack(tests), x, metric, picture, best)
+    empty: Row = dict.fromkeys(first.row())
+    rows = [point | (empty if one is None else one.row()) for point, one in zip(points, scores, strict=True)]
     return Finding(f"{metric} by {x}{f' and {y}' if y else ''}", rows, [picture], notes)
 
 

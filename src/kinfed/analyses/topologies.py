@@ -26,6 +26,7 @@ def topologies(
         raise UsageError(f"analysis.nodes must be some of {', '.join(map(str, NODES))}; got {list(nodes)}")
     if per_node < 1 or every < 1:
         raise UsageError(f"analysis.per_node and analysis.every must be at least 1; got {per_node} and {every}")
+    notes = list[str]()
     folders = study.runs(
         {
             f"{count}-nodes": [
@@ -36,12 +37,13 @@ def topologies(
                 *[setting("method.clusters", count)] * (study.method == "fedcedar"),
             ]
             for count in nodes
-        }
+        },
+        failed=notes,
     )
     panels: dict[str, Array] = {}
     rows: list[Row] = []
-    notes: list[str] = []
-    for count, folder in zip(nodes, folders.values(), strict=True):
+    for name, folder in folders.items():
+        count = int(name.removesuffix("-nodes"))
         rounds, truth = folder.repeats()[0].read_relations().rounds, torch.arange(count * per_node) // per_node
         index = np.stack([rand_by_round(one.read_clusters(), truth).numpy() for one in folder.repeats()])  # [S, T, 2]
         panels[f"{count} nodes"] = index

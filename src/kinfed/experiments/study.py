@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.history import over_seeds, preferred
 from ..data.federation import Federation
-from ..errors import UsageError
+from ..errors import UsageError, log_failure
 from ..plots.drawing import Array, scaled, with_unit
 from ..simulation.execution import Execution
 from . import config
@@ -56,15 +56,22 @@ class Study:
         """
         return self.runs({name: overrides})[name]
 
-    def runs(self, requested: Mapping[str, Sequence[str]], jobs: int = 1) -> dict[str, RunFolder]:
-        """The folders of several runs, by name; the first failure ends the others and is raised."""
+    def runs(
+        self, requested: Mapping[str, Sequence[str]], jobs: int = 1, failed: list[str] | None = None
+    ) -> dict[str, RunFolder]:
+        """The folders of several runs, by name; what one raises is raised once the others have been tried too.
+
+        With a list for what `failed`, runs are left out that did, and a line each says why, unless all of them failed.
+        """
         if not requested:
             raise UsageError("there is nothing to run: a list in the analysis's settings is empty; give it a value")
         with closing(self.attempts(requested, jobs)) as outcomes:
-            for outcome in outcomes:
-                if outcome.problem:
-                    raise outcome.problem
-        return {name: RunFolder(self.folder(name)) for name in requested}
+            problems = {one.name: one.problem for one in outcomes if one.problem is not None}
+        if problems and (failed is None or len(problems) == len(requested)):
+            raise next(iter(problems.values()))
+        if failed is not None:
+            failed += [f"{name} failed: {log_failure(problem)}" for name, problem in problems.items()]
+        return {name: RunFolder(self.folder(name)) for name in requested if name not in problems}
 
     def attempts(self, requested: Mapping[str, Sequence[str]], jobs: int = 1) -> Generator[Outcome]:
         """The outcome of each of several runs as it ends, `jobs` in parallel; a failed one does not stop the others.

@@ -240,8 +240,10 @@ def score_grid(
     figure, axes = page(width + 1.6, height + 0.7)
     axes.grid(False)
     image = axes.imshow(values, cmap="YlGnBu", origin="lower", aspect="auto")
-    middle = (values.min() + values.max()) / 2
+    middle = (np.nanmin(values) + np.nanmax(values)) / 2
     for (j, i), value in np.ndenumerate(values):
+        if math.isnan(value):  # that run failed
+            continue
         colour = "white" if value > middle else INK
         label = f"{value:.1f}" if is_share(metric) else f"{value:.3g}"
         axes.text(i, j, label, ha="center", va="center", fontsize=NORMAL, color=colour)
