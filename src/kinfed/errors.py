@@ -5,9 +5,11 @@ import logging
 import re
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from typing import Any
 
 from .interrupts import CODES, Terminated
 
@@ -124,6 +126,19 @@ def log_failure(problem: Exception) -> str:
     """The line that a person reads of a failure that ends nothing else; the log has where it was, for --debug."""
     logging.getLogger("kinfed").debug("what follows was caught, and the rest goes on", exc_info=problem)
     return explain(problem)[1]
+
+
+def hear_warnings(say: Callable[[str], None]) -> None:
+    """Let a command's warnings be said, also where they are to be errors (-W error): they end nothing."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        say(str(message))
+
+    if any(action == "error" for action, *_ in warnings.filters):
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)  # as by default
+    warnings.showwarning = show
 
 
 @contextmanager

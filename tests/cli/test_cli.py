@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -317,6 +318,17 @@ def test_broken_config_files(capsys, tmp_path):
     code, _, err = kinfed_run(capsys, "run", str(broken))
     assert code == 2
     assert "method needs a name; known: cfl, ditto" in err
+
+
+def test_warnings_that_are_to_be_errors_end_no_command(capsys, tmp_path):
+    rows = [f"{site},{i % 7},{i % 2}" for site in "abc" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,x,y", *rows, "d,1,0", ",2,1"]) + "\n")
+    words = ["run", str(tmp_path / "t.csv"), "--client", "site", "--target", "y", "--method", "local", "rounds=1"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main([*words, "--out", str(tmp_path / "a")]) == 0
+        assert warnings.filters[0][0] == "error"
+    assert "kinfed: warning: " in capsys.readouterr().err
 
 
 def test_divergence_names_client_and_round_and_keeps_the_last_good_checkpoint(capsys, tmp_path):

@@ -76,6 +76,25 @@ def test_what_a_first_seed_found_is_kept_where_a_later_one_is_refused(tmp_path, 
     assert (tmp_path / "a" / "seed-0" / "summary.json").exists()
 
 
+def test_what_cannot_be_drawn_or_scored_takes_no_results_away(tmp_path, monkeypatch):
+    monkeypatch.setattr("kinfed.plots.charts.accuracy_by_client", lambda *_: 1 / 0)
+    monkeypatch.setattr("kinfed.experiments.run.Run._answered", lambda *_: {}["rows"])
+    experiment = config.resolve(config.read("fedaghn", SMALL))
+    with pytest.warns(
+        UserWarning, match=r"accuracy-by-client\.png is missing, as it cannot be drawn: .*division by zero"
+    ):
+        summary = launch(experiment, tmp_path / "a", Execution("vmap"))
+    assert [one.partition(" (")[0] for one in summary.warnings] == [
+        "single test examples have no scores: unexpected KeyError: 'rows'"
+    ]
+    assert {path.name for path in (tmp_path / "a").glob("*.png")} == {
+        "accuracy-by-round.png",
+        "classes.png",
+        "relation.png",
+    }
+    assert load_model(tmp_path / "a", 0).training is False
+
+
 def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
     launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Execution())
     with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):

@@ -1,9 +1,12 @@
+import warnings
+
 import numpy as np
 import pytest
 from matplotlib import image
+from matplotlib.font_manager import findfont
 
 from kinfed.errors import RunError, UsageError
-from kinfed.plots import charts, heatmaps
+from kinfed.plots import charts, heatmaps, lettering
 
 NAMES = [f"client {i}" for i in range(6)]
 
@@ -220,3 +223,37 @@ def test_scores_say_what_their_models_are_and_local_stands_beside_them(tmp_path,
         [1, 2], {"own": np.ones((2, 3)), "x": np.ones((2, 3))}, "b", tmp_path / "b.png", kinds=words
     )
     assert figures[2].axes[0].get_legend().get_texts()[0].get_text() == "own\nafter local training"
+
+
+ODD = ["北京", "🍕 shop", "$a_{$", "cost $5 or $6", "Łódź\nnew", "plain", "x^2 \\frac{", "100 %"]
+
+
+def test_names_of_any_letters_are_legible_in_pictures_with_one_warning(tmp_path, figures):
+    draw = np.random.default_rng(0)
+    for picture in (
+        lambda: charts.accuracy_by_client({"own": np.arange(8.0)}, ODD, "test accuracy", tmp_path / "client.png"),
+        lambda: charts.classes_by_client(np.ones((8, 3), int), ["猫", "$", "犬 $_{$"], ODD, tmp_path / "classes.png"),
+        lambda: heatmaps.relation_heatmap(draw.random((8, 8)), ODD, "learned", tmp_path / "relation.png"),
+        lambda: heatmaps.recall_heatmap(
+            draw.random((8, 1)), [0.5], ["$x_{$ 🍕"], ODD, "recall of $x_{$ 猫", tmp_path / "recall.png"
+        ),
+    ):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            picture()
+        assert len({str(one.message) for one in said}) == 1
+        assert "such as #3" in str(said[0].message)
+        axes = figures[-1].axes[0]
+        shown = [label.get_text().replace("\\$", "$") for label in axes.get_xticklabels() if label.get_text() != "all"]
+        assert shown == ["#1", "#2 shop", "$a_{$", "cost $5 or $6", "Łódź new", "plain", "x^2 \\frac{", "100 %"]
+
+
+def test_a_letter_that_another_font_has_is_drawn_by_it(tmp_path, figures, recwarn):
+    own, other = (lettering._letters(findfont(name)) for name in ("DejaVu Sans", "STIXGeneral"))
+    letter = chr(min(set(other) - set(own) - set(range(0x300, 0x370)) - set(range(0x20D0, 0x2100))))
+    names = [f"{letter} {i}" for i in range(3)]
+    charts.accuracy_by_client({"own": np.arange(3.0)}, names, "test accuracy", tmp_path / "client.png")
+    assert not recwarn
+    label = figures[-1].axes[0].get_xticklabels()[0]
+    assert label.get_text() == names[0]
+    assert len(label.get_fontfamily()) > 1

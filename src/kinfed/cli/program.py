@@ -8,10 +8,10 @@ import sys
 import traceback
 import warnings
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from .. import __version__
-from ..errors import explain, short
+from ..errors import explain, hear_warnings, short
 from ..interrupts import heard
 
 
@@ -75,15 +75,15 @@ def execute(arguments: list[str] | None) -> int:
         logging.getLogger("kinfed").setLevel(logging.DEBUG)
     reported = set()
 
-    def warn(message: Warning | str, *_: Any, **__: Any) -> None:
-        kind = re.sub(r"[-\d.]+", "", str(message))  # it may be repeated every round with other numbers
+    def warn(message: str) -> None:
+        kind = re.sub(r"[-\d.]+", "", message)  # it may be repeated every round with other numbers
         if kind not in reported:
             reported.add(kind)
             print(f"kinfed: warning: {message}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings(), heard():  # so that a process's next command says again what this one has said
-            warnings.showwarning = warn
+            hear_warnings(warn)
             args.command(args, console)
         return 0
     except BrokenPipeError:  # the reader has closed the pipe

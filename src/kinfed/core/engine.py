@@ -134,21 +134,19 @@ def run(
             "makes them, such as topologies or rotations, or leave by_group out"
         )
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
-    here = (
-        whole.others(late) if begin <= drawn.joins else whole.everyone
-    )  # [n] clients that have joined, in the server's order
+    # [n] clients that have joined, in the server's order
+    here = whole.others(late) if begin <= drawn.joins else whole.everyone
     roster = whole.part(here) if len(here) < len(whole) else whole
     if begin == 0:
         with _server(method, 0):
             server = method.start(roster)
     for round in range(begin, rounds):
         whole, roster = replace(whole, round=round), replace(roster, round=round)
-        if round == drawn.joins and len(late):
-            with _server(method, round):
-                here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
-        by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
-        cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
         with _server(method, round):
+            if round == drawn.joins and len(late):
+                here, roster, server = whole.everyone, whole, method.add_clients(whole, server, late)
+            by_group = drawn.by_group and (round + 1) % drawn.by_group == 0
+            cohort = sample(roster, drawn.share, groups[here] if by_group and groups is not None else None)
             sent = method.send(roster, server, cohort)
         requested, down = cohort, bytes_down(sent, len(cohort))
         replied, uploads = fleet.train(round, here[requested], sent)
@@ -186,7 +184,7 @@ def _server(method: Method, round: int) -> Iterator[None]:
     """Whatever the method's server code raises becomes a ServerError that names the method and the round."""
     try:
         yield
-    except (UsageError, RunError, MemoryError):
+    except (UsageError, RunError, MemoryError, Warning):  # a warning is one where users ask for that
         raise
     except Exception as problem:
         if is_out_of_memory(problem):

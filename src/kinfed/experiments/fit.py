@@ -177,6 +177,8 @@ def check_fit(model: Model, federation: Federation, made_up: bool = False) -> No
     try:
         with torch.no_grad():
             outputs = list(model(model.theta, example.to(model.theta.device)).shape[1:])
+    except Warning:  # of the model's own, where users ask for errors
+        raise
     except Exception as problem:
         shape = list(example.shape[1:])
         raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
@@ -208,6 +210,8 @@ def _check_task(model: Model, federation: Federation) -> None:
             if isinstance(scores, dict) and all(isinstance(one, torch.Tensor) for one in scores.values()):
                 trying = "score, for many clients at once (torch.func.vmap),"
                 vmap(task.score)(outputs[None], y[None], weight[None])
+    except Warning:
+        raise
     except Exception as problem:
         raise UsageError(f"the task {name}: its {trying} fails: {own_parts.reason(problem, type(task))}") from problem
     if not isinstance(loss, torch.Tensor) or loss.shape != (len(rows),):

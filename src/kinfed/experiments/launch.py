@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,8 +180,9 @@ def _go_on(
                 return None
             with held():
                 found = None
-                with note_failure(problems, NO_VERDICT):
-                    found = others.judged(experiment, {experiment.seed: run.by_client}, out)
+                if others.folders(out):
+                    with note_failure(problems, NO_VERDICT):
+                        found = others.judged(experiment, {experiment.seed: run.by_client}, out)
                 return write_run(run, experiment.table, out, found, problems)
         if distributed.leads():
             out.write_how(_open(execution))
@@ -246,7 +248,8 @@ def _one(
         attack=experiment.attack,
     )
     if distributed.leads():
-        run.tested()  # here, where it can still be interrupted
+        with suppress(Exception):  # here, where it can still be interrupted; `write_run` says why it failed
+            run.tested()
     return run
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, hear_warnings
 from ..interrupts import heard, held
 from ..simulation.execution import Execution
 from . import config
@@ -154,7 +154,7 @@ def _work(pipe: connection.Connection, job: Job, options: dict[str, Any], thread
     """In a process of its own: do a job, and send its warnings (text) and its end (None or an exception)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # for Windows, where `_ignoring_interrupts` does nothing
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    warnings.showwarning = lambda message, *_, **__: pipe.send(str(message))
+    hear_warnings(pipe.send)
     torch.set_num_threads(threads)
     try:
         with heard():

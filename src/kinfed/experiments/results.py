@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from ..core.method import exporter
 from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..datasets import called
-from ..errors import UsageError
+from ..errors import UsageError, log_failure, note_failure
 from ..metrics.verdict import Verdict
 from ..plots import charts, heatmaps
 from . import config, left, own_parts
@@ -59,8 +61,8 @@ def write_run(
     """
     names, federation = list(run.federation.names), run.federation
     if isinstance(federation.task, Classification):
-        picture, counts = folder.path / "classes.png", federation.class_counts().numpy()
-        charts.classes_by_client(counts, federation.class_names, names, picture)
+        with _picture(folder.path / "classes.png") as picture:
+            charts.classes_by_client(federation.class_counts().numpy(), federation.class_names, names, picture)
     summary, layers = run.summary(), run.sharing.layers
     write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
     draw_recall(summary, folder)
@@ -69,10 +71,12 @@ def write_run(
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state, identity)
-    if tested := run.tested():
-        folder.write_tested(tested)
-    if run.history.kept_models and isinstance(federation.task, Classification):
-        folder.write_confusion(run.confusion(), names, federation.class_names)
+    problems = list(problems)
+    with note_failure(problems, "single test examples have no scores"):
+        if tested := run.tested():
+            folder.write_tested(tested)
+        if run.history.kept_models and isinstance(federation.task, Classification):
+            folder.write_confusion(run.confusion(), names, federation.class_names)
     dealt = table.get("federation", {})
     attack = summary.attack
     if attack is not None and "attack" in table:
@@ -136,22 +140,26 @@ def write_history(
         curves = {name: np.where(attacking, np.nan, curve) for name, curve in curves.items()}
         names = _marked(names, [name for name, attacks in zip(names, attacking, strict=True) if attacks])
         prefix, honest = prefix + "attacked ", "honest clients' "
-    charts.accuracy_by_round(
-        rounds, curves, f"{prefix}{honest}{split} {metric}", out / f"{metric}-by-round.png", selected, kinds=KINDS
-    )
-    scores = {name: history.test(name).numpy() for name in history.named_models}
-    charts.accuracy_by_client(
-        scores,
-        names,
-        f"{prefix}test {metric}",
-        out / f"{metric}-by-client.png",
-        _beside(folder, history.names, metric),
-        KINDS,
-    )
+    with _picture(out / f"{metric}-by-round.png") as picture:
+        what = f"{prefix}{honest}{split} {metric}"
+        charts.accuracy_by_round(rounds, curves, what, picture, selected, kinds=KINDS)
+    with _picture(out / f"{metric}-by-client.png") as picture:
+        scores = {name: history.test(name).numpy() for name in history.named_models}
+        others = _beside(folder, history.names, metric)
+        charts.accuracy_by_client(scores, names, f"{prefix}test {metric}", picture, others, KINDS)
     if relation is not None:
         hidden = None if groups is None else groups.numpy()
-        picture = out / "relation.png"
-        heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
+        with _picture(out / "relation.png") as picture:
+            heatmaps.relation_heatmap(relation.numpy(), names, prefix + origin, picture, groups=hidden, layers=layers)
+
+
+@contextmanager
+def _picture(path: Path) -> Iterator[Path]:
+    """A picture that cannot be drawn takes nothing else away: a warning says why it is missing."""
+    try:
+        yield path
+    except Exception as problem:
+        warnings.warn(f"{path.name} is missing, as it cannot be drawn: {log_failure(problem)}", stacklevel=2)
 
 
 def _beside(folder: RunFolder, names: Sequence[str], metric: str) -> dict[str, NDArray[np.float64]]:
@@ -169,14 +177,15 @@ def draw_recall(summary: Summary, folder: RunFolder) -> None:
     if summary.by_class is None:
         return
     prefix = "LEAKING " * summary.leaking + "attacked " * (summary.attack is not None)
-    heatmaps.recall_heatmap(
-        np.array(summary.clients_recall, np.float64),
-        [row.get("pooled", row["recall"]) for row in summary.by_class],
-        [row["class"] for row in summary.by_class],
-        _marked(summary.client_names, summary.attackers),
-        f"{prefix}test recall by class",
-        folder.path / "recall.png",
-    )
+    with _picture(folder.path / "recall.png") as picture:
+        heatmaps.recall_heatmap(
+            np.array(summary.clients_recall, np.float64),
+            [row.get("pooled", row["recall"]) for row in summary.by_class],
+            [row["class"] for row in summary.by_class],
+            _marked(summary.client_names, summary.attackers),
+            f"{prefix}test recall by class",
+            picture,
+        )
 
 
 def _marked(names: Sequence[str], attackers: Sequence[str]) -> list[str]:

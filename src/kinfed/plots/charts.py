@@ -31,6 +31,7 @@ from .drawing import (
     with_unit,
     write,
 )
+from .lettering import literal, number_illegible
 
 
 def accuracy_by_round(
@@ -111,7 +112,7 @@ def accuracy_by_client(
             raise UsageError(
                 f"the scores of {label} must be [{len(names)}] for {len(names)} clients; got {list(score.shape)}"
             )
-    first = next(iter(values))
+    first, names = next(iter(values)), number_illegible(names)
     order = np.argsort(values[first], kind="stable")
     table = np.stack(list(values.values()))[:, order]  # [labels, N]
     width = float(np.clip(len(names) * 0.22, 2.8, 9.5))
@@ -154,6 +155,7 @@ def classes_by_client(counts: ArrayLike, class_names: Sequence[str], client_name
             f"the counts of {clients} clients and {classes} classes must be [{clients}, {classes}] and not all zero; "
             f"got {list(counts_by_client.shape)}"
         )
+    client_names, class_names = number_illegible(client_names), number_illegible(class_names)
     label = "client"
     if clients > MOST:
         some = np.linspace(0, clients - 1, MOST).round().astype(int)
@@ -210,7 +212,7 @@ def score_by_name(scores: Mapping[str, ArrayLike], metric: str, what: str, path:
         axes.annotate(number(float(values.mean()), metric), *label, textcoords="offset points", **_ABOVE)
     axes.set_ylim(len(scores) - 0.5, -0.75)
     axes.margins(x=0.08)
-    axes.set_yticks(range(len(scores)), list(scores))
+    axes.set_yticks(range(len(scores)), list(map(literal, scores)))
     axes.set_xlabel(with_unit(metric))
     axes.grid(axis="x", color=FAINT, linewidth=0.6)
     title(axes, what + ("; small dots: seeds" if max(map(np.size, scores.values())) > 1 else ""))

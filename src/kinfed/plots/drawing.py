@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..files import replacing
 from ..metrics.statistics import is_share
+from .lettering import lettered, literal
 
 Array = NDArray[Any]
 
@@ -66,7 +67,7 @@ def name_ticks(axes: Axes, which: Literal["x", "y"], at: Array, names: Sequence[
 
     Of long names the middle is left out.
     """
-    names = [name if len(name) <= LONGEST else f"{name[: LONGEST - 7]}…{name[-6:]}" for name in names]
+    names = [literal(name if len(name) <= LONGEST else f"{name[: LONGEST - 7]}…{name[-6:]}") for name in names]
     step = inches / len(names)
     flat = 0.07 * max(map(len, names)) + 0.05  # inches that the longest name takes when written along the axis
     upright = which == "x" and flat > step and (max(map(len, names)) > 3 or step > 0.14)
@@ -108,5 +109,5 @@ def number(value: float, metric: str) -> str:
 
 def write(figure: Figure, path: Path) -> None:
     """Write a picture, completely or not at all."""
-    with replacing(path) as part:
+    with replacing(path) as part, lettered(figure):
         figure.savefig(part, format="png", bbox_inches="tight", pad_inches=0.12)

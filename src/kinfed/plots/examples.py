@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from ..core.tasks import Classification, Forecasting
 from ..data.dataset import Dataset
 from .drawing import COLOURS, INK, MARKS, NORMAL, SMALL, legend, page, quiet, title, write
+from .lettering import number_illegible
 
 MOST = 10  # classes in rows, examples of each in columns
 SERIES = 5
@@ -30,7 +31,7 @@ def examples(dataset: Dataset, name: str, path: Path) -> None:
 
 def _names(dataset: Dataset) -> list[str]:
     assert isinstance(dataset.task, Classification)
-    return list(dataset.classes) or [str(c) for c in range(dataset.task.classes)]
+    return number_illegible(dataset.classes) or [str(c) for c in range(dataset.task.classes)]
 
 
 def _images(dataset: Dataset, name: str, path: Path) -> None:
@@ -61,6 +62,7 @@ def _series(dataset: Dataset, name: str, path: Path) -> None:
     step = dataset.time[: readings.shape[1]]
     step = torch.cat([step, step[-1] + 1 + torch.arange(readings.shape[1] - len(step))])
     at = np.linspace(0, count - 1, min(SERIES, count)).round().astype(int)
+    owners = number_illegible(dataset.owners)
     figure = Figure(figsize=(8.5, 0.95 * len(at) + 0.7), dpi=150, layout="constrained")
     rows = figure.subplots(len(at), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for axes, i in zip(rows, at, strict=True):
@@ -68,7 +70,7 @@ def _series(dataset: Dataset, name: str, path: Path) -> None:
         values = readings[i, :STEPS].double().clone()
         values[1:][step[: len(values)].diff() != 1] = torch.nan  # a line does not bridge a gap
         axes.plot(step[:STEPS].numpy(), values.numpy(), color=COLOURS[0], linewidth=0.8)
-        axes.set_ylabel(dataset.owners[i], rotation=0, ha="right", va="center", fontsize=SMALL)
+        axes.set_ylabel(owners[i], rotation=0, ha="right", va="center", fontsize=SMALL)
         axes.margins(x=0.01)
     rows[-1].set_xlabel("step")
     few = f"{len(at)} of {count} series" if len(at) < count else f"all {count} series"

@@ -32,6 +32,7 @@ from .drawing import (
     with_unit,
     write,
 )
+from .lettering import number_illegible
 
 
 def relation_heatmap(
@@ -51,7 +52,7 @@ def relation_heatmap(
     """
     weights, labels, order = _sorted(relation, len(names), groups, layers)
     borders = np.flatnonzero(np.diff(labels)) + 0.5
-    count, several = len(names), len(weights) > 1
+    count, several, names = len(names), len(weights) > 1, number_illegible(names)
 
     side, columns = float(np.clip(count * 0.17, 4, 7)), 5
     tall, rows = side + 0.8, math.ceil(len(weights) / columns) if several else 0
@@ -178,6 +179,7 @@ def recall_heatmap(
             f"the recall of {clients} clients and {classes} classes must be [{clients}, {classes}] and [{classes}]; "
             f"got {list(percent.shape)} and {list(whole.shape)}"
         )
+    client_names, class_names = number_illegible(client_names), number_illegible(class_names)
     label = "client"
     if clients > MOST:
         shown = np.linspace(0, clients - 1, MOST).round().astype(int)

@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
 from .drawing import COLOURS, FAINT, INK, NORMAL, quiet, scaled, title, with_unit, write
+from .lettering import literal
 
 
 def score_by_source(panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, path: Path) -> None:
@@ -28,7 +29,7 @@ def score_by_source(panels: Mapping[str, Mapping[str, ArrayLike]], metric: str, 
             if len(values) > 1:
                 axes.plot(values, np.full(len(values), y), "o", color=COLOURS[0], markersize=3, alpha=0.6, zorder=2)
             axes.plot(values.mean(), y, "o", color=COLOURS[0], markersize=7, markeredgecolor="white", zorder=3)
-        axes.set_yticks(range(len(sources)), sources)
+        axes.set_yticks(range(len(sources)), list(map(literal, sources)))
         axes.set_ylim(len(sources) - 0.5, -0.5)
         title(axes, name)
     several = any(np.size(scores[source]) > 1 for scores in panels.values() for source in sources)

@@ -87,7 +87,7 @@ class Loop:
             try:
                 state = tree_map(lambda table: table[place], states)
                 results.put(place, program(client, state, trees.pick(sent, place)))
-            except (UsageError, RunError, CancelledError):
+            except (UsageError, RunError, CancelledError, Warning):
                 raise
             except Exception as problem:
                 name = clients.names[members[place]]
