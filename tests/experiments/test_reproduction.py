@@ -10,6 +10,7 @@ from kinfed.experiments import process_pool
 from kinfed.experiments.reproduction import Reproduction
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.papers.published_table import Column, Number, Protocol, Row
+from kinfed.report.table_statistics import comparison
 from kinfed.simulation.execution import Execution
 
 SHARED = {
@@ -53,6 +54,24 @@ def test_weights_are_read_by_layer_and_stage(tmp_path, stage, layers):
     assert expected[0] + expected[1] + 4 * expected[2] == pytest.approx(1, abs=1e-5)
     assert found["weight_self"].difference == pytest.approx(expected[0] - 0.5, abs=1e-6)
     assert found["weight_self"].over_clients is None
+
+
+def test_a_run_that_cannot_be_read_is_its_own_cells_failure(tmp_path):
+    column = Column("digits", "Digits", "iid")
+    rows = {name: Row(name, name, "", changes={"method": name}) for name in ("local", "fedavg")}
+    numbers = {("Digits", "iid", name, "accuracy_pct"): Number(50.0, None, "") for name in rows}
+    table = Protocol("made.table", "", "", 2, "seeds", rows, {"digits": column}, [], SHARED | {"rounds": 1}, numbers)
+    made = Reproduction(table, tmp_path, None)
+    assert [one.problem for one in process_pool.carry_out(made.runs(), Execution("loop"), 1, print)] == [None] * 4
+    whole = {line.row.name: line for line in made.lines()}
+    (made.folder(rows["local"], column) / "seed-1" / "history.csv").write_text("round\n")
+    broken = {line.row.name: line for line in made.lines()}
+    assert broken["fedavg"] == whole["fedavg"]
+    assert broken["local"].by_seed == {0: whole["local"].by_seed[0]}
+    assert broken["local"].status.startswith("failed: seed 1 cannot be read: ")
+    found = comparison(made)
+    assert [row.method for row in found.sets[0]] == ["fedavg"]
+    assert found.warnings[0].startswith("local on digits has no statistics: ")
 
 
 def test_clients_that_never_train_are_scored_alone(tmp_path):

@@ -11,6 +11,7 @@ from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.report import contents as contents_module
 from kinfed.report.contents import contents
 from kinfed.report.explained import settings
 from kinfed.report.gather import gather
@@ -285,3 +286,17 @@ def test_no_code_of_ones_own_is_loaded_for_a_page(tmp_path):
     assert main(["run", f"{mine}:Mine", "rounds=1", "federation.clients=4", "--quiet", "--out", str(out)]) == 0
     mine.write_text("raise SystemExit('loaded')\n")
     assert "kept nothing of what Mine compared" in data_of(page([out]))["methods"][0]["why"]
+
+
+@pytest.mark.parametrize("lost", ["_curves", "_related", "_compared"])
+def test_what_cannot_be_shown_is_said_and_the_rest_is_shown(lost, pair, monkeypatch):
+    whole = data_of(page([pair]))["methods"]
+    monkeypatch.setattr(contents_module, lost, lambda *_: {}["key"])
+    text = page([pair])
+    what = {"_curves": "curves", "_related": "graph", "_compared": "gains"}[lost]
+    assert f"fedaghn is shown without its {what}: unexpected KeyError: " in text
+    for mine, before in zip(data_of(text)["methods"], whole, strict=True):
+        kept = {key for key, value in before.items() if mine.get(key) == value}
+        assert {"scores", "label"} <= kept
+        assert ("frames" in kept) == (lost != "_related")
+        assert ("curves" in kept) == (lost != "_curves")

@@ -144,6 +144,27 @@ def test_of_an_export_that_fails_nothing_is_left(shops, tmp_path, monkeypatch, c
     assert {path.name for path in (tmp_path / "whole").iterdir()} == {*before, "notes.txt"}
 
 
+def test_a_client_whose_model_cannot_be_written_is_named_and_the_others_are_written(
+    shops, tmp_path, monkeypatch, capsys
+):
+    write = export_module._write
+
+    def fails(saved, name, kind, path, forms):
+        apart = write(saved, name, kind, path, forms)
+        if name == "shop 3":
+            raise LookupError("no such tensor")
+        return apart
+
+    monkeypatch.setattr(export_module, "_write", fails)
+    words = ["export", str(shops / "run"), "--format", "safetensors", "--out", str(tmp_path / "models")]
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    assert "client shop 3: unexpected LookupError: no such tensor" in err
+    whole = {f"{name}.safetensors" for name in kinfed.load_run(shops / "run").names}
+    files = {path.name for path in (tmp_path / "models").iterdir()}
+    assert files == {name + ending for name in whole - {"shop 3.safetensors"} for ending in ("", ".md")}
+
+
 OWN = '''
 """Models of my own."""
 

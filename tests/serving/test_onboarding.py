@@ -8,6 +8,7 @@ import polars
 import pytest
 import torch
 
+from kinfed.cli import onboard as onboard_command
 from kinfed.cli.onboard import sentence
 from kinfed.cli.program import execute
 from kinfed.core import trees
@@ -137,6 +138,21 @@ def test_a_table_of_newcomers_on_the_command_line(tmp_path, capsys):
     assert joined.names == ["x", "Y"]
     assert joined.module("x")(torch.zeros(1, 3)).shape == (1, 2)
     assert hashes(tmp_path / "run") == before
+
+
+def test_a_newcomer_that_fails_is_named_and_the_others_join(tmp_path, capsys, monkeypatch):
+    trained(tmp_path, "fedaghn")
+    rows = table(tmp_path / "new.csv", "xYz", seed=4)
+    real = onboard_command.onboard
+    monkeypatch.setattr(
+        onboard_command, "onboard", lambda frozen, one, *rest: {}["Y"] if one.name == "Y" else real(frozen, one, *rest)
+    )
+    command = ["onboard", str(tmp_path / "run"), "--data", str(rows), "--shots", "10", "--executor", "loop"]
+    assert execute([*command, "--out", str(tmp_path / "joined")]) == 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "kinfed: newcomer Y: unexpected KeyError: 'Y'" in err
+    assert "1 of 3 newcomers failed" in err
+    assert Saved.open(tmp_path / "joined").names == ["x", "z"]
 
 
 def test_a_newcomer_has_its_own_scale_where_members_have_theirs(tmp_path):

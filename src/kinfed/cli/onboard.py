@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UsageError, several
+from ..errors import RunError, UsageError, log_failure, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
 from ..serving import newcomers
@@ -81,10 +81,15 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         frozen = Frozen(saved, found[0].task, execution(args, bar))
         if args.edges is not None and frozen.roster.graph is None:
             raise UsageError(f"--edges: {args.run} was trained without a graph, so links say nothing; leave it out")
-        outcomes = []
+        outcomes, failed = list[Outcome](), dict[str, Exception]()
         for one in found:
             bar.begin(one.name)
-            outcomes += [onboard(frozen, one, number, args.rounds) for number in counts(shots, len(one.rows))]
+            try:
+                outcomes += [onboard(frozen, one, number, args.rounds) for number in counts(shots, len(one.rows))]
+            except Exception as problem:  # of this newcomer alone
+                failed[one.name] = problem
+    if len(failed) == len(found):
+        raise failed[found[0].name]
     if args.out is not None:
         write(frozen, outcomes, RunFolder(args.out))
     if args.json:
@@ -92,8 +97,12 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if not args.quiet:
         show(frozen, outcomes, shots, console)
         if args.out is not None:
-            words = shlex.join(["kinfed", "predict", str(args.out), "new.csv", "--client", found[0].name])
+            words = shlex.join(["kinfed", "predict", str(args.out), "new.csv", "--client", outcomes[0].client])
             console.print(f"the newcomers' models are in {args.out}, which answers new rows: {words}", soft_wrap=True)
+    for name, why in failed.items():
+        console.print(f"kinfed: newcomer {name}: {log_failure(why)}", soft_wrap=True)
+    if failed:
+        raise RunError(f"{len(failed)} of {several(len(found), 'newcomer')} failed; the others are onboarded")
 
 
 def shots_of(text: str) -> list[int | None]:

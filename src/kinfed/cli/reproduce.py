@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import warnings
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -204,6 +205,8 @@ def write_statistics(made: Reproduction) -> list[Grid]:
     found = comparison(made)
     if not found.sets:
         return []
+    for problem in found.warnings:
+        warnings.warn(problem, stacklevel=2)
     tables = grids(found)
     write_tables(found, tables, made.out / STATISTICS.parent)
     return tables

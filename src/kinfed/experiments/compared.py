@@ -4,7 +4,7 @@ from typing import Any
 
 from ..core.method import Compared
 from ..core.sharing import undivided
-from ..errors import UsageError
+from ..errors import log_failure
 from . import own_parts
 from .reopened import Reopened
 from .run_folder import RunFolder
@@ -25,7 +25,8 @@ def compared(folder: RunFolder) -> tuple[Compared, int] | str:
         saved = Saved.open(folder.path)
         run = Reopened(saved, saved.task)
         found = run.compared()
-    except UsageError:  # of another version, or with parts that are gone: nothing else of the run is lost
+    except Exception as problem:  # of another version, or with parts that are gone: nothing else of the run is lost
+        log_failure(problem)
         return ""
     return undivided(run.method).weighs if found is None else (found, run.former.done)
 

@@ -17,7 +17,7 @@ from ..core.history import spread
 from ..core.seeding import tags
 from ..core.summary import Summary
 from ..datasets.sources import ORIGINALS
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, note_failure
 from ..methods import METHODS
 from ..metrics.graphs import group_weights, rand_by_round
 from ..models import MODELS
@@ -348,17 +348,17 @@ class Reproduction:
             status = status or next((line.status for lines in parts for line in lines if line.status), "")
         elif not status:
             folders = self.finished(cell)
-            for seed, folder in folders.items():
-                summary = folder.read_summary()
-                for metric in metrics:
-                    measure = MEASURES[metric]
-                    scores = _scores(folder, cell, measure.score)
-                    values[metric][seed] = measure.times * scores[measure.of]
-                    if measure.deviation in scores:
-                        clients[metric].append(measure.times * scores[measure.deviation])
-                seconds.append(summary.seconds)
-                flags += _flags(cell, summary) + twins.told(self.folder(row, column) / f"seed-{seed}", folder.path)
             broken = [why for folder, why in failed.items() if Path(folder).parent == self.folder(row, column)]
+            for seed, folder in folders.items():
+                with note_failure(broken, f"seed {seed} cannot be read"):
+                    summary, found = folder.read_summary(), _measured(folder, cell, metrics)
+                    for metric, scores in found.items():
+                        measure = MEASURES[metric]
+                        values[metric][seed] = measure.times * scores[measure.of]
+                        if measure.deviation in scores:
+                            clients[metric].append(measure.times * scores[measure.deviation])
+                    seconds.append(summary.seconds)
+                    flags += _flags(cell, summary) + twins.told(self.folder(row, column) / f"seed-{seed}", folder.path)
             if broken:
                 status = f"failed: {broken[0]}"
             elif len(folders) < self.count:
@@ -398,6 +398,11 @@ def _flags(cell: Cell, summary: Summary) -> list[str]:
         "oracle graph": knows_labels,
     }
     return [flag for flag, applies in marks.items() if applies]
+
+
+def _measured(folder: RunFolder, cell: Cell, metrics: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What a finished run has of each metric, all of them or none: the statistics of its score, as `_scores`."""
+    return {metric: _scores(folder, cell, MEASURES[metric].score) for metric in metrics}
 
 
 def _scores(folder: RunFolder, cell: Cell, score: str) -> dict[str, float]:

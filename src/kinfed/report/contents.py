@@ -3,15 +3,17 @@
 import base64
 import csv
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..core.summary import Summary
 from ..data.split import SPLITS
+from ..errors import UsageError, log_failure
 from ..experiments.compared import compared
 from ..experiments.race import BASES
 from ..experiments.run_folder import RunFolder
@@ -21,12 +23,16 @@ from .gather import Gathered, folders_of
 from .rows import Row
 
 Array = NDArray[Any]
+T = TypeVar("T")
 
 WHOLE, STRONGEST = 200, 20  # clients up to which every link is shown, and links of each above that
 MANY, TENTHS = 5000, 10  # clients up to which each is shown, and parts that they are shown in above that
 CURVES, LINKS = 200_000, 240_000  # numbers in the curves of clients, and links in all frames: about 2 MB each
 SHORT = {"auc", "mae", "mape", "mse", "nmae", "nmse", "rmse"}  # metrics that are abbreviations
 COMPARED = 400  # clients up to which the page has what a method compared: 0.9 MB
+NO_GAINS: dict[str, Any] = {"gain": {}, "examples": {}}  # what the page's script reads where something is missing
+NO_CURVES: dict[str, Any] = {"rounds": [], "thinned": [], "best": [], "curves": {}}
+NO_GRAPH = {"instead": "The graph of this run cannot be shown."}
 COUNTS = 100_000  # numbers of examples by client and class
 
 
@@ -82,11 +88,13 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
         one: dict[str, Any] = {"label": gathered.labels[i], "method": row.method, "origin": row.origin}
         one |= {"model": row.model, "seeds": list(row.seeds)}
         one["scores"] = _plain(parts.mean(_scores(mine, names)))
-        one |= _compared(row, mine, {base: tested[at] for base, at in places.items() if at is not None}, names, parts)
-        one |= _curves(row, parts, CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names)), notes)
-        one |= _related(
-            row, parts, 0 if row.method in BASES else LINKS // (graphs * parts_of_page), notes
-        )  # theirs never change
+        others = {base: tested[at] for base, at in places.items() if at is not None}
+        each = CURVES // (2 * parts_of_page * len(gathered.rows) * len(parts.names))
+        links = 0 if row.method in BASES else LINKS // (graphs * parts_of_page)  # theirs never change
+        lacks = f"{gathered.labels[i]} is shown without its"
+        one |= attempt(notes, f"{lacks} gains", NO_GAINS, partial(_compared, row, mine, others, names, parts))
+        one |= attempt(notes, f"{lacks} curves", NO_CURVES, partial(_curves, row, parts, each, notes))
+        one |= attempt(notes, f"{lacks} graph", NO_GRAPH, partial(_related, row, parts, links, notes))
         methods.append(one)
     selected = methods[gathered.main].pop("selected", None)
     for one in methods:
@@ -103,6 +111,20 @@ def contents(gathered: Gathered, parts_of_page: int = 1) -> Contents:
         **places,
     }
     return Contents(data, list(dict.fromkeys(notes)))
+
+
+def attempt(notes: list[str], lacks: str, instead: T, make: Callable[[], T]) -> T:
+    """What is made, or what stands in its place if that fails: then a note says what the page lacks, and why.
+
+    A folder whose files are broken or of another run, or may not be read, is refused whole.
+    """
+    try:
+        return make()
+    except (UsageError, OSError):
+        raise
+    except Exception as problem:
+        notes.append(f"{lacks}: {log_failure(problem)}")
+        return instead
 
 
 def word(metric: str) -> str:

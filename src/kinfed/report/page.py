@@ -7,6 +7,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,16 @@ from markupsafe import Markup
 from .. import __version__
 from ..core.history import KINDS
 from ..core.summary import Summary
-from ..errors import UsageError, several
+from ..errors import UsageError, log_failure, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import verdict
 from ..files import replacing
 from . import explained
 from .compare import read_tested
-from .contents import Contents, contents, word
+from .contents import Contents, attempt, contents, word
 from .fronts import Part, front_of, of_sites, tables_beside
 from .gather import Gathered, folders_of, gather
-from .grid import quantity
+from .grid import Grid, quantity
 from .rows import Row
 
 TEMPLATE = Path(__file__).parent / "template"
@@ -64,10 +65,10 @@ def page(paths: Sequence[Path]) -> str:
     for part in [Part("", paths)] if front is None else front.parts:
         try:
             words = _part(part, len(front.parts) if front else 1)
-        except UsageError as problem:
+        except Exception as problem:
             if front is None:
                 raise
-            refused.append(f"{part.name} has no page of its own: {problem}")
+            refused.append(f"{part.name} has no page of its own: {log_failure(problem)}")
             continue
         runs.append(
             {"name": part.name, "headline": words["headline"], "text": Markup(template.render(**words, **made))}
@@ -90,11 +91,14 @@ def _part(part: Part, parts: int) -> dict[str, Any]:
     """What the page says of runs that stand side by side, one of so many sets of them."""
     gathered = gather(part.folders, part.labels, part.judged, part.alike)
     found = contents(gathered, parts)
-    beside = tables_beside(part.folders[0]) if len(part.folders) == 1 else []
-    main = RunFolder(gathered.rows[gathered.main].folder)
-    words = _words(gathered, found)
-    words["notes"] += part.notes
-    tables = beside + (of_sites(main, main.read_summary()) if main.is_finished else [])
+    main, words = RunFolder(gathered.rows[gathered.main].folder), _words(gathered, found)
+    notes, none = words["notes"], list[Grid]()
+    notes += part.notes
+    tables = list[Grid]()
+    if len(part.folders) == 1:
+        tables += attempt(notes, "what else was tried is not shown", none, partial(tables_beside, part.folders[0]))
+    if main.is_finished:
+        tables += attempt(notes, "sites are not shown", none, partial(of_sites, main, main.read_summary()))
     return {**words, "data": _embedded(found.data), "tables": tables}
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ..core.sharing import undivided
 from ..core.summary import Summary
-from ..errors import RunError, UsageError
+from ..errors import UsageError, note_failure
 from ..experiments.remixed import MIXED, Remixed, alone, without
 from ..experiments.reopened import Reopened
 from ..experiments.run import client_index
@@ -28,6 +28,7 @@ TOP = 5  # sources that are listed
 ROUNDS = 4  # rounds that are listed, beside the selected one
 ITSELF, AS_IT_IS = "itself", "as it is"
 MOVED, APART = "cosine of how far the saved models moved from the initial one", "distance of the saved models"
+NOT_MEASURED = "the score without an edge is not measured"
 
 
 class Source(NamedTuple):
@@ -180,16 +181,14 @@ def explain(
 
 def _opened(folder: RunFolder, notes: list[str]) -> Reopened | Saved | None:
     """The run as it was after its last round, or its models alone, or nothing."""
-    try:
+    saved = None
+    with note_failure(notes, "nothing but weights is known"):
         saved = Saved.open(folder.path)
-    except UsageError as problem:
-        notes.append(f"nothing but weights is known: {problem}")
+    if saved is None:
         return None
-    try:
+    with note_failure(notes, NOT_MEASURED):
         return Reopened(saved, saved.task)
-    except UsageError as problem:
-        notes.append(f"the score without an edge is not measured: {problem}")
-        return saved
+    return saved
 
 
 def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], notes: list[str]) -> _Likeness | None:
@@ -221,14 +220,14 @@ def _measured(
     """Scores of the client's mixture as it is, without each of these, and of its own model alone."""
     if not isinstance(opened, Reopened):
         return _Scores()
-    try:
+    scores = None
+    with note_failure(notes, NOT_MEASURED):
         remixed = Remixed(opened, i)
         client, row = remixed.load(None if data_dir is None else Path(data_dir)), remixed.row
         less = {j: without(row, j) for j in places}
         scores = {j: math.nan if one is None else client.score(one) for j, one in less.items()}
         whole, own = client.score(row), client.score(alone(row, i))
-    except (UsageError, RunError, OSError) as problem:
-        notes.append(f"the score without an edge is not measured: {problem}")
+    if scores is None:
         return _Scores()
     if any(one is None for one in less.values()):
         notes.append("where nothing would be left of a row there is no score")

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError
+from ..errors import UsageError, note_failure
 from ..experiments.run_folder import RunFolder
 from ..metrics import statistics as by
 from ..metrics.statistics import Array, Interval, Paired, Ranks
@@ -94,10 +94,8 @@ def statistics(rows: Sequence[Row]) -> Statistics:
             other, theirs = found
             if any((one.name, one.other) == (other, name) for one in pairs):  # it is there, the other way round
                 continue
-            try:
+            with note_failure(notes, f"{name} is not paired with {other}"):
                 pairs.append(Pair(name, other, *pair(row, theirs)))
-            except UsageError as problem:
-                notes.append(f"{name} is not paired with {other}: {problem}")
         adjusted = by.holm([one.found.p for one in pairs])
         families[family] = tuple(one._replace(holm=float(p)) for one, p in zip(pairs, adjusted, strict=True))
         notes += _fewer_seeds(families[family], dict(zip(names, rows, strict=True)))

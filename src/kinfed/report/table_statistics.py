@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.summary import Summary
+from ..errors import note_failure
 from ..experiments.reproduction import MEASURES, Line, Measure, Reproduction
 from ..metrics.statistics import is_share, kendall
 from ..papers.published_table import Column
@@ -21,16 +22,19 @@ def comparison(made: Reproduction) -> Comparison:
     Scored is the model that the table scores. Columns that are means of others, or read the same runs, or whose numbers
     are no scores of clients have none.
     """
-    sets, seen = list[tuple[Row, ...]](), list[object]()
+    sets, seen, lost = list[tuple[Row, ...]](), list[object](), list[str]()
     for column in made.protocol.columns.values():
         measure = _first(made, column)
         if measure is None or column.mean_of or column.changes in seen:
             continue
         seen.append(column.changes)
-        rows = [found for name in made.protocol.rows if (found := _row(made, name, column, measure)) is not None]
+        rows = list[tuple[Row, bool]]()
+        for name in made.protocol.rows:
+            with note_failure(lost, f"{name} on {column.name} has no statistics"):
+                rows += _row(made, name, column, measure)
         if rows:
             sets.append(tuple(sorted(_counted(rows), key=lambda row: -row.sign * row.mean)))
-    return Comparison(tuple(sets), ())
+    return Comparison(tuple(sets), tuple(lost))
 
 
 def _counted(rows: Sequence[tuple[Row, bool]]) -> Iterator[Row]:
@@ -53,8 +57,8 @@ def _first(made: Reproduction, column: Column) -> Measure | None:
     return fit[0] if fit else None
 
 
-def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> tuple[Row, bool] | None:
-    """The row of a method on a column; None if no seed of it is finished.
+def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> list[tuple[Row, bool]]:
+    """The row of a method on a column; none if no seed of it is finished.
 
     With it, whether its runs keep the scores of single test examples for what is scored here: they do in their own
     metric, and for the model that validation prefers.
@@ -62,7 +66,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> tup
     cell = made.cell(made.protocol.rows[name], column)
     folders = made.finished(cell)
     if not folders:
-        return None
+        return []
     assert cell.experiment is not None
     federation = cell.experiment.table["federation"]  # in which all are alike, however old a summary is
     read = {seed: replace(one.read_summary(), federation=federation) for seed, one in folders.items()}
@@ -85,7 +89,7 @@ def _row(made: Reproduction, name: str, column: Column, measure: Measure) -> tup
         mean=float(np.mean([np.nanmean(one.by_model[row.model]) for one in clients.values()])),
         by_seed=clients,
     )
-    return row, all(_is_own(read[seed], one, row.model) for seed, one in clients.items())
+    return [(row, all(_is_own(read[seed], one, row.model) for seed, one in clients.items()))]
 
 
 def agreement(group: Sequence[Line]) -> str:

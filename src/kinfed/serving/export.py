@@ -11,7 +11,7 @@ from urllib.parse import quote
 import torch
 
 from ..core import checkpoint, trees
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, log_failure, several
 from ..experiments.predictor import Predictor
 from ..experiments.saved import Saved
 from ..files import replacing, together
@@ -37,11 +37,13 @@ class Exported(NamedTuple):
 def export(
     saved: Saved, clients: Sequence[str], kind: Format, out: Path, licence: str = "", again: bool = False
 ) -> list[Exported]:
-    """Write the model of each client into the folder `out`, and its card: all of them, or nothing.
+    """Write the model of each client into the folder `out`, and its card.
 
     ONNX and pt2 take a table's columns and give classes, probabilities or numbers in their own unit; the answers of
     ONNX are compared with PyTorch's. A file of safetensors has the tensors only, and its card says the rest. Raises
-    UsageError for files that are there already, unless `again`, and for models that the format cannot hold.
+    UsageError for files that are there already, unless `again`, and for models that the format cannot hold, and leaves
+    nothing then. A client whose model cannot be written for another reason is named in a RunError, once those of the
+    others are written.
     """
     if kind not in FORMATS:
         raise UsageError(f"there is no format '{kind}'; known: {', '.join(FORMATS)}")
@@ -52,8 +54,21 @@ def export(
     if (there := [path for path in paths.values() if path.exists()]) and not again:
         raise UsageError(f"{there[0]} already exists; choose another --out, or overwrite it with --force")
     forms: dict[Any, Any] = {}  # ONNX models by what they were converted from
+    made, failed = list[Exported](), dict[str, Exception]()
     with together(out) as folder:
-        return [_exported(saved, name, kind, path, folder / path.name, licence, forms) for name, path in paths.items()]
+        for name, path in paths.items():
+            try:
+                made.append(_exported(saved, name, kind, path, folder / path.name, licence, forms))
+            except Exception as problem:
+                if isinstance(problem, UsageError) or isinstance(problem.__cause__, OSError):
+                    raise
+                failed[name] = problem
+                for part in (path.name, card_name(path)):
+                    (folder / part).unlink(missing_ok=True)
+    if failed:
+        few = "; ".join(f"client {name}: {log_failure(problem)}" for name, problem in list(failed.items())[:3])
+        raise RunError(f"{len(failed)} of {several(len(paths), 'model')} could not be written to {out}: {few}")
+    return made
 
 
 def _exported(
@@ -64,9 +79,14 @@ def _exported(
     apart = _write(saved, name, kind, written, forms)
     digest = hashlib.sha256(written.read_bytes()).hexdigest()
     text = card(saved, name, path, digest, licence, apart)
-    with replacing(written.with_name(f"{path.name}.md")) as part:
+    with replacing(written.with_name(card_name(path))) as part:
         part.write_text(text, encoding="utf-8")
     return Exported(name, path, written.stat().st_size, time.perf_counter() - begin, apart)
+
+
+def card_name(path: Path) -> str:
+    """The name of the card beside a model's file."""
+    return f"{path.name}.md"
 
 
 def file_name(client: str) -> str:
