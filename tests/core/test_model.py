@@ -1,6 +1,7 @@
 """Models as functions of theta: layout, BatchNorm on real rows only, dropout, export."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
@@ -208,14 +209,71 @@ def test_pooling_before_relu_gives_the_same_bits(pool):
     net = nn.Sequential(nn.ReLU(), pool, nn.Flatten(), nn.LazyLinear(2))
     x = (torch.randn(5, 3, 9, 9, generator=torch.Generator().manual_seed(0)) - 0.7).round(decimals=1)  # with ties
     net(x)
-    model = Model(net)
-    assert [type(part) for part in model.module[:2]] == [nn.MaxPool2d, nn.ReLU]
-    assert type(net[0]) is nn.ReLU
+    module, sizes = Model(net).module, []
+    observed = nn.ReLU.forward
     found = []
-    for first, second in (net[:2], model.module[:2]):
+    for whole in (net[:3], module[:3]):
         leaf = x.clone().requires_grad_()
-        y = second(first(leaf))
+        with mock.patch.object(nn.ReLU, "forward", lambda self, x: sizes.append(x.numel()) or observed(self, x)):
+            y = whole(leaf)
         found.append((y, *torch.autograd.grad((y**2 + y).sum(), leaf)))
+    assert sizes == [x.numel(), found[0][0].numel()]  # as it is, and pooled first
     assert (found[0][0] == 0).any()  # windows without a positive number
     assert (found[0][0] > 0).any()
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+class Parts(nn.Module):
+    """Calls the layers of a Sequential, which rectifies and pools, in one of many ways."""
+
+    def __init__(self, way, relu=None):
+        super().__init__()
+        self.way, self.seen = way, None
+        self.net = nn.Sequential(nn.Conv2d(1, 3, 3), relu or nn.ReLU(), nn.MaxPool2d(2))
+        self.head = nn.Linear(3, 2)
+        if way == "hook":
+            self.net[1].register_forward_hook(lambda layer, given, out: setattr(self, "seen", out))
+
+    def forward(self, x):
+        match self.way:
+            case "slice":
+                x = self.net[:2](x)
+            case "item":
+                x = self.net[1](self.net[0](x))
+            case "loop":
+                x = sum(((x := layer(x)).mean((2, 3), keepdim=True) for layer in self.net), 0)
+            case "hook":
+                x = self.net(x).mean((2, 3), keepdim=True) + self.seen.mean((2, 3), keepdim=True)
+            case "list":
+                x = [x := layer(x) for layer in self.net.children()][1]
+            case "own":
+                x = self.net[0](x)
+                x = x + self.net[1:](x).mean((2, 3), keepdim=True)
+            case _:
+                x = self.net(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("way", ["whole", "slice", "item", "loop", "hook", "list", "own"])
+@pytest.mark.parametrize("relu", [nn.ReLU(), nn.ReLU(inplace=True), type("Mine", (nn.ReLU,), {})()])
+def test_layers_that_are_called_one_by_one_give_what_they_always_did(way, relu):
+    torch.manual_seed(0)
+    net = Parts(way, relu)
+    model, x = Model(net), torch.randn(4, 1, 8, 8)
+    for training in (False, True):
+        net.train(training)
+        expected = torch.func.functional_call(net, {}, x)
+        tensors = model.layout.tensors(model.theta)
+        found = model.run(tensors, x, None, KEY).outputs if training else model(model.theta, x)
+        torch.testing.assert_close(found, expected)
+
+
+def test_hooks_of_every_module_see_the_layers_in_their_order():
+    net, seen = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 1)), []
+    model = Model(net)
+    hook = nn.modules.module.register_module_forward_hook(lambda layer, given, out: seen.append(type(layer)))
+    try:
+        model(model.theta, torch.randn(2, 1, 4, 4))
+    finally:
+        hook.remove()
+    assert seen[:2] == [nn.ReLU, nn.MaxPool2d]

@@ -1,43 +1,64 @@
-"""Layers as kinfed runs them: batched over clients, with counter-based random numbers, ignoring filled-up rows."""
+"""Layers as kinfed runs them: batched over clients, with counter-based random numbers, ignoring filled-up rows.
 
-import copy
+A layer is replaced only if it is of exactly one of PyTorch's classes, whose forward pass is known: what a subclass
+computes is its own. It stays the same object, with its name, settings and hooks; only its class, and with it its
+forward pass, is another.
+"""
+
 import threading
+from collections import Counter, OrderedDict
 from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError
+from .copies import duplicate
 from .seeding import fold, uniform
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Pass(threading.local):
     """What the layers below need to know about the current forward pass."""
 
     weight: Tensor | None = None  # [B] 1 on real rows, 0 on rows that only fill the batch up; None: all real
-    key: Tensor | None = None  # [] int64, of this pass's dropout
+    key: Tensor | None = None  # [] int64, of this pass's random numbers
+
+    def __init__(self) -> None:
+        self.calls = Counter[int]()  # of each dropout layer in this pass
+
+    def begin(self, weight: Tensor | None, key: Tensor | None) -> None:
+        """A pass begins; with None and None, one is over."""
+        self.weight, self.key = weight, key
+        self.calls.clear()
 
 
 PASS = _Pass()
 
 
-class Norm(nn.Module):
+def is_plain(part: nn.Module) -> bool:
+    """Whether a call of this module is its class's forward pass and nothing else: no hooks, no forward of its own."""
+    return "forward" not in vars(part) and not any(getattr(part, hooks) for hooks in HOOKS)
+
+
+class Norm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm that normalises with only the real rows of a batch, and works under vmap.
 
     A batch with a single real row cannot be normalised: it is treated as in evaluation and updates no statistics.
     """
 
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        super().__init__()
-        self.running_mean: Tensor
-        self.running_var: Tensor
-        self.weight, self.bias = norm.weight, norm.bias
-        self.register_buffer("running_mean", norm.running_mean)
-        self.register_buffer("running_var", norm.running_var)
-        self.eps, self.momentum = norm.eps, norm.momentum or 0.0
+    running_mean: Tensor
+    running_var: Tensor
+    momentum: float
+
+    def extra_repr(self) -> str:
+        """Nothing: digests of models are made of what is shown."""
+        return ""
 
     def forward(self, x: Tensor) -> Tensor:
         mean, var = self.running_mean, self.running_var
@@ -67,20 +88,73 @@ class Norm(nn.Module):
         return y if self.weight is None else y * self.weight.view(shape) + self.bias.view(shape)
 
 
-class _Dropout(nn.Module):
+class _Dropout(nn.modules.dropout._DropoutNd):
     """Dropout whose mask is a hash of (seed, round, client, step, position): the same in every executor."""
 
-    def __init__(self, p: float, ordinal: int, channelwise: bool) -> None:
-        super().__init__()
-        self.p, self.ordinal, self.channelwise = p, ordinal, channelwise
+    ordinal: int  # among the layers that were replaced
+    channels: int  # axes of the mask, those after them have its values in common; 0: all
+    lone: int  # axes of an input that PyTorch takes for a single example without an axis of its own
+
+    def extra_repr(self) -> str:
+        """Nothing: digests of models are made of what is shown."""
+        return ""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        like = x[:, :, *[slice(1)] * (x.ndim - 2)] if self.channelwise else x
+        if torch._C._current_graph_task_id() >= 0:
+            raise UsageError(
+                "the model's forward pass is repeated within the backward pass, as torch.utils.checkpoint does, where "
+                "the mask of nn.Dropout would be another; leave one of the two out"
+            )
+        axes = min(self.channels - (x.ndim == self.lone) or x.ndim, x.ndim)
+        like = x[(slice(None),) * axes + (slice(1),) * (x.ndim - axes)]
         key = PASS.key if PASS.key is not None else torch.zeros((), dtype=torch.int64, device=x.device)
-        kept = uniform(fold(key, self.ordinal), like) >= self.p
-        return x * (kept / (1 - self.p)).to(x.dtype)
+        key = fold(key, self.ordinal)
+        if PASS.key is not None:
+            if again := PASS.calls[self.ordinal]:  # a layer that is applied several times in a pass
+                key = fold(key, again)
+            PASS.calls[self.ordinal] += 1
+        kept = uniform(key, like) >= self.p
+        scale = (kept / (1 - self.p) if self.p < 1 else kept).to(x.dtype)
+        return x.mul_(scale) if self.inplace else x * scale
+
+
+class _Pooling(nn.Sequential):
+    """nn.Sequential that pools before a ReLU instead of after it: the same bits, on fewer numbers.
+
+    Nobody can see a difference: only a call of the whole is another, and a slice, an item or a loop over its layers
+    gives what it always did. Layers with hooks, which would see other numbers, keep their order.
+    """
+
+    def __repr__(self) -> str:
+        """The layers as they are computed: digests of models are made of what is shown."""
+        return repr(nn.Sequential(OrderedDict(zip(self._modules, self._in_order(), strict=True))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self._in_order():
+            x = part(x)
+        return x
+
+    def _in_order(self) -> list[nn.Module]:
+        """The layers in the order in which they are computed."""
+        parts = list(self)
+        if not _has_any_global_hook():
+            for i, (one, two) in enumerate(pairwise(self)):
+                if _commute(one, two):
+                    parts[i : i + 2] = two, one
+        return parts
+
+
+def _commute(one: nn.Module, two: nn.Module) -> bool:
+    """Whether these are a ReLU and a pooling whose order does not matter. A ReLU in place may be seen by others."""
+    return (
+        type(one) is nn.ReLU
+        and type(two) is nn.MaxPool2d
+        and not (one.inplace or two.return_indices)
+        and is_plain(one)
+        and is_plain(two)
+    )
 
 
 def _without_cudnn(layer: nn.RNNBase) -> None:
@@ -104,38 +178,42 @@ def _without_cudnn(layer: nn.RNNBase) -> None:
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "flatten_parameters": lambda self: None})
 
 
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+# The axes of a mask, and of an input that is taken for a single example.
+DROPOUTS = {nn.Dropout: (0, -1), nn.Dropout1d: (2, 2), nn.Dropout2d: (2, -1), nn.Dropout3d: (2, 4)}
+
+
 def adapt(module: nn.Module) -> nn.Module:
     """A copy of the module in which layers that couple rows or draw random numbers are replaced by ours."""
-    module = copy.deepcopy(module)
+    module = duplicate(module)
     if any(map(is_lazy, module.parameters())):
         raise UsageError("the model has lazy layers, whose shapes are not known yet; run a batch through it first")
-    for part in module.modules():
-        if isinstance(part, nn.Sequential):
-            _pool_first(part._modules)
+    replaced = 0
+    for path, part in module.named_modules():
+        kind: type = type(part)
+        if "forward" in vars(part):
+            continue
+        if kind is nn.Sequential:
+            if any(_commute(one, two) for one, two in pairwise(part)):
+                part.__class__ = _Pooling
         elif isinstance(part, nn.RNNBase):
             _without_cudnn(part)
-    made: dict[int, nn.Module] = {}
-    for path, part in list(module.named_modules(remove_duplicate=False)):
-        if isinstance(part, nn.modules.batchnorm._BatchNorm):
-            if not part.track_running_stats or part.momentum is None:
-                raise UsageError(
-                    f"layer '{path}': BatchNorm needs running statistics and a momentum such as 0.1; without them a "
-                    "prediction would depend on the other examples of its batch, or on every batch ever seen"
-                )
-            new = made.setdefault(id(part), Norm(part))
-        elif isinstance(part, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-            new = made.setdefault(id(part), _Dropout(part.p, len(made), not isinstance(part, nn.Dropout)))
-        else:
-            continue
-        if not path:
-            return new
-        parent, _, name = path.rpartition(".")
-        setattr(module.get_submodule(parent), name, new)
+        elif kind in NORMS:
+            _normalise(part, path)
+            replaced += 1
+        elif kind in DROPOUTS:
+            part.__class__ = _Dropout
+            part.ordinal, (part.channels, part.lone) = replaced, DROPOUTS[kind]
+            replaced += 1
     return module
 
 
-def _pool_first(modules: dict[str, Any]) -> None:
-    """Swap each ReLU with the pooling that follows it: values and gradients are the same bits, on fewer numbers."""
-    for one, two in pairwise(modules):
-        if type(modules[one]) is nn.ReLU and type(modules[two]) is nn.MaxPool2d and not modules[two].return_indices:
-            modules[one], modules[two] = modules[two], modules[one]
+def _normalise(part: Any, path: str) -> None:
+    """Replace a BatchNorm."""
+    if not part.track_running_stats or part.momentum is None:
+        raise UsageError(
+            f"layer '{path}': BatchNorm needs running statistics and a momentum such as 0.1; without them a "
+            "prediction would depend on the other examples of its batch, or on every batch ever seen"
+        )
+    part.__class__ = Norm
+    del part.num_batches_tracked  # which a momentum makes superfluous

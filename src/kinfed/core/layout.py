@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, nearest
-from .layers import Norm
 
 CPU = torch.device("cpu")
 HEAD = ("head", "head.*")  # patterns that mean the named head, whatever its layer is called
 BASE = "base"  # means all tensors but those of the head
 NORMS = (
-    Norm,
     nn.modules.batchnorm._BatchNorm,
     nn.modules.instancenorm._InstanceNorm,
     nn.GroupNorm,
@@ -97,7 +95,7 @@ class Layout:
                 if id(tensor) in seen or (exact and name not in counters):
                     continue
                 seen.add(id(tensor))
-                last = isinstance(part, nn.Conv2d) and tensor.ndim == 4
+                last = type(part) is nn.Conv2d and tensor.ndim == 4  # a subclass may read its weight in another way
                 stop = at + (tensor.nbytes if exact else tensor.numel())
                 entries.append(Entry(name, slice(at, stop), tensor.shape, trainable, last, buffer, exact))
                 if isinstance(part, NORMS):

@@ -1,6 +1,5 @@
 """Method: a federated method as pure functions of the server (all clients) and of one client."""
 
-import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
@@ -13,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
 from .client import Client, Training
+from .copies import check_tensors, duplicate
 from .graph import Graph, Origin
 from .layout import Layout, head_of
 from .model import Model
@@ -272,7 +272,8 @@ def model_for(
 
     `head` names the module's head (default: the last nn.Linear), which stays the head of the extended module.
     """
-    module = copy.deepcopy(module)
+    check_tensors(module)
+    module = duplicate(module)
     name = head_of(module) if head is None else head
     layers = dict(module.named_modules())
     if (name is not None and name not in layers) or any(map(is_lazy, module.parameters())):

@@ -13,6 +13,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import vjp
 
 from ..errors import UsageError
+from .copies import check_tensors, duplicate
 from .layers import PASS, adapt
 from .layout import Layout, head_of
 from .trees import raw
@@ -90,8 +91,9 @@ class Model:
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
+        check_tensors(module)
         self.named_head = head
-        self.original = copy.deepcopy(module).cpu()  # whatever device it was on
+        self.original = duplicate(module).cpu()  # whatever device it was on
         module = adapt(self.original)
         self.head_name = head_of(module) if head is None else head  # None: it has none
         self.layout = Layout.of(module, self.head_name)
@@ -134,7 +136,7 @@ class Model:
     def twin(self) -> "Model":
         """The same model around a copy of the module. Every thread needs its own: tensors are bound into the module."""
         other = copy.copy(self)
-        other.module, other._twins = copy.deepcopy(self.module, {id(t): t for t in self.frozen.values()}), []
+        other.module, other._twins = duplicate(self.module, self.frozen.values()), []
         other._bind()
         return other
 
@@ -291,14 +293,14 @@ class Model:
 
     def forward(self, x: Tensor, weight: Tensor | None, key: Tensor) -> Tensor:
         """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
-        PASS.weight, PASS.key = weight, key
+        PASS.begin(weight, key)
         try:
             if not self.bf16:
                 return self._apply(x)
             with torch.autocast(x.device.type, torch.bfloat16):
                 return self._apply(x).to(x.dtype)
         finally:
-            PASS.weight = PASS.key = None
+            PASS.begin(None, None)
 
     def settle(self, tensors: dict[str, Tensor]) -> None:
         """Copy buffers that a pass replaced into the tensors that were bound, and bind these again."""
@@ -360,8 +362,8 @@ class Model:
     def export(self, theta: Tensor) -> nn.Module:
         """The plain module with these parameters, in evaluation mode; all share what is frozen."""
         still = _slots(self.original, self.layout.frozen)
-        module = copy.deepcopy(self.original, {id(slots[key]): slots[key] for _, slots, key in still}).eval()
-        tensors = self.layout.tensors(theta)
+        module = duplicate(self.original, [slots[key] for _, slots, key in still]).eval()
+        tensors = self.layout.tensors(theta)  # not by load_state_dict, which modules and their hooks may have changed
         for name, slots, key in _slots(module, tensors.keys()):
             slots[key].data.copy_(tensors[name])
         return module

@@ -1,0 +1,119 @@
+"""Copies of modules, and what must not be in a module of which there are copies."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from types import CellType, FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from ..errors import UsageError
+
+
+def duplicate(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
+    """A deep copy of a module that holds the tensors `shared` themselves; raises UsageError for what cannot be copied.
+
+    A tensor that a layer has computed from its parameters, such as the weight of `torch.nn.utils.weight_norm`, is
+    copied without the way in which it was computed: it is computed again in the next pass. A function that refers to
+    the module by a variable, as hooks do, refers to the copy in the copy.
+    """
+    memo: dict[int, Any] = {id(t): t for t in shared}
+    inside = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
+    cells: list[tuple[CellType, CellType]] = []
+    for part in module.modules():
+        for value in _values(vars(part)):
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
+            elif isinstance(value, FunctionType) and not inside.isdisjoint(map(id, _variables(value))):
+                old = value.__closure__ or ()
+                new = tuple(CellType() for _ in old)
+                memo[id(value)] = FunctionType(
+                    value.__code__, value.__globals__, value.__name__, value.__defaults__, new
+                )
+                memo[id(value)].__kwdefaults__ = value.__kwdefaults__
+                cells += zip(old, new, strict=True)
+    try:
+        made = copy.deepcopy(module, memo)
+    except Exception as problem:
+        raise UsageError(
+            f"the model cannot be copied, and every client has a copy of its own: {_uncopied(module, problem)}; create "
+            "it outside of the module, or in its forward pass"
+        ) from problem
+    for before, after in cells:
+        with suppress(ValueError):  # a variable that is not set
+            after.cell_contents = memo.get(id(before.cell_contents), before.cell_contents)
+    return made
+
+
+def check_tensors(module: nn.Module) -> None:
+    """Raise UsageError for parameters that copies would not have: with hooks, or in the memory of another tensor."""
+    parameters = dict(module.named_parameters())
+    for name, t in parameters.items():
+        if t._backward_hooks or t._post_accumulate_grad_hooks:
+            raise UsageError(
+                f"the parameter '{name}' has a hook on its gradient, which would not run, as clients train copies of "
+                "it; change the gradient in the forward pass, by a torch.autograd.Function, or in an optimiser"
+            )
+    held = {**parameters, **dict(module.named_buffers())}
+    held = {name: t for name, t in held.items() if not is_lazy(t) and t.device.type != "meta" and t.numel()}
+    spans = sorted((*_span(t), name) for name, t in held.items())
+    last = -1, ""  # where the memory of all tensors so far ends, and whose that is
+    for begin, end, name in spans:
+        pair = last[1], name
+        if begin < last[0] and any(held[one].requires_grad for one in pair) and _overlap(*(held[one] for one in pair)):
+            raise UsageError(
+                f"'{pair[0]}' and '{pair[1]}' of the model are two tensors in one place of memory, which a copy would "
+                "separate; let both be the same parameter, such as second.weight = first.weight, or clone one of them"
+            )
+        last = max(last, (end, name))
+
+
+def _values(held: Any, depth: int = 4) -> Iterator[Any]:
+    """All that is in these attributes, and in lists, tuples and dicts of them."""
+    if isinstance(held, dict | list | tuple) and depth:
+        for value in held.values() if isinstance(held, dict) else held:
+            yield from _values(value, depth - 1)
+    else:
+        yield held
+
+
+def _variables(function: FunctionType) -> Iterator[Any]:
+    """The values of the variables around a function to which it refers."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # one that is not set
+            yield cell.cell_contents
+
+
+def _uncopied(module: nn.Module, problem: Exception) -> str:
+    """What it is that cannot be copied, in words."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name == "_modules":
+                continue
+            try:
+                copy.deepcopy(value)
+            except Exception as cause:
+                return f"'{f'{path}.{name}'.lstrip('.')}' is a {type(value).__name__} ({str(cause)[:120]})"
+    return f"{type(problem).__name__}: {str(problem)[:160]}"
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """Where a tensor's numbers begin and end in memory."""
+    last = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def _overlap(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors whose spans overlap have numbers in common, and do not just alternate."""
+    begin, end = min(_span(one)[0], _span(two)[0]), max(_span(one)[1], _span(two)[1])
+    width = one.element_size()
+    if width != two.element_size() or (one.data_ptr() - two.data_ptr()) % width:
+        return True
+    numbers = torch.arange((end - begin) // width)
+    first, second = (
+        numbers.as_strided(t.shape, t.stride(), (t.data_ptr() - begin) // width).flatten() for t in (one, two)
+    )
+    return bool(torch.isin(first, second).any())
