@@ -4,7 +4,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from ..errors import UsageError
 from .copies import check_tensors, duplicate
 from .layers import PASS, adapt
 from .layout import Layout, head_of
+from .seeding import seeded
 from .trees import raw
 
 
@@ -88,6 +89,7 @@ class Model:
     """
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
+    draws = False  # whether a training pass draws PyTorch's random numbers, which then begin at the step's key
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
@@ -295,10 +297,11 @@ class Model:
         """Outputs of a training pass with the bound tensors; it updates buffers, in place or as new tensors."""
         PASS.begin(weight, key)
         try:
-            if not self.bf16:
-                return self._apply(x)
-            with torch.autocast(x.device.type, torch.bfloat16):
-                return self._apply(x).to(x.dtype)
+            with seeded(key) if self.draws else nullcontext():
+                if not self.bf16:
+                    return self._apply(x)
+                with torch.autocast(x.device.type, torch.bfloat16):
+                    return self._apply(x).to(x.dtype)
         finally:
             PASS.begin(None, None)
 

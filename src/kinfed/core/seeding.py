@@ -5,11 +5,15 @@ So a draw does not depend on the executor, on the order of clients or on where a
 
 import hashlib
 import math
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+_SEEDED = threading.Lock()
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -65,6 +69,14 @@ def normal(key: Tensor, like: Tensor) -> Tensor:
 def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
     """A torch generator (CPU) for the server's and the partitions' draws."""
     return torch.Generator().manual_seed(number(seed, purpose, *ids) & 0x7FFFFFFFFFFFFFFF)
+
+
+@contextmanager
+def seeded(key: Tensor) -> Iterator[None]:
+    """Within this context, which one thread at a time can enter, PyTorch's own random numbers begin at a key: []."""
+    with _SEEDED, torch.random.fork_rng([key.device] if key.device.type == "cuda" else []):
+        torch.manual_seed(int(key))
+        yield
 
 
 def generators(seed: int, purpose: str, ids: Sequence[int]) -> Iterator[torch.Generator]:

@@ -23,6 +23,7 @@ from ..core.model import Model
 from ..core.sharing import Sharing, divide
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.trees import Tree
+from ..core.trial import Trial
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation import distributed
@@ -173,15 +174,10 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
 
 def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
     """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
-    example, task = federation.x[:1], federation.task
-    try:
-        with torch.no_grad():
-            outputs = list(model(model.theta, example.to(model.theta.device)).shape[1:])
-    except Warning:  # of the model's own, where users ask for errors
-        raise
-    except Exception as problem:
-        shape = list(example.shape[1:])
-        raise UsageError(f"the model cannot take an example, which is {shape}: {problem}") from problem
+    Trial(model, federation.x).check_predictions()
+    task = federation.task
+    with torch.no_grad():
+        outputs = list(model(model.theta, federation.x[:1].to(model.theta.device)).shape[1:])
     if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
         unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""

@@ -5,15 +5,14 @@ No timing is involved, so equal runs on a machine take the same executor and end
 """
 
 import math
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import grad, vmap
+from torch import nn
 
 from ..core.client import Training
 from ..core.model import Model
 from ..core.optimiser import SGD
+from ..core.trial import Trial
 from ..errors import UsageError
 from ..fused import Fused, Unfused
 from ..ops import gemm
@@ -34,6 +33,8 @@ def choose(
     Raises UsageError if the requested executor cannot run the model.
     """
     form = _fused_form(clients, model, training)
+    if isinstance(form, Unfused):
+        model.draws = Trial(model, clients.pool.x).check_training()
     name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop":
         return Loop(workers), reason
@@ -80,24 +81,16 @@ def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> st
 
     With `slow`, also if vmap would process the clients one by one.
     """
-    rows = clients.rows["train"][0][:2]
-    x, y = clients.pool.x[rows], clients.pool.y[rows]
-    weight = torch.ones(len(rows), device=x.device, dtype=model.theta.dtype)
-
-    def loss(theta: Tensor, x: Tensor) -> Tensor:
-        key = torch.zeros((), dtype=torch.int64, device=x.device)
-        outputs, _ = model.run(model.tensors(theta), x, weight, key)
-        return clients.task.loss(outputs, y).mean()
-
-    one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
-    one_by_one(not slow)
+    if model.draws:
+        return "its training pass draws random numbers of its own"
+    trial = Trial(model, clients.pool.x)
+    if trial.mixes_rows():
+        return "its training pass mixes the examples of a batch, those that only fill it up among them"
     try:
-        vmap(grad(loss))(model.theta.expand(2, -1).clone(), x.expand(2, *x.shape))
+        other = trial.differs_when_batched(slow)
     except Exception as problem:
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
-    finally:
-        one_by_one(True)
-    return ""
+    return "batched over clients, its training pass gives other results" if other else ""
 
 
 def suits_onednn(model: Model, training: Training) -> bool:

@@ -1,0 +1,246 @@
+"""Trial: a few passes of a module before it trains, which show on what its outputs and gradients depend.
+
+Executors, evaluation and export are the same function only for modules whose outputs depend on an example, on the
+tensors that are passed in and, in training, on a key: not on other examples, earlier passes or tensors elsewhere.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+
+from ..errors import UsageError
+from .model import Model
+
+ROWS = 3  # examples whose outputs are looked at
+
+
+def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
+    """Whether two results differ by more than rounding; not `rounded`: of the very same products."""
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return True
+    if not one.is_floating_point():
+        return not torch.equal(one, two)
+    eps, known = torch.finfo(one.dtype).eps, one.isfinite() & two.isfinite()
+    scale = torch.maximum(one[known].abs().amax(), two[known].abs().amax()) if known.any() else one.new_zeros(())
+    bound = float(scale) * (10 * eps**0.5 if rounded else 100 * eps)
+    return not torch.isclose(one, two, rtol=0, atol=bound, equal_nan=True).all()
+
+
+class Trial:
+    """Passes of a copy of a model over some of the examples x: [n, ...], on the model's device."""
+
+    def __init__(self, model: Model, x: Tensor) -> None:
+        self.model = model.twin()
+        self.model.bf16 = False
+        device = model.theta.device
+        at = torch.linspace(0, len(x) - 1, 2 * ROWS, device=x.device).long()
+        self.rows, self.others = x[at].to(device).split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
+
+    def check_predictions(self) -> None:
+        """Raise UsageError unless outputs in evaluation mode are a function of one example and of theta.
+
+        The export with the same parameters must be the same function.
+        """
+        model, theta, x = self.model, self.model.theta, self.rows
+        with torch.no_grad(), self._apart():
+            self._check_form(self._predict(theta, x[:1]), 1)
+            alone = self._predict(theta, x)
+            self._check_form(alone, len(x))
+            if differ(alone, self._predict(theta, x), rounded=False):
+                raise UsageError(
+                    "the model gives other outputs when the same examples are asked again in evaluation mode, so that "
+                    "nobody could repeat a prediction; random numbers and memory belong behind `if self.training:`"
+                )
+            crowd, copies = (self._predict(theta, torch.cat([x, fill]))[: len(x)] for fill in (self.others, x))
+            if differ(crowd, copies, rounded=False) or differ(alone, crowd):
+                raise UsageError(
+                    "the model's outputs for an example change with the other examples of its batch, in evaluation "
+                    "mode too; let it reduce over the axes of an example alone, the first one being that of the batch "
+                    "(recurrent and attention layers: batch_first=True)"
+                )
+            moved = self._moved()
+            mine, plain = self._predict(moved, x), self._exported(moved)(x)
+            if differ(mine, plain):
+                raise UsageError(
+                    f"the model's outputs with other parameters differ by up to {float((mine - plain).abs().max()):.2g}"
+                    " from those of a copy that holds these parameters; its forward pass must read them from its "
+                    "layers, not from a list or from what was computed before"
+                )
+        leaves = self._leaves()
+        with self._apart(), model.bound(leaves, training=False):
+            check_sources(model.module(x), leaves)
+
+    def check_training(self) -> bool:
+        """Whether a training pass draws PyTorch's random numbers.
+
+        Raises UsageError unless it is otherwise a function of a batch, of theta and of a key.
+        """
+        model, x = self.model, self.rows
+        with self._apart():
+            before, state = self._predict(model.theta, x), self._state()
+            self.pass_over(x)
+            model.draws = any(not torch.equal(a, b) for a, b in zip(state, self._state(), strict=True))
+            one, two = self.pass_over(x), self.pass_over(x)
+            after = self._predict(model.theta, x)
+        if any(differ(a, b, rounded=False) for a, b in zip([*one, before], [*two, after], strict=True)):
+            raise UsageError(
+                "the model remembers something from one pass to the next, as the same batch and parameters give other "
+                "results in a second training pass; keep it as a buffer (self.register_buffer), of which every client "
+                "has its own, and draw random numbers with torch"
+            )
+        return model.draws
+
+    def mixes_rows(self) -> bool:
+        """Whether examples that only fill a batch up change the outputs, gradients or buffers of a training pass."""
+        x = self.rows
+        weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))]).to(self.model.theta.dtype)
+        with self._apart():
+            alone = self.pass_over(x)
+            one, two = (self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x))
+        return any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True))
+
+    def pass_over(self, x: Tensor, weight: Tensor | None = None) -> list[Tensor]:
+        """A training pass: outputs of the first examples, a gradient of them for all parameters, and buffers."""
+        model, leaves = self.model, self._leaves()
+        moving = [leaves[e.name] for e in model.layout.entries if e.trainable]
+        key = torch.zeros((), dtype=torch.int64, device=x.device)
+        try:
+            outputs, buffers = model.run(leaves, x, weight, key)
+        except UsageError:
+            raise
+        except Exception as problem:
+            raise UsageError(
+                f"the model fails on {len(x)} examples in training mode: {type(problem).__name__}: {problem}"
+            ) from problem
+        self._check_form(outputs, len(x))
+        check_sources(outputs, leaves)
+        outputs = outputs[: len(self.rows)]
+        slopes: list[Any] = [None] * len(moving)
+        if outputs.requires_grad:
+            along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
+            slopes = list(torch.autograd.grad(outputs, moving, along, allow_unused=True))
+        grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
+        return [t.detach() for t in (outputs, _joined(grads), *buffers.values())]
+
+    def differs_when_batched(self, slow: bool) -> bool:
+        """Whether a training pass of two clients at once, under `torch.func.vmap`, gives other results than of each.
+
+        Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one.
+        """
+        model, x = self.model, torch.stack([self.rows, self.others])
+        layout, key = model.layout, torch.zeros((), dtype=torch.int64, device=x.device)
+        thetas = torch.stack([model.theta, self._moved()])
+        moving = [e.name for e in layout.entries if e.trainable]
+
+        def slopes(theta: Tensor, x: Tensor, weight: Tensor | None) -> list[Tensor]:
+            tensors = layout.tensors(theta)
+
+            def value(params: list[Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
+                outputs, buffers = model.run(tensors | dict(zip(moving, params, strict=True)), x, weight, key)
+                each = outputs.flatten(1).cos().sum(1)
+                return each.sum() if weight is None else (each * weight).sum(), (outputs, buffers)
+
+            grads, (outputs, buffers) = grad(value, has_aux=True)([tensors[name] for name in moving])
+            return [outputs[: ROWS - 1], _joined(grads), *buffers.values()]
+
+        weight = torch.ones(2, ROWS, dtype=model.theta.dtype, device=x.device)
+        weight[1, -1] = 0  # the second client has fewer examples
+        one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
+        with self._apart():
+            one_by_one(not slow)
+            try:
+                together = vmap(slopes)(thetas, x, weight)
+            finally:
+                one_by_one(True)
+            alone = slopes(thetas[0], x[0], None), slopes(thetas[1], x[1, :-1], None)
+        return any(differ(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True))
+
+    def _predict(self, theta: Tensor, x: Tensor) -> Any:
+        try:
+            with torch.no_grad():
+                return self.model(theta, x)
+        except UsageError:
+            raise
+        except Exception as problem:
+            try:
+                self._exported(theta)(x)
+            except Exception:
+                raise UsageError(
+                    f"the model cannot take an example, which is {list(x.shape[1:])}: {problem}"
+                ) from problem
+            raise UsageError(
+                f"the model fails where its weights lie in another order in memory ({problem}); call .reshape instead "
+                "of .view on them"
+            ) from problem
+
+    def _exported(self, theta: Tensor) -> Any:
+        return self.model.export(theta).to(theta.device)
+
+    def _moved(self) -> Tensor:
+        """[d] other parameters: each off by about a tenth of itself, and of the mean size of all."""
+        theta = self.model.theta
+        draw = torch.Generator().manual_seed(0)
+        noise = torch.randn(len(theta), generator=draw).to(theta)
+        moved = theta + 0.1 * noise * (theta.abs() + theta.abs().mean())
+        return torch.where(self.model.layout.trainable_on(theta.device), moved, theta)
+
+    def _leaves(self) -> dict[str, Tensor]:
+        """Copies of the model's tensors; those that are trained need a gradient."""
+        trained = {e.name for e in self.model.layout.entries if e.trainable}
+        tensors = self.model.layout.tensors(self.model.theta)
+        return {name: t.detach().clone().requires_grad_(name in trained) for name, t in tensors.items()}
+
+    def _check_form(self, outputs: Any, count: int) -> None:
+        """Raise UsageError unless these are outputs for so many examples."""
+        if not isinstance(outputs, Tensor):
+            keys = f" with {', '.join(map(repr, list(outputs)[:4]))}" if isinstance(outputs, dict) else ""
+            size = f" of {len(outputs)}" if isinstance(outputs, list | tuple) else ""
+            raise UsageError(
+                f"the model returns a {type(outputs).__name__}{size}{keys}, and must return one tensor, [B, ...]; wrap "
+                "it in a module whose forward pass picks the outputs from that"
+            )
+        if not outputs.is_floating_point() or not outputs.ndim or len(outputs) != count:
+            raise UsageError(
+                f"the model must return a row of numbers for each example; for {count} it returns "
+                f"{str(outputs.dtype).removeprefix('torch.')} {list(outputs.shape)}"
+            )
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Within this context the random numbers of the caller are not used up."""
+        device = self.model.theta.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            yield
+
+    def _state(self) -> list[Tensor]:
+        """Where PyTorch's random numbers are."""
+        device = self.model.theta.device
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def _joined(grads: list[Tensor]) -> Tensor:
+    """One vector, whose size says what rounding is: a gradient of a single tensor may be zero but for that."""
+    return torch.cat([g.reshape(-1) for g in grads])
+
+
+def check_sources(outputs: Any, leaves: dict[str, Tensor]) -> None:
+    """Raise UsageError if outputs have a gradient for a tensor that is none of these: no client would train it."""
+    known = {id(t) for t in leaves.values()}
+    todo = [outputs.grad_fn] if isinstance(outputs, Tensor) and outputs.grad_fn is not None else []
+    seen = set(todo)
+    while todo:
+        node = todo.pop()
+        source = getattr(node, "variable", None)
+        if source is not None and id(source) not in known:
+            raise UsageError(
+                f"the model computes with a parameter {list(source.shape)} that is none of its own, or not where its "
+                "layers hold it, so that it would not be trained; keep layers in nn.ModuleList, not in a list, and let "
+                "forward passes and hooks read a parameter from its layer"
+            )
+        after = {one for one, _ in node.next_functions if one is not None} - seen
+        seen |= after
+        todo.extend(after)
