@@ -4,18 +4,32 @@ Executors, evaluation and export are the same function only for modules whose ou
 tensors that are passed in and, in training, on a key: not on other examples, earlier passes or tensors elsewhere.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
 from ..errors import UsageError
+from .copies import duplicate
 from .model import Model
 
 ROWS = 3  # examples whose outputs are looked at
+LARGE = 1 << 24  # numbers of a module, beyond which there is no copy of it in double precision
+T = TypeVar("T")
+
+
+def tried(model: Model, x: Tensor, check: Callable[["Trial"], T]) -> T:
+    """What a check of `Trial` finds; what it refuses only because of rounding passes in double precision."""
+    try:
+        return check(Trial(model, x))
+    except UsageError:
+        if sum(t.numel() for t in model.module.parameters()) <= LARGE:
+            with suppress(Exception):
+                return check(Trial(model, x, torch.float64))
+        raise
 
 
 def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
@@ -33,12 +47,17 @@ def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
 class Trial:
     """Passes of a copy of a model over some of the examples x: [n, ...], on the model's device."""
 
-    def __init__(self, model: Model, x: Tensor) -> None:
+    def __init__(self, model: Model, x: Tensor, kind: torch.dtype | None = None) -> None:
+        """`kind` replaces the type of all numbers."""
         self.model = model.twin()
         self.model.bf16 = False
-        device = model.theta.device
+        if kind is not None:
+            self.model.module.to(kind)
+            self.model.original = duplicate(model.original).to(kind)
+            self.model.theta = model.theta.to(kind)
         at = torch.linspace(0, len(x) - 1, 2 * ROWS, device=x.device).long()
-        self.rows, self.others = x[at].to(device).split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
+        rows = x[at].to(self.model.theta)
+        self.rows, self.others = rows.split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
 
     def check_predictions(self) -> None:
         """Raise UsageError unless outputs in evaluation mode are a function of one example and of theta.
@@ -94,14 +113,15 @@ class Trial:
             )
         return model.draws
 
-    def mixes_rows(self) -> bool:
-        """Whether examples that only fill a batch up change the outputs, gradients or buffers of a training pass."""
+    def check_filling(self) -> None:
+        """Raise UsageError if rows that only fill a batch up change outputs, gradients or buffers of training."""
         x = self.rows
-        weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))]).to(self.model.theta.dtype)
+        weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))])
         with self._apart():
             alone = self.pass_over(x)
             one, two = (self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x))
-        return any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True))
+        if any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True)):
+            raise UsageError("its training pass mixes the examples of a batch, and those that only fill one up")
 
     def pass_over(self, x: Tensor, weight: Tensor | None = None) -> list[Tensor]:
         """A training pass: outputs of the first examples, a gradient of them for all parameters, and buffers."""
@@ -126,8 +146,8 @@ class Trial:
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
         return [t.detach() for t in (outputs, _joined(grads), *buffers.values())]
 
-    def differs_when_batched(self, slow: bool) -> bool:
-        """Whether a training pass of two clients at once, under `torch.func.vmap`, gives other results than of each.
+    def check_batched(self, slow: bool) -> None:
+        """Raise UsageError if a training pass of two clients at once, under `torch.func.vmap`, differs from their own.
 
         Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one.
         """
@@ -147,7 +167,7 @@ class Trial:
             grads, (outputs, buffers) = grad(value, has_aux=True)([tensors[name] for name in moving])
             return [outputs[: ROWS - 1], _joined(grads), *buffers.values()]
 
-        weight = torch.ones(2, ROWS, dtype=model.theta.dtype, device=x.device)
+        weight = x.new_ones(2, ROWS)
         weight[1, -1] = 0  # the second client has fewer examples
         one_by_one: Any = torch._C._functorch._set_vmap_fallback_enabled  # type: ignore[attr-defined]
         with self._apart():
@@ -157,7 +177,8 @@ class Trial:
             finally:
                 one_by_one(True)
             alone = slopes(thetas[0], x[0], None), slopes(thetas[1], x[1, :-1], None)
-        return any(differ(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True))
+        if any(differ(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True)):
+            raise UsageError("with several clients at once its training pass gives other results")
 
     def _predict(self, theta: Tensor, x: Tensor) -> Any:
         try:

@@ -23,7 +23,7 @@ from ..core.model import Model
 from ..core.sharing import Sharing, divide
 from ..core.tasks import TASKS, Classification, Counts, Forecasting, Quantiles, Regression, selected_task
 from ..core.trees import Tree
-from ..core.trial import Trial
+from ..core.trial import Trial, tried
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..simulation import distributed
@@ -32,6 +32,7 @@ from ..simulation.distributed import Distributed
 from ..simulation.execution import Execution
 from ..simulation.simulation import WATCHED, Simulation
 from . import own_parts
+from .agreement import check_agreement
 from .checkpointer import Checkpointer
 from .following import followed
 from .run import Run
@@ -117,7 +118,8 @@ def fit(
         checkpointer.keep()
     left = checkpointer.left(roster, participation, rounds) if execution.keep_state else None
     took = checkpointer.at.seconds
-    return Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
+    made = Run(method, federation, model, history, origin, seed, fleet.how, fleet.reason, took, attack, left)
+    return check_agreement(made, fleet)
 
 
 def _check_kinds(
@@ -174,7 +176,7 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
 
 def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
     """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
-    Trial(model, federation.x).check_predictions()
+    tried(model, federation.x, Trial.check_predictions)
     task = federation.task
     with torch.no_grad():
         outputs = list(model(model.theta, federation.x[:1].to(model.theta.device)).shape[1:])

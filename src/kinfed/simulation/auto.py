@@ -12,7 +12,7 @@ from torch import nn
 from ..core.client import Training
 from ..core.model import Model
 from ..core.optimiser import SGD
-from ..core.trial import Trial
+from ..core.trial import Trial, tried
 from ..errors import UsageError
 from ..fused import Fused, Unfused
 from ..ops import gemm
@@ -34,7 +34,7 @@ def choose(
     """
     form = _fused_form(clients, model, training)
     if isinstance(form, Unfused):
-        model.draws = Trial(model, clients.pool.x).check_training()
+        model.draws = tried(model, clients.pool.x, Trial.check_training)
     name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop":
         return Loop(workers), reason
@@ -83,14 +83,12 @@ def _problem_with_vmap(clients: Clients, model: Model, slow: bool = False) -> st
     """
     if model.draws:
         return "its training pass draws random numbers of its own"
-    trial = Trial(model, clients.pool.x)
-    if trial.mixes_rows():
-        return "its training pass mixes the examples of a batch, those that only fill it up among them"
     try:
-        other = trial.differs_when_batched(slow)
+        tried(model, clients.pool.x, Trial.check_filling)
+        tried(model, clients.pool.x, lambda trial: trial.check_batched(slow))
     except Exception as problem:
         return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")[:160]
-    return "batched over clients, its training pass gives other results" if other else ""
+    return ""
 
 
 def suits_onednn(model: Model, training: Training) -> bool:

@@ -145,6 +145,15 @@ class Distributed:
         models = self._gather(cohort, own_models, everywhere=False, axes=trees.axes)
         return Evaluation(scores, models or {})
 
+    @property
+    def own_ids(self) -> Tensor:
+        """[M] the clients that this process simulates."""
+        return self._own_ids
+
+    def answers(self, ids: Tensor, own: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
+        """What the models of some of these make of test examples, as `Simulation.answers`."""
+        return self._local.answers((ids // self._world).to(self.device), own, common, count)
+
     def _share(self, federation: Federation) -> Federation:
         """This process's clients. The whole federation has been checked; a part of it need not pass the checks."""
         part = copy.copy(federation)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..core.batches import Pool
-from ..core.client import Training
+from ..core.client import Client, Training
 from ..core.fleet import Evaluation as Evaluation
 from ..core.fleet import Key as Key
 from ..core.fleet import raise_if_diverged
@@ -20,7 +20,7 @@ from ..core.model import Model
 from ..core.probe import Probe
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
-from ..core.trees import Tree, model_of
+from ..core.trees import Tree, model_of, named
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..ops.gemm import fast_gemm
@@ -178,6 +178,26 @@ class Simulation:
         # A model that is tuned to a client was not looked at before.
         raise_if_diverged(self.names, round, cohort, losses, self.method.remedy)
         return found
+
+    @property
+    def own_ids(self) -> Tensor:
+        """[N] the clients that this process simulates: all."""
+        return torch.arange(len(self.clients), device=self.device)
+
+    def answers(self, ids: Tensor, own: dict[str, Tensor], common: dict[str, Tensor], count: int) -> Tree:
+        """[K, n, ...] inputs and outputs of clients ids: [K] for their first `count` test examples, or fewer.
+
+        Their models, as they were scored, have the named fields `own`: [K, ...] and `common`: [...], see `trees.pack`.
+        """
+        own, common = ({name: t.to(self.device) for name, t in given.items()} for given in (own, common))
+        count = min(count, *(self.clients.sizes["test"][i] for i in ids.tolist()))
+
+        def program(client: Client, state: Tree, received: Tree) -> Tree:
+            x = client.examples("test").x[:count]
+            return x, self.method.predict(client.limited(), named({**common, **state}), x)
+
+        with fast_gemm("off"), tf32(False):  # rounded as little as possible
+            return self._run(self.clients, self.model, self.training, 0, ids, program, own)
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], states: Tree = (), sent: Tree = ()) -> Tree:
         """Run a client program once a client, see `Executor`."""

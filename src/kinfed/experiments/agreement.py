@@ -1,0 +1,48 @@
+"""Agreement: the models that a run hands out must answer as those that were scored."""
+
+import torch
+from torch import Tensor, nn
+
+from ..core.copies import duplicate
+from ..core.trial import differ
+from ..errors import RunError
+from ..simulation.distributed import Distributed
+from ..simulation.simulation import Simulation
+from .run import Run
+
+CLIENTS, EXAMPLES = 64, 2  # the most whose models are asked, and the test examples of each
+
+
+def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
+    """The run, if clients' plain modules answer their own test examples as the models that were scored; else RunError.
+
+    With more than CLIENTS clients every so many of them are asked.
+    """
+    models, names = run.history.kept_models, run.federation.names
+    if not models:  # they are elsewhere
+        return run
+    shared = run.history.shared
+    ids = fleet.own_ids[:: -(-len(fleet.own_ids) // CLIENTS)]
+    own = {name: values[ids.to(values.device)] for name, values in models.items() if name not in shared}
+    x, answers = fleet.answers(ids, own, {name: models[name] for name in shared}, EXAMPLES)
+    with torch.no_grad():
+        for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
+            module = run.load_model(i)
+            kept = module(asked)
+            if differ(kept, scored) and not _rounded(module, asked, kept, scored):
+                gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
+                raise RunError(
+                    f"the model of client '{names[i]}' is not kept, as it would not be the one that was scored: as a "
+                    f"plain module its outputs for the same test examples are off by up to {gap:.2g}; its forward pass "
+                    "uses something other than its parameters and buffers, or export of the method is not its predict"
+                )
+    return run
+
+
+def _rounded(module: nn.Module, x: Tensor, kept: Tensor, scored: Tensor) -> bool:
+    """Whether rounding explains that two outputs differ: as it is off by as much from double precision."""
+    try:
+        exact = duplicate(module).double()(x.double())
+    except Exception:  # not every module works in double precision
+        return False
+    return kept.shape == scored.shape and bool((kept - scored).abs().max() <= 10 * (kept - exact).abs().max())
