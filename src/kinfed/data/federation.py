@@ -190,7 +190,7 @@ class Federation:
         """
         if task is not None and not isinstance(task, Task):
             raise UsageError(f"task must be a task, such as kinfed.Classification(3); got {task!r:.80}")
-        pool = _tensor(x, "x")
+        pool = tensor_of(x, "x")
         pool = pool if pool.is_floating_point() else pool.to(torch.get_default_dtype())
         target, task, classes = _targets(y, task, pool.dtype)
         owner = _owners(client)
@@ -200,7 +200,7 @@ class Federation:
                 f"got {len(pool)}, {len(target)} and {list(owner.shape)}"
             )
         names, index = np.unique(owner, return_inverse=True)
-        relation = None if graph is None else Graph(_tensor(graph, "graph").float().cpu(), "given")
+        relation = None if graph is None else Graph(tensor_of(graph, "graph").float().cpu(), "given")
         steps = None if time is None else _steps(time, len(pool))
         owners, index_of = tuple(map(str, names)), torch.from_numpy(index)
         dataset = Dataset(pool, target, task, classes, index_of, relation, owners, time=steps, stratify=True)
@@ -317,10 +317,17 @@ def _targets(y: ArrayLike | Tensor, task: Task | None, kind: torch.dtype) -> tup
     if task is None and (labels := _texts(y)) is not None:
         names, y = np.unique(labels, return_inverse=True)
         classes = tuple(map(str, names))
-    target = _tensor(y, "y")
+    target = tensor_of(y, "y")
     if target.is_floating_point():
         return target.to(kind), Regression() if task is None else task, classes  # of what a model makes of x
     target = target.to(torch.int64)
+    if target.ndim == 2 and target.shape[1] == 1:
+        target = target.squeeze(1)
+    if target.ndim != 1 and isinstance(task, Classification | None):
+        raise UsageError(
+            f"y must be a label for each example, [n]; got {list(target.shape)}; of rows with a 1 in the place of the "
+            "class take y.argmax(1), and make targets of a regression floats"
+        )
     if task is None:
         largest = int(target.max()) if target.numel() else 0
         if largest > target.numel():
@@ -340,6 +347,8 @@ def _owners(client: ArrayLike | Tensor) -> NDArray[Any]:
         owner = np.array(None)
     if (named := _texts(owner)) is not None:
         owner = named
+    if owner.ndim == 2 and owner.shape[1] == 1:
+        owner = owner[:, 0]
     if owner.dtype.kind not in "biuUSf" or (owner.dtype.kind == "f" and np.isnan(owner).any()):
         raise UsageError("client must name the owner of every example, each by a number or each by text")
     return owner
@@ -349,7 +358,7 @@ def _steps(time: ArrayLike | Tensor, count: int) -> Tensor:
     """[n] int64: the time of each example, dates in microseconds."""
     if isinstance(time, np.ndarray) and time.dtype.kind == "M" and not np.isnat(time).any():
         time = time.astype("datetime64[us]").astype(np.int64)
-    steps = _tensor(time, "time")
+    steps = tensor_of(time, "time")
     if steps.shape != (count,) or steps.is_floating_point():
         raise UsageError(
             f"time must be a whole number for each of {count} examples; got {steps.dtype} {list(steps.shape)}"
@@ -370,9 +379,16 @@ def _texts(values: ArrayLike | Tensor) -> NDArray[np.str_] | None:
     return None
 
 
-def _tensor(values: ArrayLike | Tensor, name: str) -> Tensor:
+def tensor_of(values: ArrayLike | Tensor, name: str) -> Tensor:
+    """The numbers as a tensor; raises UsageError, with this name, if they are none."""
+    tensor = values
     try:
-        tensor = values if isinstance(values, Tensor) else torch.as_tensor(np.asarray(values))
+        if not isinstance(tensor, Tensor):
+            array = np.asarray(values)
+            if array.dtype.kind in "biuf":  # PyTorch has neither mirrored arrays nor all of NumPy's kinds of numbers
+                kind = np.dtype(np.float64) if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+                array = np.ascontiguousarray(array, kind).reshape(array.shape)
+            tensor = torch.as_tensor(array)
     except (TypeError, ValueError):
         raise UsageError(f"{name} must be an array of numbers, all of its rows of one shape") from None
     if tensor.is_complex() or not tensor.ndim:

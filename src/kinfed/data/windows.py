@@ -67,7 +67,7 @@ class Windows(Settings):
         count, length = values.shape[1], len(values)  # N, T
         readings = torch.from_numpy(np.ascontiguousarray(values.T)).to(torch.get_default_dtype())  # [N, T]
         known = ~readings.isnan()
-        at = torch.from_numpy(steps)
+        at = torch.from_numpy(np.ascontiguousarray(steps))
         usable = self._usable(known, at, names)
         owner = torch.full((count, length), -1)
         owner[:, : usable.shape[1]] = torch.where(usable, torch.arange(count)[:, None], -1)
@@ -172,7 +172,7 @@ def _inputs(series: Tensor, clock: NDArray[np.float64] | None, past: int, size: 
     """[size, past, F] windows of series: [N, T], as a view; clock: [T] beside each reading, if any."""
     parts = [series.nan_to_num(0)]
     if clock is not None:
-        parts.append(torch.from_numpy(clock).to(series).expand_as(series))
+        parts.append(torch.from_numpy(np.ascontiguousarray(clock)).to(series).expand_as(series))
     held = torch.stack(parts, -1)  # [N, T, F]
     width = len(parts)
     return held.as_strided((size, past, width), (width, width, 1))

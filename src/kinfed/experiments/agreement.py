@@ -1,14 +1,18 @@
-"""Agreement: the models that a run hands out must answer as those that were scored."""
+"""Agreement: the models that a run hands out, or writes to a folder, must be those that were scored."""
 
 import torch
 from torch import Tensor, nn
 
+from ..core import trees
 from ..core.copies import duplicate
+from ..core.summary import Summary
 from ..core.trial import differ
-from ..errors import RunError
+from ..errors import RunError, UsageError
 from ..simulation.distributed import Distributed
 from ..simulation.simulation import Simulation
 from .run import Run
+from .run_folder import RunFolder
+from .saved import Saved
 
 CLIENTS, EXAMPLES = 64, 2  # the most whose models are asked, and the test examples of each
 
@@ -37,6 +41,23 @@ def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
                     "uses something other than its parameters and buffers, or export of the method is not its predict"
                 )
     return run
+
+
+def check_written(run: Run, folder: RunFolder, summary: Summary) -> None:
+    """Raise RunError, and remove the file, unless the models that were written are the run's."""
+    saved, models, names = Saved.written(folder, run, summary), run.history.models, run.federation.names
+    for i in range(0, len(names), -(-len(names) // CLIENTS)):
+        try:
+            read = trees.pack(saved.personal(names[i]))
+            same = read.keys() == models.keys() and all(torch.equal(models[name][i].cpu(), read[name]) for name in read)
+        except UsageError:
+            same = False
+        if not same:
+            folder.models.unlink()
+            raise RunError(
+                f"the models are not kept in {folder}, as that of client '{names[i]}' is not read from its file as it "
+                "was written; write the run to another folder, by kinfed.save"
+            )
 
 
 def _rounded(module: nn.Module, x: Tensor, kept: Tensor, scored: Tensor) -> bool:

@@ -16,6 +16,7 @@ from ..core.summary import Summary
 from ..core.tasks import Classification
 from ..data.cells import Frame
 from ..data.description import Description, incomplete
+from ..data.federation import tensor_of
 from ..data.owners import Owners
 from ..data.reading import frame_of
 from ..data.series import Series
@@ -214,7 +215,7 @@ class Predictor:
         Bytes are images, scaled from 0..255 to -1..1 as kinfed's own are. Readings are in their own unit, NaN where one
         is missing. All else is as it was in training.
         """
-        x = torch.as_tensor(values)
+        x = tensor_of(values, "x")
         if self.client is None and clients is None:
             raise UsageError("whose model is to answer? name a client, or give an array of their names")
         if tuple(x.shape[1:]) != self.shape or not len(x):

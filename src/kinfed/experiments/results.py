@@ -23,6 +23,7 @@ from ..errors import UsageError, log_failure, note_failure
 from ..metrics.verdict import Verdict
 from ..plots import charts, heatmaps
 from . import config, left, own_parts
+from .agreement import check_written
 from .run import Run
 from .run_folder import RunFolder
 
@@ -68,6 +69,7 @@ def write_run(
     draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
     folder.write_models(run.history, run.model, exporter(run.method), identity)
+    check_written(run, folder, summary)
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state, identity)

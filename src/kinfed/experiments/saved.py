@@ -25,7 +25,7 @@ from ..errors import UsageError
 from . import config
 from .config import Experiment
 from .predictor import Predictor, Source
-from .run import client_index
+from .run import Run, client_index
 from .run_folder import RunFolder
 
 UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
@@ -74,14 +74,10 @@ class Saved:
             module = _module(place, summary, experiment)
         if not isinstance(module, nn.Module):
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
-        parts: dict[str, dict[str, str]] = defaultdict(dict)
         try:
             place.check_models()
             with safe_open(place.models, "pt") as file:
-                maker = (file.metadata() or {}).get("method", "")
-                for key in file.keys():  # noqa: SIM118
-                    owner, _, part = key.rpartition("/")
-                    parts[owner][part] = key
+                maker, parts = (file.metadata() or {}).get("method", ""), _parts(file)
                 if maker and method is None:
                     raise UsageError(
                         f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
@@ -96,7 +92,13 @@ class Saved:
                 f"{folder}: its files do not belong together: {place.models.name} has no model of client "
                 f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
             )
-        return cls(place, summary, model, method, experiment, dict(parts))
+        return cls(place, summary, model, method, experiment, parts)
+
+    @classmethod
+    def written(cls, folder: RunFolder, run: Run, summary: Summary) -> "Saved":
+        """The models of a run in a folder whose other files are yet to come."""
+        with safe_open(folder.models, "pt") as file:
+            return cls(folder, summary, run.model, run.method, None, _parts(file))
 
     @classmethod
     def for_newcomers(cls, folder: str | Path) -> "Saved":
@@ -285,6 +287,15 @@ def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapp
         initial[name] = found
     model.theta = model.layout.flatten(initial)
     return model.freeze(layout)
+
+
+def _parts(file: Any) -> dict[str, dict[str, str]]:
+    """By client, or "*" for all: names of tensors, and where each is in a file of models."""
+    parts: dict[str, dict[str, str]] = defaultdict(dict)
+    for key in file.keys():  # noqa: SIM118
+        owner, _, part = key.rpartition("/")
+        parts[owner][part] = key
+    return dict(parts)
 
 
 def _unfit(folder: RunFolder, problem: Exception) -> UsageError:
