@@ -90,6 +90,7 @@ class Model:
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
     draws = False  # whether a training pass draws PyTorch's random numbers, which then begin at the step's key
+    writes = False  # whether a pass in evaluation mode changes tensors, of which it then gets copies
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
@@ -318,6 +319,11 @@ class Model:
 
     def predict(self, tensors: dict[str, Tensor], x: Tensor, read: Read = lambda outputs: outputs) -> Tensor:
         """`read` of the outputs in evaluation mode, from named tensors."""
+        if self.writes:
+            tensors = {name: t.clone() for name, t in tensors.items()}
+        if self._recurrent and is_batchedtensor(x):  # vmap adds to a state in place, which must be of every client
+            own = x.sum() > 0
+            tensors = {name: t if is_batchedtensor(t) else torch.where(own, t, t) for name, t in tensors.items()}
         return self._evaluate(tensors, lambda: read(self._apply(x)))
 
     def features(self, theta: Tensor, x: Tensor) -> Tensor:

@@ -131,4 +131,7 @@ def _differentiate(value: Tensor, leaves: list[Tensor], along: Tensor | None = N
     if not value.requires_grad:
         return [torch.zeros_like(leaf) for leaf in leaves]
     grads = torch.autograd.grad(value, leaves, along, allow_unused=True)
-    return [torch.zeros_like(leaf) if g is None else g for g, leaf in zip(grads, leaves, strict=True)]
+    return [
+        torch.zeros_like(leaf) if g is None else g.to_dense() if g.is_sparse else g
+        for g, leaf in zip(grads, leaves, strict=True)
+    ]

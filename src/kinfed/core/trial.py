@@ -6,7 +6,7 @@ tensors that are passed in and, in training, on a key: not on other examples, ea
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -44,6 +44,13 @@ def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
     return not torch.isclose(one, two, rtol=0, atol=bound, equal_nan=True).all()
 
 
+class Habits(NamedTuple):
+    """What a module does beside giving outputs."""
+
+    draws: bool  # PyTorch's random numbers, in training
+    writes: bool  # to its parameters or buffers, in evaluation
+
+
 class Trial:
     """Passes of a copy of a model over some of the examples x: [n, ...], on the model's device."""
 
@@ -59,22 +66,26 @@ class Trial:
         rows = x[at].to(self.model.theta)
         self.rows, self.others = rows.split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
 
-    def check_predictions(self) -> None:
-        """Raise UsageError unless outputs in evaluation mode are a function of one example and of theta.
+    def check_predictions(self) -> list[int]:
+        """The shape of an example's outputs.
 
-        The export with the same parameters must be the same function.
+        Raises UsageError unless outputs in evaluation mode are a function of one example and of theta, which is also
+        that of the export with the same parameters.
         """
-        model, theta, x = self.model, self.model.theta, self.rows
+        model, theta, x = self.model, self.model.theta.clone(), self.rows
         with torch.no_grad(), self._apart():
             self._check_form(self._predict(theta, x[:1]), 1)
             alone = self._predict(theta, x)
             self._check_form(alone, len(x))
+            self._predict(theta, self.others)
             if differ(alone, self._predict(theta, x), rounded=False):
                 raise UsageError(
                     "the model gives other outputs when the same examples are asked again in evaluation mode, so that "
                     "nobody could repeat a prediction; random numbers and memory belong behind `if self.training:`"
                 )
-            crowd, copies = (self._predict(theta, torch.cat([x, fill]))[: len(x)] for fill in (self.others, x))
+            crowd, copies = (
+                self._predict(theta, torch.cat([fill, x, fill]))[len(x) : -len(x)] for fill in (self.others, x)
+            )
             if differ(crowd, copies, rounded=False) or differ(alone, crowd):
                 raise UsageError(
                     "the model's outputs for an example change with the other examples of its batch, in evaluation "
@@ -92,62 +103,70 @@ class Trial:
         leaves = self._leaves()
         with self._apart(), model.bound(leaves, training=False):
             check_sources(model.module(x), leaves)
+        return list(alone.shape[1:])
 
-    def check_training(self) -> bool:
-        """Whether a training pass draws PyTorch's random numbers.
+    def check_training(self) -> Habits:
+        """What a pass of the module does beside giving outputs.
 
-        Raises UsageError unless it is otherwise a function of a batch, of theta and of a key.
+        Raises UsageError unless a training pass is a function of a batch, of theta, and of a key if it draws numbers.
         """
-        model, x = self.model, self.rows
+        model, x, theta = self.model, self.rows, self.model.theta.clone()
         with self._apart():
-            before, state = self._predict(model.theta, x), self._state()
+            before, state = self._predict(theta, x), self._state()
             self.pass_over(x)
             model.draws = any(not torch.equal(a, b) for a, b in zip(state, self._state(), strict=True))
-            one, two = self.pass_over(x), self.pass_over(x)
-            after = self._predict(model.theta, x)
+            one = self.pass_over(x)
+            self.pass_over(self.others)
+            two = self.pass_over(x)
+            after = self._predict(theta, x)
         if any(differ(a, b, rounded=False) for a, b in zip([*one, before], [*two, after], strict=True)):
             raise UsageError(
                 "the model remembers something from one pass to the next, as the same batch and parameters give other "
                 "results in a second training pass; keep it as a buffer (self.register_buffer), of which every client "
                 "has its own, and draw random numbers with torch"
             )
-        return model.draws
+        return Habits(model.draws, not torch.equal(theta, model.theta))
 
     def check_filling(self) -> None:
         """Raise UsageError if rows that only fill a batch up change outputs, gradients or buffers of training."""
-        x = self.rows
+        x, leaves = self.rows, self._leaves()
         weight = torch.cat([x.new_ones(len(x)), x.new_zeros(len(x))])
         with self._apart():
-            alone = self.pass_over(x)
+            alone = self.pass_over(x, leaves=leaves)
             one, two = (self.pass_over(torch.cat([x, fill]), weight) for fill in (self.others, x))
         if any(differ(a, b) or differ(b, c, rounded=False) for a, b, c in zip(alone, one, two, strict=True)):
             raise UsageError("its training pass mixes the examples of a batch, and those that only fill one up")
+        before = self.model.layout.tensors(self.model.theta)
+        if any(not torch.equal(leaves[e.name], before[e.name]) for e in self.model.layout.entries if e.trainable):
+            raise UsageError("its training pass changes parameters by itself")
 
-    def pass_over(self, x: Tensor, weight: Tensor | None = None) -> list[Tensor]:
+    def pass_over(
+        self, x: Tensor, weight: Tensor | None = None, leaves: dict[str, Tensor] | None = None
+    ) -> list[Tensor]:
         """A training pass: outputs of the first examples, a gradient of them for all parameters, and buffers."""
-        model, leaves = self.model, self._leaves()
+        model, leaves = self.model, leaves or self._leaves()
         moving = [leaves[e.name] for e in model.layout.entries if e.trainable]
         key = torch.zeros((), dtype=torch.int64, device=x.device)
         try:
             outputs, buffers = model.run(leaves, x, weight, key)
+            self._check_form(outputs, len(x))
+            check_sources(outputs, leaves)
+            outputs = outputs[: len(self.rows)]
+            slopes: list[Any] = [None] * len(moving)
+            if outputs.requires_grad:
+                along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
+                slopes = list(torch.autograd.grad(outputs, moving, along, allow_unused=True))
         except UsageError:
             raise
         except Exception as problem:
             raise UsageError(
                 f"the model fails on {len(x)} examples in training mode: {type(problem).__name__}: {problem}"
             ) from problem
-        self._check_form(outputs, len(x))
-        check_sources(outputs, leaves)
-        outputs = outputs[: len(self.rows)]
-        slopes: list[Any] = [None] * len(moving)
-        if outputs.requires_grad:
-            along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
-            slopes = list(torch.autograd.grad(outputs, moving, along, allow_unused=True))
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
         return [t.detach() for t in (outputs, _joined(grads), *buffers.values())]
 
     def check_batched(self, slow: bool) -> None:
-        """Raise UsageError if a training pass of two clients at once, under `torch.func.vmap`, differs from their own.
+        """Raise UsageError if passes of two clients at once, under `torch.func.vmap`, differ from their own.
 
         Raises what PyTorch raises where it cannot, and if `slow` where it would process them one by one.
         """
@@ -165,7 +184,7 @@ class Trial:
                 return each.sum() if weight is None else (each * weight).sum(), (outputs, buffers)
 
             grads, (outputs, buffers) = grad(value, has_aux=True)([tensors[name] for name in moving])
-            return [outputs[: ROWS - 1], _joined(grads), *buffers.values()]
+            return [outputs[: ROWS - 1], _joined(grads), model(theta, x)[: ROWS - 1], *buffers.values()]
 
         weight = x.new_ones(2, ROWS)
         weight[1, -1] = 0  # the second client has fewer examples
@@ -174,11 +193,13 @@ class Trial:
             one_by_one(not slow)
             try:
                 together = vmap(slopes)(thetas, x, weight)
+                shared = vmap(model, in_dims=(None, 0))(thetas[0], x)
             finally:
                 one_by_one(True)
             alone = slopes(thetas[0], x[0], None), slopes(thetas[1], x[1, :-1], None)
-        if any(differ(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True)):
-            raise UsageError("with several clients at once its training pass gives other results")
+        pairs = [(t[i], a) for i in (0, 1) for t, a in zip(together, alone[i], strict=True)]
+        if any(differ(*pair) for pair in (*pairs, (shared[1], model(thetas[0], x[1])))):
+            raise UsageError("with several clients at once it gives other results")
 
     def _predict(self, theta: Tensor, x: Tensor) -> Any:
         try:

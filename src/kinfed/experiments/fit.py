@@ -176,10 +176,7 @@ def _model(method: Method, module: nn.Module | Model, federation: Federation, se
 
 def check_fit(model: Model, federation: Federation, made_up: bool = False) -> None:
     """Raise UsageError unless the model takes the examples, and its outputs fit the task; labels may be made up."""
-    tried(model, federation.x, Trial.check_predictions)
-    task = federation.task
-    with torch.no_grad():
-        outputs = list(model(model.theta, federation.x[:1].to(model.theta.device)).shape[1:])
+    outputs, task = tried(model, federation.x, Trial.check_predictions), federation.task
     if isinstance(task, Classification) and (len(outputs) != 1 or outputs[0] < task.classes):
         unused = [] if made_up else [c for c in range(task.classes) if not (federation.y == c).any()]
         hint = f"; no example has the label {unused[0]}, and labels should count from 0" if unused else ""
@@ -201,7 +198,7 @@ def _check_task(model: Model, federation: Federation) -> None:
     weight, trying = x.new_ones(len(rows), dtype=model.theta.dtype), "loss"
     try:
         with torch.no_grad():
-            outputs = model(model.theta, x.to(model.theta.device)).to(x.device)
+            outputs = model(model.theta.clone(), x.to(model.theta.device)).to(x.device)
             loss = task.loss(outputs, y)
             trying = "score"
             scores = task.score(outputs, y, weight)

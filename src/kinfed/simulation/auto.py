@@ -34,7 +34,7 @@ def choose(
     """
     form = _fused_form(clients, model, training)
     if isinstance(form, Unfused):
-        model.draws = tried(model, clients.pool.x, Trial.check_training)
+        model.draws, model.writes = tried(model, clients.pool.x, Trial.check_training)
     name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
     if name == "loop":
         return Loop(workers), reason

@@ -148,11 +148,15 @@ class Batched:
             own_states = tree_map(lambda table: table[at], states)
             try:
                 results.put(at, vmap(together, in_dims=(0, 0, 0, dims))(tag, rows, own_states, trees.pick(sent, at)))
-            except RuntimeError as problem:
+            except (UsageError, RunError, CancelledError):
+                raise
+            except Exception as problem:
                 if str(problem).startswith("vmap: "):
                     raise _not_batchable(problem) from problem
                 if not is_out_of_memory(problem):
-                    raise
+                    raise RunError(
+                        f"round {round + 1}: {_line(problem)}; executor 'loop' trains client by client, and names one"
+                    ) from problem
                 if len(places) == 1:
                     raise _too_large(round, clients.names[int(ids[places])]) from problem
                 self.chunk = len(places) // 2
@@ -186,7 +190,7 @@ def _too_large(round: int, name: str) -> RunError:
     )
 
 
-def _not_batchable(problem: RuntimeError) -> UsageError:
+def _not_batchable(problem: Exception) -> UsageError:
     """The line of client code that PyTorch cannot batch over clients."""
     library = str(Path(torch.__file__).parent)
     own = [frame for frame in traceback.extract_tb(problem.__traceback__) if not frame.filename.startswith(library)]

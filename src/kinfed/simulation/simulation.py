@@ -197,7 +197,10 @@ class Simulation:
             return x, self.method.predict(client.limited(), named({**common, **state}), x)
 
         with fast_gemm("off"), tf32(False):  # rounded as little as possible
-            return self._run(self.clients, self.model, self.training, 0, ids, program, own)
+            if own or type(self.method).predict is not Method.predict:
+                return self._run(self.clients, self.model, self.training, 0, ids, program, own)
+            x = torch.stack([self.clients.pool.x[self.clients.rows["test"][i][:count]] for i in ids.tolist()])
+            return x, self.model(common["theta"], x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
     def _each(self, round: int, ids: Tensor, program: Callable[..., Any], states: Tree = (), sent: Tree = ()) -> Tree:
         """Run a client program once a client, see `Executor`."""
