@@ -3,7 +3,8 @@
 A case is a number of a kind of benchmarks/fuzz_cases.py; with the seed it fixes all that is drawn, and --case
 KIND/NUMBER shows one again. Each runs in a folder of its own, in a process that is ended after LIMIT seconds and gets
 no more than MEMORY bytes. Folders of cases that end badly stay in DIR/cases. The same command goes on after an
-interruption, as long as the code is the same. When all kinds have run, docs/results/fuzz.md is written.
+interruption, as long as the code is the same. docs/results/fuzz.md is written when all kinds
+have run, its part on modules when these have.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from pathlib import Path
 from unittest import mock
 
 import fuzz_cases
+import fuzz_modules
 import numpy as np
 import torch
 from fuzz_cases import KINDS, MARK, PLANTED, Draw, Wrong, prepare
@@ -42,7 +44,10 @@ from kinfed.plots import charts, heatmaps
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results" / "fuzz.md"
 LIMIT = 60  # seconds of a processor's time, or ten times as many by the clock
-ENOUGH = 1000  # cases for a page
+PARTS = {  # of the page: their kinds, and the fewest cases
+    "fuzz": ([kind for kind in KINDS if kind != "module"], 1000),
+    "modules": (["module"], 300),
+}
 MEMORY = 12 << 30  # bytes of address space
 GOOD = {
     "ok": "carried out: what it wrote can be read, and no model holds NaN or infinity",
@@ -56,6 +61,20 @@ BAD = {
     "left": "a temporary file, a file that cannot be read, or the folder of a run that was refused",
     "NaN": "a saved model with NaN or infinity",
     "executed": "code in a file was executed",
+    "differs": "results differ between executors, from a plain PyTorch loop, or from the model that is kept",
+}
+ABOUT = {
+    "fuzz": [
+        "Two of five have something broken on purpose; the others are odd, such as one client, two rows or a learning",
+        "rate of 1e30, which training must survive or say that it diverged. What they are: `benchmarks/fuzz_cases.py`.",
+    ],
+    "modules": [
+        "A module of each family (`benchmarks/fuzz_modules.py`) is trained in double precision by the executors",
+        "`loop`, with one worker and with two, `vmap`, `fused` and `auto`, and by a plain PyTorch loop on the same",
+        "batches. Equal to 1e-7 are all parameters and buffers, the answers of the kept model and of the one loaded",
+        "from its folder, and its score. `vmap` and `fused` may refuse a module. A family whose predictions are no",
+        "function of an example, or which copies would train in another way than PyTorch, must be refused by all.",
+    ],
 }
 PICTURES = {charts: ("accuracy_by_round", "accuracy_by_client", "classes_by_client"), heatmaps: ("relation_heatmap",)}
 
@@ -104,7 +123,7 @@ def examine(here):
 def judge(kind, number, seed, here):
     """Run a case in the folder `here`; its outcome and what was said."""
     draw = Draw(f"{seed} {kind} {number}")
-    draw.broken = draw.random() < 0.4
+    draw.broken, draw.number = draw.random() < 0.4, number
     torch.manual_seed(number)
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir(parents=True)
@@ -121,6 +140,7 @@ def judge(kind, number, seed, here):
         stack.enter_context(mock.patch.object(files.os, "fsync"))
         try:
             KINDS[kind][0](draw)
+            said = draw.told
         except (UsageError, RunError) as problem:
             outcome, said = ("lines" if "\n" in str(problem) or not str(problem) else "refused"), str(problem)
         except Wrong as problem:
@@ -229,25 +249,26 @@ def main():
     for kind in asked.only:
         print(kind, dict(Counter(one["outcome"] for one in found.values() if one["kind"] == kind)))
     worker.stop()
-    if asked.only == list(KINDS) and asked.cases >= ENOUGH:
-        page([found[kind, number] for _, kind, number in every], asked)
+    for part, (kinds, least) in PARTS.items():
+        if set(kinds) <= set(asked.only) and sum(counts[kind] for kind in kinds) >= least:
+            page(part, [found[kind, number] for _, kind, number in every if kind in kinds], asked)
 
 
 def code():
     """What identifies the code that is run."""
     seen = hashlib.sha256()
-    for path in sorted([*(ROOT / "src").rglob("*.py"), ROOT / "benchmarks" / "fuzz_cases.py"]):
+    for path in sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").glob("fuzz_*.py")]):
         seen.update(path.read_bytes())
     return seen.hexdigest()[:12]
 
 
-def page(found, asked):
+def page(part, found, asked):
     """Write what was counted."""
-    counted = {kind: Counter(one["outcome"] for one in found if one["kind"] == kind) for kind in KINDS}
+    counted = {kind: Counter(one["outcome"] for one in found if one["kind"] == kind) for kind in PARTS[part][0]}
     whole = sum(counted.values(), Counter())
     shown = [*GOOD, *(outcome for outcome in BAD if whole[outcome])]
     lines = [f"| kind | what | cases | {' | '.join(shown)} |", "| --- | --- |" + " ---: |" * (len(shown) + 1)]
-    for kind, counts in (counted | {"all": whole}).items():
+    for kind, counts in (counted | ({"all": whole} if len(counted) > 1 else {})).items():
         what = KINDS[kind][2] if kind in KINDS else ""
         numbers = [counts.total(), *(counts[outcome] for outcome in shown)]
         lines.append(f"| {kind} | {what} | {' | '.join(f'{number:,}' for number in numbers)} |")
@@ -256,18 +277,36 @@ def page(found, asked):
     seconds = [one["seconds"] for one in found]
     last = [one["said"].strip().rpartition("\n")[2][-200:] for one in found]
     bad = [f"- {one['kind']}/{one['number']}, {one['outcome']}: {said}" for one, said in zip(found, last, strict=True)]
+    only = "" if asked.only == list(KINDS) else f" --only {' '.join(asked.only)}"
     text = [
-        f"Written by `python benchmarks/fuzz.py --cases {asked.cases} --seed {asked.seed}`",
+        f"Written by `python benchmarks/fuzz.py --cases {asked.cases} --seed {asked.seed}{only}`",
         f"on {platform.machine()}, Python {platform.python_version()}, {versions}:",
         f"{len(found):,} cases in {sum(seconds) / 60:.0f} minutes, the longest in {max(seconds):.0f} s.",
-        "Two of five have something broken on purpose; the others are odd, such as one client, two rows or a learning",
-        "rate of 1e30, which training must survive or say that it diverged. What they are: `benchmarks/fuzz_cases.py`.",
+        *ABOUT[part],
         *("", *lines, ""),
-        *(f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items()),
+        *(families(found) if part == "modules" else []),
+        *(f"- {outcome}: {what}" for outcome, what in (GOOD | BAD).items() if part == "fuzz" or whole[outcome]),
         *("", "Outcomes without a column were never seen.", ""),
         *(line for line, one in zip(bad, found, strict=True) if one["outcome"] in BAD),
     ]
-    put(PAGE, "fuzz", "\n".join(text), "Odd and broken input")
+    put(PAGE, part, "\n".join(text), "Odd and broken input")
+
+
+def families(found):
+    """A table of the families of modules: how many were equal everywhere, under all executors but vmap, or refused."""
+    lines = [
+        "| family | cases | equal | equal, not by `vmap` | refused | wrong |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    names = list(fuzz_modules.FAMILIES)
+    for i, name in enumerate(names):
+        own = [one for one in found if one["number"] % len(names) == i]
+        good = [one for one in own if one["outcome"] == "ok"]
+        alone = [one for one in good if not one["said"].endswith(": ")]
+        refused = [one for one in own if one["outcome"] == "refused"]
+        counts = len(own), len(good) - len(alone), len(alone), len(refused), len(own) - len(good) - len(refused)
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(map(str, counts))} |")
+    return [*lines, ""]
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from pathlib import Path
 from unittest import mock
 from xml.sax.saxutils import quoteattr
 
+import fuzz_modules
 import numpy as np
 import polars
 import tomli_w
@@ -100,7 +101,9 @@ class Evil:
 
 
 class Draw(random.Random):
-    """Random numbers of a case; `broken` says whether it may break anything."""
+    """Random numbers of a case; `broken` says whether it may break anything, `told` what there is to say of it."""
+
+    told = ""
 
     def breaks(self, chance):
         return self.broken and self.random() < chance
@@ -769,6 +772,14 @@ def fits(draw):
     keep(found, module)
 
 
+def modules(draw):
+    """A module of some family, trained by every executor and in a plain PyTorch loop."""
+    try:
+        draw.told = ": ".join(fuzz_modules.check(draw.number, draw))
+    except fuzz_modules.Differs as problem:
+        raise Wrong("differs", str(problem)) from None
+
+
 def keep(found, module):
     """Save a run, and load models."""
     kinfed.save(found, "saved")
@@ -786,6 +797,7 @@ KINDS = {  # name: what runs a case, how many of them, what they are
     "site": (sites, 500, "messages between server and sites; sites' folders and examples"),
     "arrays": (arrays, 250, "`Federation.from_arrays`"),
     "fit": (fits, 550, "`kinfed.fit`, `kinfed.save` and `kinfed.load_model`"),
+    "module": (modules, 6 * len(fuzz_modules.FAMILIES), "modules, by every executor and in a plain PyTorch loop"),
 }
 
 

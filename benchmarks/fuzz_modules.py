@@ -1,8 +1,8 @@
 """Modules of all sorts for benchmarks/fuzz.py, each trained by kinfed's executors and in a plain PyTorch loop.
 
-A family is a kind of module with a few choices of its own; case n is of family n modulo their number. What all executors
-and the plain loop end with must be equal, as must be the model that is kept, saved and loaded, and its scores. A
-family whose modules no executor can train as PyTorch would, must be refused in one line, and is marked so.
+A family is a kind of module with a few choices of its own; case n is of family n modulo their number. All executors and
+the plain loop must end with the same numbers, and the model that is kept, saved and loaded must answer alike and have
+its score. A family whose modules cannot be trained as PyTorch would must be refused in one line, and is marked so.
 """
 
 import copy
@@ -82,7 +82,7 @@ def with_buffers(module, **buffers):
     return module
 
 
-# --- layers as they are ---------------------------------------------------------------------------------------------
+# --- layers as they are
 
 
 @family()
@@ -197,7 +197,7 @@ def embeddings(draw):
     )
 
 
-# --- dropout and other random numbers -------------------------------------------------------------------------------
+# --- dropout and other random numbers
 
 
 @family()
@@ -250,7 +250,7 @@ def random_predictions(draw):
     return lambda: dense(copy.deepcopy(part))
 
 
-# --- subclasses of PyTorch's layers -----------------------------------------------------------------------------------
+# --- subclasses of PyTorch's layers
 
 
 def subclass(kind, **own):
@@ -337,7 +337,7 @@ def forward_of_the_object(draw):
     return make
 
 
-# --- hooks ------------------------------------------------------------------------------------------------------------
+# --- hooks
 
 
 @family()
@@ -431,7 +431,7 @@ def hooks_of_parameters(draw):
     return make
 
 
-# --- tensors in odd places ----------------------------------------------------------------------------------------
+# --- tensors in odd places
 
 
 @family()
@@ -516,7 +516,7 @@ def low_rank(draw):
 @family()
 def lists_of_parameters(draw):
     return lambda: Of(
-        lambda m, x: sum(F.linear(x, w) * s for w, s in zip(m.weights, m.scales.values())) * m.one,
+        lambda m, x: sum(F.linear(x, w) * s for w, s in zip(m.weights, m.scales.values(), strict=True)) * m.one,
         weights=nn.ParameterList(torch.randn(CLASSES, 6) for _ in range(2)),
         scales=nn.ParameterDict({"a": torch.ones(CLASSES), "b": torch.randn(CLASSES)}),
         one=nn.Parameter(torch.tensor(0.7)),
@@ -578,7 +578,7 @@ def changed_in_the_forward_pass(draw):
     return lambda: mine(*dense(nn.Tanh()))
 
 
-# --- statistics and memory ---------------------------------------------------------------------------------------------
+# --- statistics and memory
 
 
 @family()
@@ -672,7 +672,7 @@ def memory_outside_of_buffers(draw):
     return lambda: Of(way, body=dense(nn.Tanh()), calls=0)
 
 
-# --- forward passes ------------------------------------------------------------------------------------------------
+# --- forward passes
 
 
 @family(IMAGE)
@@ -698,7 +698,7 @@ def parts_of_a_sequential(draw):
 def activation_seen_by_others(draw):
     def forward(m, x):
         h = m.first(x)
-        return m.head((m.body(h).mean((2, 3)) + h.mean((2, 3))))
+        return m.head(m.body(h).mean((2, 3)) + h.mean((2, 3)))
 
     place = draw.random() < 0.7
     return lambda: Of(
@@ -840,7 +840,7 @@ def wrapped(draw):
     return lambda: kind(dense(nn.Tanh()))
 
 
-# --- what becomes of them ---------------------------------------------------------------------------------------------
+# --- what becomes of them
 
 
 def filled(module, shape):
@@ -965,7 +965,10 @@ def compare(what, one, two):
 
 
 def check(number, draw):
-    """Train case `number` in all ways; returns how it ended: "ok", or what was said by those that refused it."""
+    """Train case `number` in all ways; returns its family, and why `vmap` cannot train it, if so.
+
+    Raises Differs, or the error by which a module is refused that must be.
+    """
     name = list(FAMILIES)[number % len(FAMILIES)]
     choose, shape, refused = FAMILIES[name]
     seed, choices = draw.randrange(1000), draw.randrange(10**6)
@@ -983,13 +986,13 @@ def check(number, draw):
         first = fitted(ask, module, "loop")
     except (UsageError, RunError) as problem:
         if refused:
-            return name, str(problem)
+            raise type(problem)(f"{name}: {problem}") from None
         raise Differs(f"{name} is refused: {problem}") from None
     if refused:
         raise Differs(f"{name} is not refused")
     for key, t in tensors(module).items():
         compare(f"{name}: the caller's own '{key}'", t, before[key])
-    said = "ok"
+    said = ""
     x, test = ask.federation.x, ask.federation.rows["test"]
     scores = first.history.test(first.history.chosen, "loss")
     kinfed.save(first, "kept")

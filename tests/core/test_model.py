@@ -71,6 +71,18 @@ def test_convolutions_lie_channels_last_and_keep_their_numbers():
     assert torch.equal(wide.theta[:4], wide.original[0].weight[0, :, 0, 0])  # one pixel's channels side by side
 
 
+def test_a_module_that_keeps_layers_in_evaluation_mode_does_so_from_the_first_pass():
+    class Still(nn.Sequential):
+        def train(self, mode=True):
+            super().train(mode)[1].eval()
+            return self
+
+    model = Model(Still(*network()))
+    tensors = model.layout.tensors(model.theta)
+    buffers = model.run(tensors, torch.randn(6, 1, 3, 3, dtype=torch.float64), None, KEY).buffers
+    assert torch.equal(buffers["1.running_mean"], tensors["1.running_mean"])
+
+
 def test_a_model_is_a_copy_in_the_type_of_its_data():
     module = network().double()
     model = Model(module, dtype=torch.float32)

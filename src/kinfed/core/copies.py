@@ -62,7 +62,7 @@ def check_tensors(module: nn.Module) -> None:
     spans = sorted((*_span(t), name) for name, t in held.items())
     last = -1, ""  # where the memory of all tensors so far ends, and whose that is
     for begin, end, name in spans:
-        pair = last[1], name
+        pair = sorted((last[1], name), key=[*held, ""].index)
         if begin < last[0] and any(held[one].requires_grad for one in pair) and _overlap(*(held[one] for one in pair)):
             raise UsageError(
                 f"'{pair[0]}' and '{pair[1]}' of the model are two tensors in one place of memory, which a copy would "

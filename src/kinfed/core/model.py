@@ -106,7 +106,7 @@ class Model:
 
     def _run_with(self, module: nn.Module) -> None:
         """Compute with this adapted copy of the original module."""
-        self.module, self._twins = module, list[Model]()
+        self.module, self._twins = module.train(), list[Model]()  # modules may override how training begins
         self._recurrent = any(isinstance(m, nn.RNNBase | nn.RNNCellBase) for m in module.modules())
         self.fed: Features | None = None  # while features are captured
         self._bind()
