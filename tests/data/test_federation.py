@@ -224,3 +224,31 @@ def test_targets_are_of_the_type_of_what_a_model_makes_of_the_inputs(kind):
     x = np.arange(40).reshape(20, 2).astype(kind)
     federation = Federation.from_arrays(x, np.linspace(0, 1, 20), np.repeat([0, 1], 10))
     assert federation.x.dtype == federation.y.dtype == (torch.float64 if kind == "float64" else torch.float32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x, y, c: (x[:, ::-1][:, ::-1], y[::-1][::-1], c[::-1][::-1]),
+        lambda x, y, c: (x.astype(">f8"), y.astype(">i4"), c.astype(">i8")),
+        lambda x, y, c: (x.astype(np.longdouble), y.astype(np.uint16), c),
+        lambda x, y, c: (x, y[:, None], c[:, None]),
+        lambda x, y, c: (x, np.array(["a", "b"])[y][:, None], c),
+        lambda x, y, c: (np.asfortranarray(x), y.astype(bool)[:, None], list(c)),
+    ],
+)
+def test_arrays_of_every_kind_are_the_numbers_that_they_hold(change):
+    x, y, client = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 2, np.arange(60) % 3
+    expected, found = Federation.from_arrays(x, y, client), Federation.from_arrays(*change(x, y, client))
+    assert torch.equal(found.x, expected.x)
+    assert torch.equal(found.y, expected.y)
+    assert all(torch.equal(a, b) for a, b in zip(found.rows["test"], expected.rows["test"], strict=True))
+    mirrored = Federation.from_arrays(x[:, ::-1], y, client)
+    assert torch.equal(mirrored.x, expected.x.flip(1))
+
+
+@pytest.mark.parametrize("shape", [(60, 2), (60, 1, 1)])
+def test_labels_are_one_for_each_example(shape):
+    x, client = np.random.default_rng(0).normal(size=(60, 4)), np.arange(60) % 3
+    with pytest.raises(UsageError, match=r"y must be a label for each example, \[n\]; got \[60, [12](, 1)?\]"):
+        Federation.from_arrays(x, np.ones(shape, int), client)
