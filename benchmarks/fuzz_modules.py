@@ -728,6 +728,61 @@ def branches(draw):
 
 
 @family()
+def kept_in_a_dictionary(draw):
+    def make():
+        seen, net = {}, dense(nn.Tanh(), nn.Linear(8, 8))
+        net[1].register_forward_hook(lambda m, given, out: seen.update(h=out))
+        net.register_forward_hook(lambda m, given, out: out + seen["h"].mean(1, keepdim=True))
+        return net
+
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+
+        def forward(self, x):
+            shared["x"] = x
+            return self.two(self.one(x).tanh()) + shared["x"].mean(1, keepdim=True)
+
+    shared = {}  # of all modules of this class
+    return make if draw.random() < 0.5 else Shared
+
+
+@family()
+def told_by_kind(draw):
+    def forward(m, x):
+        for part in m.parts:
+            if isinstance(part, nn.BatchNorm1d):
+                x = part(x) * 2
+            elif isinstance(part, nn.Dropout):
+                x = part(x) - 1
+            else:
+                x = part(x)
+        return x
+
+    norm, p = draw.random() < 0.5, draw.choice([0.0, 0.4])
+    parts = (lambda: nn.BatchNorm1d(8)) if norm else (lambda: nn.Dropout(p))
+    return lambda: Of(forward, parts=nn.ModuleList(dense(parts(), nn.ReLU())))
+
+
+@family()
+def inputs_changed_in_place(draw):
+    ways = [lambda m, x: m.body(x.mul_(0.5)), lambda m, x: m.body(F.relu_(x)), lambda m, x: m.body(x.sub_(1).abs_())]
+    way = draw.choice(ways)
+    return lambda: Of(way, body=dense(nn.Tanh()))
+
+
+@family(refused=True)
+def nothing_to_learn(draw):
+    def untracked(m, x):
+        with torch.no_grad():
+            return m.body(x)
+
+    way = draw.choice([untracked, lambda m, x: m.body(x).detach(), lambda m, x: x[:, :CLASSES] * 2])
+    return lambda: Of(way, body=dense(nn.Tanh()))
+
+
+@family()
 def another_pass_in_training(draw):
     return lambda: Of(lambda m, x: m.body(x) * 0.5 if m.training else m.body(x), body=dense(nn.Tanh()))
 
@@ -1000,9 +1055,9 @@ def check(number, draw):
         kept, loaded = first.load_model(i), kinfed.load_model("kept", i, make())
         with torch.no_grad():
             own = x[test[i]]
-            outputs = expected(own)
-            compare(f"{name}: outputs of the kept model and of a plain loop", kept(own), outputs)
-            compare(f"{name}: outputs of the loaded model and of a plain loop", loaded(own), outputs)
+            outputs = expected(own.clone())
+            compare(f"{name}: outputs of the kept model and of a plain loop", kept(own.clone()), outputs)
+            compare(f"{name}: outputs of the loaded model and of a plain loop", loaded(own.clone()), outputs)
             loss = F.cross_entropy(outputs, ask.federation.y[test[i]])
             compare(f"{name}: the score of client {i} and of a plain loop", scores[i].double(), loss)
         for key, t in tensors(kept).items():

@@ -191,6 +191,55 @@ def test_a_model_that_evaluation_changes_is_trained_on_as_it_was_before():
     assert torch.equal(net.words.weight, Words().words.weight)
 
 
+def test_inputs_that_are_changed_in_place_are_those_of_one_pass():
+    def halved(m, x):
+        return x.mul_(0.5)
+
+    net = nn.Sequential(type("Half", (nn.Module,), {"forward": halved})(), nn.Linear(4, 2))
+    run = trained(net, "loop")
+    assert run.model.writes
+    x = X[:3].clone()
+    assert torch.equal(run.model(run.theta(0), x), run.model(run.theta(0), x))
+    assert torch.equal(x, X[:3])
+
+
+def test_modules_that_share_memory_outside_of_them_work_one_after_the_other():
+    held = {}
+
+    class Shared(nn.Linear):
+        def forward(self, x):
+            held["x"] = x
+            y = super().forward(x)
+            return y + self.last(held["x"])
+
+    net = Shared(4, 2)
+    net.last = nn.Linear(4, 2)
+    runs = [trained(net, "loop", workers) for workers in (1, 3)]
+    assert all("one after the other" in run.reason for run in runs)
+    assert torch.equal(runs[0].theta(1), runs[1].theta(1))
+    hooked = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2))
+    seen = {}  # in a copy of the module's hooks it is another one
+    hooked[1].register_forward_hook(lambda layer, given, out: seen.update(h=out))
+    hooked.register_forward_hook(lambda layer, given, out: out + seen["h"].mean(1, keepdim=True))
+    assert "one after the other" not in trained(hooked, "loop", 3).reason
+    assert not seen
+
+
+def test_what_has_no_gradient_is_refused():
+    class Still(nn.Linear):
+        def forward(self, x):
+            return super().forward(x).detach()
+
+    with pytest.raises(UsageError, match="no trainable parameter has a gradient"):
+        trained(Still(4, 2), "loop")
+
+
+def test_layers_are_still_what_they_were_to_those_who_ask():
+    net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(), nn.GRU(5, 2))
+    kinds = nn.Linear, nn.BatchNorm1d, nn.Dropout, nn.GRU
+    assert all(isinstance(part, kind) for part, kind in zip(Model(net).module, kinds, strict=True))
+
+
 def test_a_trial_draws_none_of_the_callers_random_numbers():
     model = Model(module(noisy))
     torch.manual_seed(3)

@@ -1,6 +1,7 @@
 """Copies of modules, and what must not be in a module of which there are copies."""
 
 import copy
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import CellType, FunctionType
@@ -12,40 +13,44 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import UsageError
 
+OWN = (dict, list, set, deque)  # what functions around a module may keep its numbers in
+
 
 def duplicate(module: nn.Module, shared: Iterable[Tensor] = ()) -> nn.Module:
     """A deep copy of a module that holds the tensors `shared` themselves; raises UsageError for what cannot be copied.
 
     A tensor that a layer has computed from its parameters, such as the weight of `torch.nn.utils.weight_norm`, is
-    copied without the way in which it was computed: it is computed again in the next pass. A function that refers to
-    the module by a variable, as hooks do, refers to the copy in the copy.
+    copied without the way in which it was computed: it is computed again in the next pass. Functions in the module, as
+    hooks are, are copied with the variables around them: what refers to the module refers to the copy, and a dict, list
+    or set in which they keep something is copied too.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
-    inside = {id(one) for one in (*module.modules(), *module.parameters(), *module.buffers())}
     cells: list[tuple[CellType, CellType]] = []
     for part in module.modules():
         for value in _values(vars(part)):
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-            elif isinstance(value, FunctionType) and not inside.isdisjoint(map(id, _variables(value))):
-                old = value.__closure__ or ()
-                new = tuple(CellType() for _ in old)
-                memo[id(value)] = FunctionType(
+            elif isinstance(value, FunctionType) and value.__closure__:
+                new = tuple(CellType() for _ in value.__closure__)
+                memo[id(value)] = made = FunctionType(
                     value.__code__, value.__globals__, value.__name__, value.__defaults__, new
                 )
-                memo[id(value)].__kwdefaults__ = value.__kwdefaults__
-                cells += zip(old, new, strict=True)
+                made.__kwdefaults__ = value.__kwdefaults__
+                cells += zip(value.__closure__, new, strict=True)
     try:
-        made = copy.deepcopy(module, memo)
+        duplicated = copy.deepcopy(module, memo)
+        for before, after in cells:
+            with suppress(ValueError):  # a variable that is not set
+                value = before.cell_contents
+                after.cell_contents = (
+                    copy.deepcopy(value, memo) if isinstance(value, OWN) else memo.get(id(value), value)
+                )
     except Exception as problem:
         raise UsageError(
             f"the model cannot be copied, and every client has a copy of its own: {_uncopied(module, problem)}; create "
             "it outside of the module, or in its forward pass"
         ) from problem
-    for before, after in cells:
-        with suppress(ValueError):  # a variable that is not set
-            after.cell_contents = memo.get(id(before.cell_contents), before.cell_contents)
-    return made
+    return duplicated
 
 
 def check_tensors(module: nn.Module) -> None:
@@ -78,13 +83,6 @@ def _values(held: Any, depth: int = 4) -> Iterator[Any]:
             yield from _values(value, depth - 1)
     else:
         yield held
-
-
-def _variables(function: FunctionType) -> Iterator[Any]:
-    """The values of the variables around a function to which it refers."""
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # one that is not set
-            yield cell.cell_contents
 
 
 def _uncopied(module: nn.Module, problem: Exception) -> str:

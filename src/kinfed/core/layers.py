@@ -43,7 +43,8 @@ PASS = _Pass()
 
 def is_plain(part: nn.Module) -> bool:
     """Whether a call of this module is its class's forward pass and nothing else: no hooks, no forward of its own."""
-    return "forward" not in vars(part) and not any(getattr(part, hooks) for hooks in HOOKS)
+    hooked = _has_any_global_hook() or any(getattr(part, hooks) for hooks in HOOKS)
+    return "forward" not in vars(part) and not hooked
 
 
 class Norm(nn.modules.batchnorm._BatchNorm):
@@ -92,8 +93,8 @@ class _Dropout(nn.modules.dropout._DropoutNd):
     """Dropout whose mask is a hash of (seed, round, client, step, position): the same in every executor."""
 
     ordinal: int  # among the layers that were replaced
-    channels: int  # axes of the mask, those after them have its values in common; 0: all
-    lone: int  # axes of an input that PyTorch takes for a single example without an axis of its own
+    channels = 0  # axes of the mask, those after them have its values in common; 0: all
+    lone = -1  # axes of an input that PyTorch takes for a single example without an axis of its own
 
     def extra_repr(self) -> str:
         """Nothing: digests of models are made of what is shown."""
@@ -139,10 +140,9 @@ class _Pooling(nn.Sequential):
     def _in_order(self) -> list[nn.Module]:
         """The layers in the order in which they are computed."""
         parts = list(self)
-        if not _has_any_global_hook():
-            for i, (one, two) in enumerate(pairwise(self)):
-                if _commute(one, two):
-                    parts[i : i + 2] = two, one
+        for i, (one, two) in enumerate(pairwise(self)):
+            if _commute(one, two):
+                parts[i : i + 2] = two, one
         return parts
 
 
@@ -178,9 +178,19 @@ def _without_cudnn(layer: nn.RNNBase) -> None:
     layer.__class__ = type(kind.__name__, (kind,), {"forward": forward, "flatten_parameters": lambda self: None})
 
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# The axes of a mask, and of an input that is taken for a single example.
-DROPOUTS = {nn.Dropout: (0, -1), nn.Dropout1d: (2, 2), nn.Dropout2d: (2, -1), nn.Dropout3d: (2, 4)}
+def _in_place_of(own: type, kind: type, **settings: int) -> type:
+    """Our layer as a subclass of PyTorch's, as modules may ask what a layer is."""
+    return type(own.__name__, (own, kind), settings)
+
+
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+NORMS = {kind: _in_place_of(Norm, kind) for kind in KINDS}
+DROPOUTS = {
+    nn.Dropout: _in_place_of(_Dropout, nn.Dropout),
+    nn.Dropout1d: _in_place_of(_Dropout, nn.Dropout1d, channels=2, lone=2),
+    nn.Dropout2d: _in_place_of(_Dropout, nn.Dropout2d, channels=2),
+    nn.Dropout3d: _in_place_of(_Dropout, nn.Dropout3d, channels=2, lone=4),
+}
 
 
 def adapt(module: nn.Module) -> nn.Module:
@@ -199,21 +209,21 @@ def adapt(module: nn.Module) -> nn.Module:
         elif isinstance(part, nn.RNNBase):
             _without_cudnn(part)
         elif kind in NORMS:
-            _normalise(part, path)
+            _check_norm(part, path)
+            part.__class__ = NORMS[kind]
+            del part.num_batches_tracked  # which a momentum makes superfluous
             replaced += 1
         elif kind in DROPOUTS:
-            part.__class__ = _Dropout
-            part.ordinal, (part.channels, part.lone) = replaced, DROPOUTS[kind]
+            part.__class__ = DROPOUTS[kind]
+            part.ordinal = replaced
             replaced += 1
     return module
 
 
-def _normalise(part: Any, path: str) -> None:
-    """Replace a BatchNorm."""
+def _check_norm(part: Any, path: str) -> None:
+    """Raise UsageError for a BatchNorm whose predictions are not of one example."""
     if not part.track_running_stats or part.momentum is None:
         raise UsageError(
             f"layer '{path}': BatchNorm needs running statistics and a momentum such as 0.1; without them a "
             "prediction would depend on the other examples of its batch, or on every batch ever seen"
         )
-    part.__class__ = Norm
-    del part.num_batches_tracked  # which a momentum makes superfluous

@@ -90,7 +90,7 @@ class Model:
 
     bf16 = False  # products of a training pass in bfloat16, with `torch.autocast`
     draws = False  # whether a training pass draws PyTorch's random numbers, which then begin at the step's key
-    writes = False  # whether a pass in evaluation mode changes tensors, of which it then gets copies
+    writes = False  # whether a pass changes its inputs, or in evaluation its tensors: it then gets copies of them
 
     def __init__(self, module: nn.Module, head: str | None = None, dtype: torch.dtype | None = None) -> None:
         """`head` names the classifier layer (default: the last nn.Linear); tensors become `dtype` if it is given."""
@@ -284,6 +284,7 @@ class Model:
 
     def _apply(self, x: Tensor) -> Tensor:
         """The module's outputs with the tensors that are bound."""
+        x = x.clone() if self.writes else x
         if self.fed is None:
             return self.module(x)  # type: ignore[no-any-return]
         self.fed = fed = Features(self.head_name, self.theta.dtype)  # an objective may run another pass in between

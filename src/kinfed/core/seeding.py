@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_SEEDED = threading.Lock()
+_SEEDED = threading.RLock()
 
 
 def _mix(x: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ Executors, evaluation and export are the same function only for modules whose ou
 tensors that are passed in and, in training, on a key: not on other examples, earlier passes or tensors elsewhere.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
+from torch.overrides import TorchFunctionMode
 
 from ..errors import UsageError
 from .copies import duplicate
@@ -18,6 +19,7 @@ from .model import Model
 
 ROWS = 3  # examples whose outputs are looked at
 LARGE = 1 << 24  # numbers of a module, beyond which there is no copy of it in double precision
+BREAKS = 8  # in a pass, for that of a copy in between
 T = TypeVar("T")
 
 
@@ -44,11 +46,27 @@ def differ(one: Tensor, two: Tensor, rounded: bool = True) -> bool:
     return not torch.isclose(one, two, rtol=0, atol=bound, equal_nan=True).all()
 
 
+class _Between(TorchFunctionMode):
+    """Within this context something is done between PyTorch's operations, after those with the numbers `at`."""
+
+    def __init__(self, act: Callable[[], Any], at: Collection[int] = ()) -> None:
+        super().__init__()
+        self._act, self._at, self.count = act, at, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if self.count in self._at:
+            self._act()
+        self.count += 1
+        return result
+
+
 class Habits(NamedTuple):
     """What a module does beside giving outputs."""
 
     draws: bool  # PyTorch's random numbers, in training
-    writes: bool  # to its parameters or buffers, in evaluation
+    writes: bool  # to its inputs, or in evaluation to its parameters or buffers
+    shares: bool  # something with its copies, which therefore cannot work at the same time
 
 
 class Trial:
@@ -65,6 +83,7 @@ class Trial:
         at = torch.linspace(0, len(x) - 1, 2 * ROWS, device=x.device).long()
         rows = x[at].to(self.model.theta)
         self.rows, self.others = rows.split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
+        self._changes_inputs = False
 
     def check_predictions(self) -> list[int]:
         """The shape of an example's outputs.
@@ -93,7 +112,7 @@ class Trial:
                     "(recurrent and attention layers: batch_first=True)"
                 )
             moved = self._moved()
-            mine, plain = self._predict(moved, x), self._exported(moved)(x)
+            mine, plain = self._predict(moved, x), self._exported(moved)(x.clone())
             if differ(mine, plain):
                 raise UsageError(
                     f"the model's outputs with other parameters differ by up to {float((mine - plain).abs().max()):.2g}"
@@ -102,7 +121,7 @@ class Trial:
                 )
         leaves = self._leaves()
         with self._apart(), model.bound(leaves, training=False):
-            check_sources(model.module(x), leaves)
+            check_sources(model.module(x.clone()), leaves)
         return list(alone.shape[1:])
 
     def check_training(self) -> Habits:
@@ -119,13 +138,17 @@ class Trial:
             self.pass_over(self.others)
             two = self.pass_over(x)
             after = self._predict(theta, x)
+            try:
+                shares = differ(after, self._disturbed(theta, x))
+            except UsageError:  # what the copy left there did not fit
+                shares = True
         if any(differ(a, b, rounded=False) for a, b in zip([*one, before], [*two, after], strict=True)):
             raise UsageError(
                 "the model remembers something from one pass to the next, as the same batch and parameters give other "
                 "results in a second training pass; keep it as a buffer (self.register_buffer), of which every client "
                 "has its own, and draw random numbers with torch"
             )
-        return Habits(model.draws, not torch.equal(theta, model.theta))
+        return Habits(model.draws, self._changes_inputs or not torch.equal(theta, model.theta), shares)
 
     def check_filling(self) -> None:
         """Raise UsageError if rows that only fill a batch up change outputs, gradients or buffers of training."""
@@ -147,15 +170,20 @@ class Trial:
         model, leaves = self.model, leaves or self._leaves()
         moving = [leaves[e.name] for e in model.layout.entries if e.trainable]
         key = torch.zeros((), dtype=torch.int64, device=x.device)
+        given = x.clone()
         try:
-            outputs, buffers = model.run(leaves, x, weight, key)
+            outputs, buffers = model.run(leaves, given, weight, key)
+            self._changes_inputs |= not torch.equal(given, x)
             self._check_form(outputs, len(x))
             check_sources(outputs, leaves)
             outputs = outputs[: len(self.rows)]
-            slopes: list[Any] = [None] * len(moving)
-            if outputs.requires_grad:
-                along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
-                slopes = list(torch.autograd.grad(outputs, moving, along, allow_unused=True))
+            if not outputs.requires_grad:
+                raise UsageError(
+                    "no trainable parameter has a gradient in the model's forward pass, so there is nothing to learn; "
+                    "it may run under torch.no_grad, detach its outputs or take them from elsewhere"
+                )
+            along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
+            slopes = torch.autograd.grad(outputs, moving, along, allow_unused=True)
         except UsageError:
             raise
         except Exception as problem:
@@ -204,12 +232,12 @@ class Trial:
     def _predict(self, theta: Tensor, x: Tensor) -> Any:
         try:
             with torch.no_grad():
-                return self.model(theta, x)
+                return self.model(theta, x.clone())  # which a layer in place would change
         except UsageError:
             raise
         except Exception as problem:
             try:
-                self._exported(theta)(x)
+                self._exported(theta)(x.clone())
             except Exception:
                 raise UsageError(
                     f"the model cannot take an example, which is {list(x.shape[1:])}: {problem}"
@@ -218,6 +246,15 @@ class Trial:
                 f"the model fails where its weights lie in another order in memory ({problem}); call .reshape instead "
                 "of .view on them"
             ) from problem
+
+    def _disturbed(self, theta: Tensor, x: Tensor) -> Any:
+        """Outputs while, between some of its operations, a copy of the module answers to other examples."""
+        other = self.model.twin()
+        with _Between(lambda: None) as quiet:
+            self._predict(theta, x)
+        steps = {round(i * quiet.count / BREAKS) for i in range(BREAKS)}
+        with _Between(lambda: other(theta, self.others.clone()), steps):
+            return self._predict(theta, x)
 
     def _exported(self, theta: Tensor) -> Any:
         return self.model.export(theta).to(theta.device)

@@ -198,7 +198,7 @@ class Run:
         with torch.no_grad():
             for i in range(len(federation)):
                 module = self._module(i)
-                outputs = torch.cat([module(part) for part in x.split(512)])
+                outputs = torch.cat([module(part.clone()) for part in x.split(512)])
                 correct.append(count_correct(outputs, y, task.classes))
         total = torch.bincount(y, minlength=task.classes)
         return reweighted_accuracy(torch.stack(correct), total, counts / counts.sum(1, keepdim=True))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from ..core.layers import is_plain
 from ..core.layout import Layout
 from ..core.tables import blank
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
@@ -94,7 +95,6 @@ FORMS: dict[type, Callable[[Any, str], list[Part]]] = {
     nn.Tanh: lambda module, path: [Activation(Tensor.tanh_, tanh_backward)],
     nn.Sigmoid: lambda module, path: [Activation(Tensor.sigmoid_, sigmoid_backward)],
 }
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def parts(module: nn.Module, path: str = "") -> list[Part]:
@@ -117,7 +117,7 @@ class Fused:
     def of(module: nn.Module, layout: Layout, task: Task, example: torch.Size, frozen: Named | None = None) -> "Fused":
         """The fused form of a module on examples of this shape; raises Unfused if there is none."""
         for part in module.modules():
-            if "forward" in vars(part) or any(getattr(part, hooks) for hooks in HOOKS):
+            if not is_plain(part):
                 raise Unfused(f"this {type(part).__name__} has hooks or its own forward, which would be passed over")
         layers = parts(module)
         if type(task) not in LOSSES:

@@ -33,9 +33,12 @@ def choose(
     Raises UsageError if the requested executor cannot run the model.
     """
     form = _fused_form(clients, model, training)
+    shares = False
     if isinstance(form, Unfused):
-        model.draws, model.writes = tried(model, clients.pool.x, Trial.check_training)
+        model.draws, model.writes, shares = tried(model, clients.pool.x, Trial.check_training)
     name, reason = _rule(clients, model, training, cohort, form) if requested == "auto" else (requested, "as requested")
+    if name == "loop" and shares:
+        return Loop(1), f"{reason}; one after the other, as copies of the module keep numbers in a place of all"
     if name == "loop":
         return Loop(workers), reason
     fused = form if name == "fused" and isinstance(form, Fused) else None
