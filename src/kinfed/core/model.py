@@ -118,9 +118,8 @@ class Model:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the adapted module, some of whose layers are of classes made on the spot: it is made again."""
-        return {
-            name: getattr(self, name) for name in ("named_head", "original", "head_name", "layout", "theta", "bf16")
-        }
+        kept = ("named_head", "original", "head_name", "layout", "theta", "bf16", "draws", "writes")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -141,6 +140,13 @@ class Model:
         other = copy.copy(self)
         other.module, other._twins = duplicate(self.module, self.frozen.values()), []
         other._bind()
+        return other
+
+    def converted(self, dtype: torch.dtype) -> "Model":
+        """The same model with all floating-point numbers of another type, frozen ones among them."""
+        other = copy.copy(self)
+        other.original, other.theta = duplicate(self.original).to(dtype), self.theta.to(dtype)
+        other._run_with(duplicate(self.module).to(dtype))
         return other
 
     def freeze(self, layout: Layout) -> "Model":

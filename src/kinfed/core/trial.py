@@ -74,12 +74,8 @@ class Trial:
 
     def __init__(self, model: Model, x: Tensor, kind: torch.dtype | None = None) -> None:
         """`kind` replaces the type of all numbers."""
-        self.model = model.twin()
+        self.model = model.twin() if kind is None else model.converted(kind)
         self.model.bf16 = False
-        if kind is not None:
-            self.model.module.to(kind)
-            self.model.original = duplicate(model.original).to(kind)
-            self.model.theta = model.theta.to(kind)
         at = torch.linspace(0, len(x) - 1, 2 * ROWS, device=x.device).long()
         rows = x[at].to(self.model.theta)
         self.rows, self.others = rows.split(ROWS)  # [ROWS, ...] each; few examples come repeatedly
@@ -204,7 +200,7 @@ class Trial:
         moving = [e.name for e in layout.entries if e.trainable]
 
         def slopes(theta: Tensor, x: Tensor, weight: Tensor | None) -> list[Tensor]:
-            tensors = layout.tensors(theta)
+            tensors = model.tensors(theta)
 
             def value(params: list[Tensor]) -> tuple[Tensor, tuple[Tensor, dict[str, Tensor]]]:
                 outputs, buffers = model.run(tensors | dict(zip(moving, params, strict=True)), x, weight, key)
@@ -257,7 +253,8 @@ class Trial:
             return self._predict(theta, x)
 
     def _exported(self, theta: Tensor) -> Any:
-        return self.model.export(theta).to(theta.device)
+        module = self.model.export(theta)
+        return module if theta.device.type == "cpu" else duplicate(module).to(theta.device)  # it shares what is frozen
 
     def _moved(self) -> Tensor:
         """[d] other parameters: each off by about a tenth of itself, and of the mean size of all."""
@@ -270,7 +267,7 @@ class Trial:
     def _leaves(self) -> dict[str, Tensor]:
         """Copies of the model's tensors; those that are trained need a gradient."""
         trained = {e.name for e in self.model.layout.entries if e.trainable}
-        tensors = self.model.layout.tensors(self.model.theta)
+        tensors = self.model.tensors(self.model.theta)
         return {name: t.detach().clone().requires_grad_(name in trained) for name, t in tensors.items()}
 
     def _check_form(self, outputs: Any, count: int) -> None:

@@ -1,6 +1,5 @@
 """Run: the result of training."""
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from ..attacks.attack import Attack
 from ..core import trees
+from ..core.copies import duplicate
 from ..core.graph import Origin
 from ..core.history import History
 from ..core.method import Method
@@ -74,7 +74,7 @@ class Run:
 
     def load_model(self, client: int | str) -> nn.Module:
         """The client's personalised model as a plain module in evaluation mode: what was scored."""
-        return copy.deepcopy(self._module(client))
+        return duplicate(self._module(client))
 
     def _module(self, client: int | str) -> nn.Module:
         """The same to be used as it is: it shares what is frozen with the modules of all clients."""

@@ -1,6 +1,5 @@
 """Saved: the models of a finished run, opened from its folder."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..core import checkpoint, trees
+from ..core.copies import duplicate
 from ..core.layout import Layout
 from ..core.method import Method, model_for
 from ..core.model import Model
@@ -186,7 +186,7 @@ class Saved:
 
     def module(self, client: int | str) -> nn.Module:
         """A client's model as a plain module in evaluation mode, which predicts as its method does: what was scored."""
-        return copy.deepcopy(self.shown(client))
+        return duplicate(self.shown(client))
 
     def shown(self, client: int | str) -> nn.Module:
         """The same to be used as it is: it shares what is frozen with the modules of all clients."""

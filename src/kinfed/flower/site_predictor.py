@@ -1,12 +1,12 @@
 """A site's model of a federation, applied to new rows at the site."""
 
-import copy
 import json
 from pathlib import Path
 
 from torch import nn
 
 from ..core import trees
+from ..core.copies import duplicate
 from ..core.method import Method
 from ..core.tasks import Classification, Counts, Quantiles
 from ..data.description import Description
@@ -58,7 +58,7 @@ def load_model(
         return saved.load_model(folder, client, module, method, head)
     predictor = predictor_at(experiment)
     which = 0 if client is None else client_index(predictor.names, client)
-    own: nn.Module = copy.deepcopy(predictor.module(predictor.names[which]))
+    own: nn.Module = duplicate(predictor.module(predictor.names[which]))
     return own
 
 

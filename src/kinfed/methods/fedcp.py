@@ -1,11 +1,11 @@
 """FedCP: a policy splits each example's features between a personal and a shared head (Zhang et al., 2023)."""
 
-import copy
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
+from ..core.copies import duplicate
 from ..core.layers import PASS
 from ..core.method import Params
 from ..core.seeding import fold, uniform
@@ -22,7 +22,7 @@ class Split(nn.Module):
 
     def __init__(self, head):
         super().__init__()
-        self.generic, self.personal_head = copy.deepcopy(head), copy.deepcopy(head)
+        self.generic, self.personal_head = duplicate(head), duplicate(head)
         width, kind = head.in_features, {"dtype": head.weight.dtype}
         self.policy = nn.Sequential(nn.Linear(width, 2 * width, **kind), nn.LayerNorm(2 * width, **kind), nn.ReLU())
         self.register_buffer("context", torch.ones(width, **kind))  # [f] the client, as its head saw it on receipt

@@ -1,11 +1,11 @@
 """FedRoD: a generic head trained on balanced classes, and a personal one on top of it (Chen and Chao, 2022)."""
 
-import copy
 from dataclasses import dataclass
 
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from ..core.copies import duplicate
 from ..core.method import Params
 from .bases import Averaging
 from .parts.classes import check_head, members
@@ -16,7 +16,7 @@ class TwoHeads(nn.Module):
 
     def __init__(self, generic):
         super().__init__()
-        self.generic, self.personal_head = generic, copy.deepcopy(generic)
+        self.generic, self.personal_head = generic, duplicate(generic)
 
     def forward(self, z):
         return self.generic(z) if self.training else self.generic(z) + self.personal_head(z)

@@ -88,9 +88,7 @@ class PFedBayes(Averaging):
         whole, adam = client.undivided, Adam(self.lr)
         layout, theta = whole.model.layout, whole.own(client.whole(received.theta))
         if counts := [entry.name for entry in layout.entries if entry.dtype]:
-            raise UsageError(
-                f"pfedbayes: training moves buffers ({', '.join(counts[:4])}): no sampled weights fit"
-            )
+            raise UsageError(f"pfedbayes: training moves buffers ({', '.join(counts[:4])}): no sampled weights fit")
         means = {name for name in layout.learned if name + RHO in layout.names}
         at = [layout.index(frozenset(n + end for n in means), theta.device) for end in ("", RHO)]
         pace = paces(layout, means, self.wide).to(theta)
