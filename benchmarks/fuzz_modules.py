@@ -653,6 +653,30 @@ def counted(draw):
     return lambda: Of(forward, body=dense(nn.Tanh()), calls=0, seen=[])
 
 
+@family()
+def counters(draw):
+    def annealed(m, x):
+        if m.training:
+            m.steps += 1
+        return m.body(x) / (1 + m.steps)
+
+    def once(m, x):
+        if m.training and not m.seen:
+            m.mean.copy_(x.detach().mean(0))
+            m.seen.fill_(True)
+        return m.body(x - m.mean)
+
+    def make():
+        net = Of(annealed if way else once, body=dense(nn.Tanh()))
+        net.register_buffer("steps", torch.tensor(0))
+        net.register_buffer("seen", torch.tensor(False))
+        net.register_buffer("mean", torch.zeros(6))
+        return net
+
+    way = draw.random() < 0.5
+    return make
+
+
 @family(refused=True)
 def memory_outside_of_buffers(draw):
     def annealed(m, x):
@@ -965,9 +989,9 @@ class Masks:
 
 
 def tensors(module):
-    """Parameters and buffers of numbers by name, those of a jitted module among them."""
+    """Parameters and buffers by name, but for counts that BatchNorm with a momentum does not need."""
     held = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: t.detach().clone() for name, t in held.items() if t.is_floating_point()}
+    return {name: t.detach().clone() for name, t in held.items() if not name.endswith("num_batches_tracked")}
 
 
 def plain(ask, make):
@@ -1003,7 +1027,9 @@ def plain(ask, make):
         if ask.averaged:
             share = ask.federation.sizes.double() / ask.federation.sizes.sum()
             with torch.no_grad():
-                for name in tensors(modules[0]):
+                for name, like in tensors(modules[0]).items():
+                    if not like.is_floating_point():  # a client's own
+                        continue
                     every = [dict([*m.named_parameters(), *m.named_buffers()])[name] for m in modules]
                     mean = sum(s * t.detach() for s, t in zip(share, every, strict=True))
                     for t in every:
@@ -1014,6 +1040,7 @@ def plain(ask, make):
 def compare(what, one, two):
     if one.shape != two.shape:
         raise Differs(f"{what}: {list(one.shape)} and {list(two.shape)}")
+    one, two = one.double(), two.double()
     gap, size = float((one - two).abs().max()) if one.numel() else 0.0, float(one.abs().max()) if one.numel() else 0.0
     if not gap <= TOLERANCE * max(size, 1):
         raise Differs(f"{what}: off by {gap:.2g} of {size:.2g}")

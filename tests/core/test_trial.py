@@ -225,6 +225,21 @@ def test_modules_that_share_memory_outside_of_them_work_one_after_the_other():
     assert not seen
 
 
+@pytest.mark.parametrize("buffer", [False, True])
+def test_a_pass_that_fails_in_training_is_one_line(buffer):
+    class Failing(nn.Linear):
+        def forward(self, x):
+            if self.training:
+                raise IndexError("no\nmore")
+            return super().forward(x)
+
+    net = Failing(4, 2)
+    if buffer:
+        net.register_buffer("count", torch.tensor(0))
+    with pytest.raises(UsageError, match=r"^the model fails on \d examples in training mode: IndexError: no more$"):
+        trained(net, "loop")
+
+
 def test_what_has_no_gradient_is_refused():
     class Still(nn.Linear):
         def forward(self, x):

@@ -192,7 +192,10 @@ class Model:
             return self
         before = every.layout.tensors(every.theta)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            after = every.run(before, x.to(self.theta.device), None, torch.zeros((), dtype=torch.int64)).buffers
+            try:
+                after = every.run(before, x.to(self.theta.device), None, torch.zeros((), dtype=torch.int64)).buffers
+            except Exception as problem:
+                raise failed_in_training(problem, len(x)) from problem
         odd = [name for name, t in after.items() if t.shape != before[name].shape or t.dtype != before[name].dtype]
         if odd:
             raise UsageError(
@@ -383,6 +386,13 @@ class Model:
         for name, slots, key in _slots(module, tensors.keys()):
             slots[key].data.copy_(tensors[name])
         return module
+
+
+def failed_in_training(problem: Exception, count: int) -> UsageError:
+    """What a training pass of a module over so many examples raised, as an error of the request."""
+    if isinstance(problem, UsageError):
+        return problem
+    return UsageError(f"the model fails on {count} examples in training mode: {type(problem).__name__}: {problem}")
 
 
 def _slots(module: nn.Module, names: Collection[str]) -> list[tuple[str, dict[str, Any], str]]:

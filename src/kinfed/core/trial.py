@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..errors import UsageError
 from .copies import duplicate
-from .model import Model
+from .model import Model, failed_in_training
 
 ROWS = 3  # examples whose outputs are looked at
 LARGE = 1 << 24  # numbers of a module, beyond which there is no copy of it in double precision
@@ -180,12 +180,8 @@ class Trial:
                 )
             along = torch.arange(outputs.numel(), device=x.device).cos().view_as(outputs).to(outputs.dtype)
             slopes = torch.autograd.grad(outputs, moving, along, allow_unused=True)
-        except UsageError:
-            raise
         except Exception as problem:
-            raise UsageError(
-                f"the model fails on {len(x)} examples in training mode: {type(problem).__name__}: {problem}"
-            ) from problem
+            raise failed_in_training(problem, len(x)) from problem
         grads = [torch.zeros_like(p) if g is None else g.to_dense() for p, g in zip(moving, slopes, strict=True)]
         return [t.detach() for t in (outputs, _joined(grads), *buffers.values())]
 
