@@ -30,6 +30,7 @@ from kinfed.data.federation import Federation
 from kinfed.flower import client, plan
 from kinfed.flower.grid import GridTransport, unpack
 from kinfed.flower.server import serve
+from kinfed.flower.site_reading import Reading
 from kinfed.plots import charts, heatmaps
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -198,7 +199,9 @@ def sites(tmp_path, examples):
         folder = tmp_path / "sites" / name
         folder.mkdir(parents=True)
         np.savez(folder / "data.npz", **arrays)
-        configs.append({"client-id": name, "data": str(folder / "data.npz"), "state-dir": str(folder), "device": "cpu"})
+        Reading(few_rows=True).write(folder / "reading.json")  # some have three training examples
+        config = {"client-id": name, "data": str(folder / "data.npz"), "state-dir": str(folder), "device": "cpu"}
+        configs.append(config | {"reading": str(folder / "reading.json")})
     return configs
 
 

@@ -947,6 +947,9 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert "greeting  names and kinds of 5 columns: weight (numbers), fruit (text), bought (dates)" in text
     assert "greeting  that its rows are not split in time order" in lines
     assert "2 categories by name and count:" in text
+    assert (
+        "a gradient of few rows reveals them: that of one row, each of its cells and its target; a step takes 8" in text
+    )
     assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
     assert "model     not checked" in check(Reading("sold"), run="")[1]

@@ -124,6 +124,12 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         metavar="FILE.py",
         help="a file whose methods, models and other parts the server may name; may be repeated",
     )
+    node.add_argument(
+        "--few-rows",
+        action="store_true",
+        help="take part even with fewer than 10 training rows, or in runs whose gradients are of fewer than 8 rows: "
+        "these reveal single rows to the server",
+    )
     node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
     node.add_argument(
         "--check",
@@ -265,6 +271,7 @@ def _reading(args: argparse.Namespace) -> Any:
         args.time,
         args.past,
         args.horizon,
+        args.few_rows,
     )
 
 

@@ -16,6 +16,7 @@ from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
 from . import messages, plan, site_data
 from .describing import is_number
+from .disclosure import REVEALS, STEP
 from .messages import Message, Words
 from .nodes import Failure, Node, check_name
 from .server import serve
@@ -121,18 +122,21 @@ def rehearse(
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, and why it refuses a message if it does:")
-    for line in _leaving(here.left, bool(run)):
+    batch = planned.learning.training.batch if run else 0
+    for line in _leaving(here.left, batch):
         report(line)
 
 
-def _leaving(left: dict[str, Message], modelled: bool) -> list[str]:
-    """What the replies of a site hold, a line each."""
+def _leaving(left: dict[str, Message], batch: int) -> list[str]:
+    """What the replies of a site hold, a line each; `batch` are a step's rows, 0 without a model."""
     lines = [f"greeting  {line}" for line in _greeting(left["hello"].words)]
     if "describe" in left:
         lines += [f"columns   {line}" for line in _description(left["describe"].words)]
     lines.append("joining   how many training examples it has" + _arrays(left["join"]))
-    if modelled:
+    if batch:
         lines.append(f"round     its scores (validation and test){_arrays(left['round'])}")
+        rows = f"a step takes {several(min(batch, left['join'].words['size']), 'row')} here"
+        lines.append(f"          {REVEALS}; {rows}, and fewer than {STEP} are refused without --few-rows")
     else:
         lines.append("round     its scores (validation and test), and what the method uploads")
     lines.append("verdict   the test score of a model that it learns alone")

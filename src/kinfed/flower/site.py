@@ -31,6 +31,7 @@ from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages, plan, site_data, site_verdict
+from .disclosure import Disclosure
 from .messages import Message, Words
 from .model_store import ModelStore
 from .site_data import OwnFileError, at_home
@@ -61,6 +62,7 @@ class Site:
         self.name, self.folder = name, folder / name
         self._data, self._device, self._code = data, pick_device(device), code
         self._reading, self._report = reading or Reading(), report
+        self._limits = Disclosure(folder / f"{name}.draws.json", self._reading.few_rows)
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
@@ -94,7 +96,7 @@ class Site:
         words = message.words
         messages.check("describe", words)
         split = parts.call(Split, words["split"], "federation.split")[0]
-        data = site_data.find(self._data, self.name, self._reading)
+        data = site_data.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
         return Message({"client": self.name, **said}, {})
@@ -233,7 +235,7 @@ class Site:
     def _simulate(self, planned: plan.Plan, federation: Federation, model: Model) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
         learning = planned.learning
-        return Simulation(
+        simulation = Simulation(
             federation,
             model,
             learning.method,
@@ -241,10 +243,14 @@ class Site:
             seed=learning.seed,
             execution=Execution("loop", onednn=False, device=str(self._device)),
         )
+        rows = {split: counts[0] for split, counts in simulation.clients.sizes.items()}
+        self._limits.check_steps(learning.method, learning.training.batch, rows)
+        return simulation
 
     def _examples(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Model]:
         """The examples of this client, and the model with the initial values that the server sent."""
-        words, data = invitation.words, site_data.find(self._data, self.name, self._reading)
+        words = invitation.words
+        data = site_data.find(self._data, self.name, self._reading, self._limits)
         task = plan.read_task(words["task"])
         with understanding(), at_home(data):
             federation = data.federate(words, task, planned.split, planned.learning.seed)

@@ -22,6 +22,7 @@ from ..datasets import directory
 from ..errors import Fault, UsageError
 from ..files import replacing
 from . import plan
+from .disclosure import Disclosure, Withheld
 from .messages import Words
 from .site_reading import Reading
 from .site_series import SiteSeries
@@ -49,19 +50,19 @@ class SiteData(Protocol):
     def kept(self, words: Words) -> Words: ...
 
 
-def find(path: Path, name: str, reading: Reading) -> SiteData:
-    """The examples in a site's file; raises UsageError for another kind of file."""
+def find(path: Path, name: str, reading: Reading, limits: Disclosure | None = None) -> SiteData:
+    """The examples in a site's file, drawn within `limits`; raises UsageError for another kind of file."""
     if path.suffix.lower() == ".npz":
         if reading.time or reading.columns or reading.ignore:
             raise UsageError(f"{path} holds arrays: --time, --column and --ignore are for tables")
-        return SiteArrays(path, name)
+        return SiteArrays(path, name, limits)
     if not kind_of(path):
         if not path.exists():
             raise OwnFileError(f"there is no file or folder {path}; put it there", Fault.GONE)
         raise UsageError(
             f"{path}: a site's examples must be in a file .npz, .csv or .parquet, or in a folder of tables"
         )
-    return SiteSeries(path, name, reading) if reading.past else SiteTable(path, name, reading)
+    return (SiteSeries if reading.past else SiteTable)(path, name, reading, limits)
 
 
 def opened(source: str, query: str, reading: Reading) -> Path | Frame:
@@ -98,7 +99,7 @@ def at_home(data: SiteData) -> Iterator[None]:
     try:
         yield
     except UsageError as problem:
-        if isinstance(data, SiteArrays):  # of which errors say shapes and types
+        if isinstance(data, SiteArrays) or isinstance(problem, Withheld):  # which say shapes, types and counts
             raise
         text, columns = str(problem), vars(data)["frame"].columns if "frame" in vars(data) else ()
         column = next((name for name in columns if f", column '{name}': " in text), None)
@@ -140,6 +141,7 @@ class SiteArrays:
 
     path: Path
     name: str
+    limits: Disclosure | None = None
 
     def hello(self) -> Words:
         """What the server must know to see which examples fit together."""
@@ -173,7 +175,8 @@ class SiteArrays:
             raise UsageError(f"{path}: y must be {wanted}, as at the other sites")
         if "x" in x:
             owner = np.full(len(x["x"]), name)
-            return Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
+            whole = Federation.from_arrays(x["x"], y["y"], owner, split=split, seed=seed, task=task)
+            return self._checked(whole, split, seed)
         if "x_validation" not in x:
             _cut(x, y, split, isinstance(task, Classification), generator(seed, "split", int(tags([name]))))
         rows, at = {}, 0
@@ -181,8 +184,15 @@ class SiteArrays:
             count = len(x[f"x_{part}"])
             rows[part] = [torch.arange(at, at + count)]
             at += count
-        whole = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
-        return Federation(whole[0], whole[1], rows, task, (name,))
+        pool = [torch.cat([table[f"{k}_{part}"] for part in rows]) for k, table in (("x", x), ("y", y))]
+        return self._checked(Federation(pool[0], pool[1], rows, task, (name,)), split, seed)
+
+    def _checked(self, federation: Federation, split: Split, seed: int) -> Federation:
+        """The federation, once its draw of rows is within the site's limits."""
+        if self.limits:
+            rows = {name: parts[0].numpy() for name, parts in federation.rows.items()}
+            self.limits.check_draw(self.path, split, seed, rows)
+        return federation
 
     def kept(self, words: Words) -> Words:
         """What new rows need: nothing, as arrays are used as they are."""

@@ -26,6 +26,7 @@ from ..data.windows import Scaling, Windows
 from ..data.words import Numbers
 from ..errors import Fault, UsageError
 from . import plan
+from .disclosure import Disclosure
 from .messages import Words
 from .site_reading import Reading
 
@@ -55,6 +56,7 @@ class SiteSeries:
     path: Path
     name: str
     reading: Reading
+    limits: Disclosure | None = None
 
     @cached_property
     def frame(self) -> Frame:
@@ -161,6 +163,11 @@ class SiteSeries:
             parts = split.cut(dataset.time, dataset.span, rows, first, second, draw)
         if not parts:
             raise UsageError(f"{self.frame.name} has no window for each of training, validation and test", Fault.FEW)
+        if self.limits:
+            times = np.array(disclosed.expanded(agreed["times"]))
+            steps, begins = Clock.of(times, bool(agreed["dated"])).steps, dataset.time.numpy()
+            drawn = {name: times[np.searchsorted(steps, begins[part.numpy()])] for name, part in parts.items()}
+            self.limits.check_draw(self.path, split, seed, drawn)
         return parts
 
 

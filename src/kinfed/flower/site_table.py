@@ -24,6 +24,7 @@ from ..data.split import SPLITS, Rows, Split
 from ..data.statistics import NumberStatistics
 from ..data.words import Codes
 from ..errors import Fault, UsageError, several
+from .disclosure import Disclosure
 from .messages import Words
 from .site_reading import Reading
 
@@ -45,6 +46,7 @@ class SiteTable:
     path: Path
     name: str
     reading: Reading
+    limits: Disclosure | None = None
 
     @cached_property
     def frame(self) -> Frame:
@@ -201,6 +203,8 @@ class SiteTable:
         parts = self._parts(used, y if classes else None, split, seed)
         if not parts:
             raise UsageError(f"{frame.name} has too few rows for training, validation and test: {len(used)}", Fault.FEW)
+        if self.limits:
+            self.limits.check_draw(self.path, split, seed, {name: used[part.numpy()] for name, part in parts.items()})
         return _Examples(raw, y, parts)
 
     def _parts(self, used: Codes, labels: Tensor | None, split: Split, seed: int) -> Rows:
