@@ -2,12 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from kinfed import __version__
 from kinfed.flower import messages, plan
 from kinfed.flower.messages import Message
 from kinfed.flower.site import Site
 from kinfed.flower.site_reading import Reading
+from kinfed.methods import METHODS
 
 AGREED = {
     "targets": ["sick"],
@@ -110,3 +113,28 @@ def test_gradients_of_few_rows_leave_only_if_the_operator_says_so(hospital, raw,
     assert said == [refused]
     willing, _ = hospital(rows, few_rows=True)
     assert "refused" not in invite(willing, **raw)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_sites_model_lies_in_the_folder_that_newcomers_are_given(trial, name, tmp_path, monkeypatch):
+    """Nothing in any file of the run's folder is what a site uploaded in the last round."""
+    made, uploads, train = trial(name, rounds=2), [], Site._train
+
+    def watched(self, message, simulation, state, round):
+        new = train(self, message, simulation, state, round)
+        if round == 1:
+            uploads.extend(t.flatten() for key, t in new.reply.arrays.items() if t.numel() > 10)
+        return new
+
+    monkeypatch.setattr(Site, "_train", watched)
+    made.serve()
+    assert uploads or name == "local"
+    for path in (tmp_path / "out").rglob("*.safetensors"):
+        for key, values in load_file(path).items():
+            flat = values.flatten()
+            for upload in uploads:
+                rows = flat.unfold(0, len(upload), len(upload)) if len(flat) >= len(upload) else []
+                assert not any(torch.allclose(row.to(upload), upload, atol=1e-5) for row in rows), key
+    if name in ("fedamp", "pfedla", "pfedgraph", "fedaghn", "cfl", "pfedhn"):
+        assert not (tmp_path / "out" / "state.safetensors").exists()
+        assert any("wrote no state.safetensors" in line for line in made.lines)

@@ -124,7 +124,7 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
         nodes[name] = ["--data", path.name, *options]
     (tmp_path / "all.csv").write_text("\n".join([",".join(heading), *map(",".join, lines)]) + "\n")
     common = PLAN | {"method": "fedaghn", "model": {"name": model, "hidden": [8]}}
-    flower = {"clients": len(names), "beside": []}
+    flower = {"clients": len(names), "beside": ["local", "fedavg"]}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
     dataset = {"name": "csv", "path": "all.csv", "client": "shop", "target": "sold"}
     federation = {"federation": common["federation"] | {"dataset": dataset}}
@@ -138,12 +138,15 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
     for one, other in zip(found.inputs, expected.inputs, strict=True):
         assert str(one) == str(other)
     compare(tmp_path, summary, tmp_path / "simulated")
-    shutil.copy(tmp_path / "ann.csv", tmp_path / "ulm.csv")  # a newcomer to the folder that the server has left
+    assert not (tmp_path / "sites" / "state.safetensors").exists()  # it would hold sites' models
+    shutil.copy(tmp_path / "ann.csv", tmp_path / "ulm.csv")  # a newcomer to FedAvg, trained beside
     told = json.loads(
-        run(tmp_path, "onboard", "sites", "--data", "ulm.csv", "--shots", "0,20", "--out", "ulm", "--json")
+        run(
+            tmp_path, "onboard", "sites/beside/fedavg", "--data", "ulm.csv", "--shots", "0,20", "--out", "ulm", "--json"
+        )
     )
     assert [one["examples"] for one in told] == [0, 20]
-    assert run(tmp_path, "predict", "ulm", "ulm.csv").splitlines()[1].startswith("ulm,fedaghn,")
+    assert run(tmp_path, "predict", "ulm", "ulm.csv").splitlines()[1].startswith("ulm,fedavg,")
     assert run(tmp_path, "predict", "states/ann", "ann.csv").splitlines()[1].startswith("ann,fedaghn,")
 
 

@@ -224,8 +224,8 @@ def hashes(folder):
     ("target", "method", "flower"),
     [
         ("sold", "fedavg", {"stale": "drop"}),
-        ("sold", "fedaghn", {"beside": ["local", "fedavg"]}),
-        ("fruit", "ifca", {}),
+        ("sold", "fedprox", {"beside": ["local", "fedavg"]}),
+        ("fruit", "fedper", {}),
         ("sold", "fedrep", {}),
     ],
 )
@@ -306,6 +306,18 @@ def test_what_a_servers_folder_cannot_give_is_told_in_one_line(tables, trial, tm
     assert "has no state.safetensors" in refused("onboard", str(out), *new)
     (out / "config.toml").unlink()
     assert "config.toml" in refused("onboard", str(out), *new)
+
+
+def test_a_folder_that_would_hold_sites_models_joins_nobody_and_says_so(tables, tmp_path, capsys):
+    made = tables(rounds=1, method="fedamp", beside=["local", "fedavg"])
+    made.serve()
+    write(tmp_path / "new.csv", [("new", row) for row in table(9)])
+    capsys.readouterr()
+    new = ("--data", str(tmp_path / "new.csv"), "--shots", "8", "--rounds", "1")
+    assert main(["onboard", str(tmp_path / "out"), *new]) == 2
+    shown = " ".join(capsys.readouterr().err.split())
+    assert "hands none on where it would hold single sites' models, as with fedamp; name" in shown
+    assert main(["onboard", str(tmp_path / "out" / "beside" / "fedavg"), *new]) == 0
 
 
 def test_no_file_joins_sites_with_arrays(trial, tmp_path):

@@ -19,7 +19,7 @@ from ..core.history import History
 from ..core.layout import Layout
 from ..core.method import Roster
 from ..core.seeding import tags
-from ..core.trees import Tree
+from ..core.trees import Axis, Tree
 from ..errors import UsageError, some
 from .run_folder import RunFolder
 
@@ -76,12 +76,28 @@ def _once(arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     return {name: t for name, t in arrays.items() if name not in twins}, twins
 
 
+def holds_members(server: Tree) -> bool:
+    """Whether a server's state tells single clients' models: numbers of each client, or a cluster of one alone."""
+    arrays = trees.pack(server)
+    each = [t for name in trees.names(server, Axis.PER_CLIENT) if (t := arrays[name]).numel()]
+    labels = [t for t in each if t.ndim == 1 and t.dtype == torch.int64]
+    alone = any((t[t >= 0].unique(return_counts=True)[1] == 1).any() for t in labels)
+    return alone or any(t.ndim > 1 and t.is_floating_point() for t in each)
+
+
 class Former:
     """A finished run, read from its folder, from which another goes on or that a newcomer joins."""
 
     def __init__(self, folder: RunFolder) -> None:
         """Raises UsageError if the folder has no finished run, or one that kept no state."""
         self.folder, self.summary = folder, folder.read_summary()
+        if not folder.state.exists() and self.summary.experiment is not None:
+            beside = folder.beside("fedavg")
+            other = f"{beside}, or " * beside.state.exists()
+            raise UsageError(
+                f"{folder} has no {folder.state.name}: a federation hands none on where it would hold single sites' "
+                f"models, as with {self.summary.method}; name {other}a federation of FedAvg, or take part in the next"
+            )
         if not folder.state.exists():
             several = f"; it has a run for each seed: name one, such as {folder.of_seed(self.summary.seed)}"
             why = several if self.summary.several else "; run it again: kinfed run keeps it, sweeps and analyses do not"

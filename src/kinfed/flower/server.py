@@ -194,12 +194,18 @@ class _Run:
                 self._add_clients()
 
     def _leave(self) -> None:
-        """Write what a newcomer joins by: what the server remembers; private states stay at their sites."""
+        """Write what a newcomer joins by: what the server remembers, unless that is single sites' models."""
         server = self.at.server.inner if isinstance(self.method, StalenessWrapper) else self.at.server
-        end = self.at._replace(server=server, state=(), how={})
-        initial = self.fleet.invitation.arrays["theta"]  # with what is frozen, which no file here holds besides
-        roster = replace(self.roster, theta=initial)
-        left.write(Left(end, roster, tuple(self.fleet.names)), self.history, self.folder.state)
+        if left.holds_members(server):
+            self.log(
+                f"wrote no {self.folder.state.name}, with which newcomers join later: it would hold single sites' "
+                "models; for newcomers, train fedavg beside (--beside local,fedavg)"
+            )
+        else:
+            end = self.at._replace(server=server, state=(), how={})
+            initial = self.fleet.invitation.arrays["theta"]  # with what is frozen, which no file here holds besides
+            roster = replace(self.roster, theta=initial)
+            left.write(Left(end, roster, tuple(self.fleet.names)), self.history, self.folder.state)
         if not self.folder.is_begun:
             config.write(own_parts.absolute(self.planned.table), self.folder.config)
 
