@@ -86,6 +86,8 @@ GOOD = to_json(coarse(numbers(*range(40))))
         ([], "date"),
         (GOOD, "category"),
         (GOOD | {"mean": float("nan")}, "number"),
+        (GOOD | {"mean": 1e308, "deviation": 1e308}, "number"),
+        (GOOD | {"known": 1 << 39, "near": []}, "number"),  # so that the one in the middle would be none
         (GOOD | {"known": -1}, "number"),
         (GOOD | {"known": 41}, "number"),  # not the sum of its counts
         (GOOD | {"near": [["a", 40]]}, "number"),
@@ -115,3 +117,16 @@ def test_times_are_told_as_stretches_of_equal_steps():
 def test_times_that_are_made_up_are_refused(parts):
     with pytest.raises(UsageError, match="it sent no times"):
         expanded(parts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sums_are_too_coarse_to_give_the_one_row_that_somebody_does_not_know(seed):
+    """Quite another last row can leave the same mean; what leaves is no farther from what is than one row moves it."""
+    draw = np.random.default_rng(seed)
+    rows = draw.normal(70 * seed, 12, draw.integers(20, 400))
+    exact, told = numbers(*rows), coarse(numbers(*rows))
+    step = exact.deviation / len(rows)
+    assert abs(told.mean - exact.mean) <= step
+    assert abs(told.deviation - exact.deviation) <= step
+    others = [coarse(numbers(*rows[:-1], rows[-1] + far * exact.deviation)).mean for far in (-0.5, -0.25, 0.25, 0.5)]
+    assert told.mean in others

@@ -122,7 +122,14 @@ def alike(found, wanted):
         assert (one.mean, one.deviation) == pytest.approx((other.mean, other.deviation), rel=1e-12)
 
 
+@pytest.fixture
+def exact(monkeypatch):
+    """Sums leave sites as they are: with them, a federation is its simulation to the last digits."""
+    monkeypatch.setattr(disclosed, "rounded", lambda known: known)
+
+
 @pytest.mark.parametrize("target", ["sold", "fruit"])
+@pytest.mark.usefixtures("exact")
 def test_the_description_found_in_a_federation_is_that_of_all_rows(tables, tmp_path, target):
     made = tables(target, rounds=1)
     summary = made.serve()
@@ -153,6 +160,7 @@ def whole_numbers(name, rows):
         ("sold", "fedaghn", False, "embedded"),
     ],
 )
+@pytest.mark.usefixtures("exact")
 def test_sites_with_tables_end_with_the_models_of_a_simulation(tables, tmp_path, target, method, counts, model):
     made = tables(target, rounds=2, change=whole_numbers, method=method, counts=counts, model=model)
     summary = made.serve()
@@ -229,6 +237,7 @@ def hashes(folder):
         ("sold", "fedrep", {}),
     ],
 )
+@pytest.mark.usefixtures("exact")
 def test_a_newcomer_to_sites_is_told_what_one_to_the_equal_simulation_is(
     tables, tmp_path, capsys, target, method, flower
 ):
@@ -491,6 +500,7 @@ def meters(trial, tmp_path):
 
 
 @pytest.mark.parametrize("quantiles", [[], [0.1, 0.5, 0.9]])
+@pytest.mark.usefixtures("exact")
 def test_sites_with_series_end_with_the_models_of_a_simulation(meters, tmp_path, quantiles):
     miles = [f"{a},{b},{1 + abs(i - j)}\n" for i, a in enumerate("abcdef") for j, b in enumerate("abcdef") if i < j]
     (tmp_path / "map.csv").write_text("from,to,miles\n" + "".join(miles))
@@ -694,6 +704,26 @@ def test_columns_that_differ_are_told_by_name_with_the_fix(tables):
     )
 
 
+def test_a_wrong_column_at_a_site_that_is_needed_is_told_at_once(tables, tmp_path, capfd):
+    """In the run's log, in its status and on the site's own screen, while the run waits; corrected, the site joins."""
+    made = tables(readings={"f": Reading("sold", {"age": "years"})}, clients=6, rounds=1)
+    config = made.grid.sites[106]
+    good, seen = Reading("sold"), []
+
+    def correct():  # once the operator has read why
+        shown = capfd.readouterr().err
+        if "the server cannot use this node: these columns are not in both its table and the others': age" in shown:
+            seen.append(json.loads((tmp_path / "out" / "status.json").read_text())["sites"]["f"]["left_out"])
+            good.write(Path(config["reading"]))
+            made.grid.stamps[106] = "restarted"
+
+    look = made.grid.get_nodes
+    made.grid.get_nodes = lambda: correct() or look()
+    assert made.serve().names == list("abcdef")
+    assert seen[0].startswith("these columns are not in both its table and the others': age, years; rename its own")
+    assert sum(line.startswith("left client f out: these columns are not in both") for line in made.lines) == 1
+
+
 def test_a_column_that_is_empty_at_a_site_is_an_input_and_one_that_is_everywhere_is_none(tables):
     def change(name, rows):
         return [["" if name == "c" else row[0], *row[1:5], ""] for row in rows]
@@ -852,6 +882,7 @@ def of_time(name, rows):
 
 
 @pytest.mark.parametrize("target", ["sold", "kept"])
+@pytest.mark.usefixtures("exact")
 def test_rows_in_order_of_time_are_split_by_each_sites_own_times(tables, tmp_path, target):
     """As in a simulation with `own_times`; nothing of the times leaves the sites."""
     readings = {name: Reading(target, {"Gewicht": "weight"} if name == "b" else {}, time="bought") for name in "abcdef"}
@@ -883,6 +914,7 @@ def test_sites_that_do_not_split_by_time_are_named(tables):
     assert not [line for line in made.lines if "time order" in line]
 
 
+@pytest.mark.usefixtures("exact")
 def test_a_series_is_cut_by_its_own_times_if_the_run_says_so(meters, tmp_path):
     made = meters(
         rounds=1, split={"own_times": True}, change=lambda name: {"late": 10 * (ord(name) - ord("a"))}, horizons=[2]

@@ -14,6 +14,7 @@ from .statistics import DISTINCT, DateStatistics, NumberStatistics, Statistics, 
 FEWEST = 5  # rows that a number which leaves a site must be made of
 GROUPS = 256  # of a column's numbers, at most
 LONGEST = 10_000_000  # steps of all sites together
+LARGEST = float(np.finfo(np.float32).max)  # number that is believed, as inputs are float32
 NEAR = 1e-5  # seconds, or units of numbers, within which two times are the same
 FORMS = {"number": NumberStatistics, "category": WordStatistics, "date": DateStatistics}
 
@@ -22,8 +23,8 @@ def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
     """Statistics without what single rows say; `names` is of how many categories the names may be told, None: of all.
 
     Names of categories in fewer than `least` rows are not told either.
-    Numbers of fewer than `FEWEST` rows are left out altogether; of others, nothing but counts, the mean, the deviation
-    and `near`, whose values stand for `FEWEST` rows or more each.
+    Numbers of fewer than `FEWEST` rows are left out altogether; of others, nothing but counts, the mean and the
+    deviation, both `rounded`, and `near`, whose values stand for `FEWEST` rows or more each.
     """
     if isinstance(known, DateStatistics):
         return DateStatistics(coarse(known.years), known.clock)
@@ -35,7 +36,18 @@ def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
         return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
     if known.known < FEWEST:
         return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
+    known = rounded(known)
     return known._replace(distinct=_distinct(known), near=_grouped(known.near, known.known))
+
+
+def rounded(known: NumberStatistics) -> NumberStatistics:
+    """Statistics whose mean and deviation are on a grid as wide as what one row a deviation away changes, or wider."""
+    one = known.deviation / max(known.known, 1)
+    if not one > 0:
+        return known
+    step = math.ldexp(1.0, math.frexp(one)[1])  # the power of two above it
+    mean, deviation = (float(np.rint(value / step)) * step for value in (known.mean, known.deviation))
+    return known._replace(mean=mean, deviation=deviation) if math.isfinite(mean) else known
 
 
 def _distinct(known: NumberStatistics) -> tuple[float, ...]:
@@ -44,8 +56,8 @@ def _distinct(known: NumberStatistics) -> tuple[float, ...]:
     enough = all(known.near.get(float(cut(np.array([one]))[0]), 0) >= FEWEST for one in known.distinct)
     if few and (enough or set(known.distinct) <= {0.0, 1.0} or len(known.distinct) == 1):
         return known.distinct
-    spread = known.deviation or 1.0
-    return (known.mean - spread, known.mean + spread) if few else (known.mean - spread, known.mean, known.mean + spread)
+    spread = math.sqrt(2) * (known.deviation or 1.0)  # irrational, so that none is a value of a row
+    return tuple(known.mean + spread * place for place in ((-1, 1) if few else (-1, 1, 2)))
 
 
 def _grouped(near: Mapping[float, int], rows: int) -> dict[float, int]:
@@ -79,14 +91,14 @@ def to_json(known: Statistics) -> dict[str, Any]:
     return {"kind": kind, **known._asdict()}
 
 
-def from_json(values: Any, kind: str) -> Any:
+def from_json(values: Any, kind: str, median: bool = True) -> Any:
     """The statistics that `to_json` made, of a column of this kind; raises UsageError for anything that it never makes.
 
-    What a site sends may be made up.
+    `median`: whether numbers were counted by value. What a site sends may be made up.
     """
     try:
         if kind == "date":
-            years = from_json({"kind": "number", **values["years"]}, "number")
+            years = from_json({"kind": "number", **values["years"]}, "number", median=False)
             return DateStatistics(years, _is(values["clock"], bool))
         if kind == "category":
             counts = {_is(word, str): _count(count) for word, count in _is(values["counts"], dict).items()}
@@ -101,7 +113,7 @@ def from_json(values: Any, kind: str) -> Any:
             distinct[:DISTINCT],
             near,
         )
-        if sum(near.values()) not in (0, found.known) or len(near) > 2 * GROUPS:
+        if sum(near.values()) != (found.known if median else 0) or len(near) > 2 * GROUPS:
             raise ValueError
         return found
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
@@ -122,7 +134,7 @@ def _count(value: Any) -> int:
 
 def _number(value: Any) -> float:
     number = float(value)
-    if not math.isfinite(number):
+    if not abs(number) <= LARGEST:
         raise ValueError
     return number
 

@@ -87,6 +87,18 @@ def merged(parts: Sequence[Any]) -> Any:
     return NumberStatistics(count, missing, mean, float(np.sqrt(squares / max(count, 1))), distinct, near)
 
 
+def shared(known: Any, share: float) -> Any:
+    """The statistics of a share of a client's rows, as if they were like all of them."""
+    if isinstance(known, DateStatistics):
+        return DateStatistics(shared(known.years, share), known.clock)
+    missing = round(known.missing * share)
+    if isinstance(known, WordStatistics):
+        counts = {word: few for word, count in known.counts.items() if (few := round(count * share))}
+        return WordStatistics(counts, missing, round(known.others * share), known.unnamed)
+    near = {value: few for value, count in known.near.items() if (few := round(count * share))}
+    return known._replace(known=sum(near.values()) if near else round(known.known * share), missing=missing, near=near)
+
+
 def _counted(parts: Sequence[Mapping[Any, int]]) -> dict[Any, int]:
     """The counts of several clients, together."""
     counts: Counter[Any] = Counter()

@@ -22,7 +22,7 @@ def steps_of(stamps: Numbers) -> tuple[Codes, bool]:
     """
     width = np.diff(stamps).min() if len(stamps) > 1 else 1.0
     steps = (stamps - stamps[0]) / width
-    if np.abs(steps - steps.round()).max() > 0.01:
+    if np.abs(steps - steps.round()).max() > 0.01 or steps[-1] > 2**53:  # beyond it floats have gaps
         return np.arange(len(stamps)), False
     return steps.round().astype(np.int64), True
 

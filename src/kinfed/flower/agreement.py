@@ -26,7 +26,21 @@ def agree(planned: Plan, broker: Broker) -> Words:
         counted = Counter(claims.kind(clients[client]) for client in clients.keys() - overclaiming().keys())
         return max(counted.items(), key=lambda item: item[1]) if counted else (None, 0)
 
-    broker.discover(lambda: majority()[1] >= wanted, f"{wanted} site{'s' if wanted > 1 else ''}")
+    def dismiss_others() -> None:
+        """Tell sites what differs from the others' once all that are needed are here, and too few are alike."""
+        kind, alike = majority()
+        if alike < wanted <= len(clients):
+            most = next(words for words in clients.values() if claims.kind(words) == kind)
+            for client, words in [*clients.items()]:
+                if claims.kind(words) != kind:
+                    broker.dismiss(client, _other(words, most))
+
+    def enough() -> bool:
+        if not broker.nodes.silent():
+            dismiss_others()
+        return majority()[1] >= wanted
+
+    broker.discover(enough, f"{wanted} site{'s' if wanted > 1 else ''} with the same columns and kind of examples")
     for client, why in overclaiming().items():
         broker.dismiss(client, why)
     kind = majority()[0]

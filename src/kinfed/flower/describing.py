@@ -15,13 +15,15 @@ import torch
 from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, Task
 from ..data import disclosed
 from ..data.cells import FEW, SHARED, natural
+from ..data.columns import RARE
 from ..data.description import Description, Own, Target, of_clients
 from ..data.forms import NAMED
-from ..data.statistics import NumberStatistics, Statistics, merged
+from ..data.statistics import NumberStatistics, Statistics, WordStatistics, merged, shared
 from ..errors import RunError, UsageError
-from . import plan
+from . import claims, plan
 from .broker import Broker, too_few
 from .messages import Message, Words
+from .nodes import LARGEST
 from .plan import Plan
 from .site_series import Clock
 from .site_table import EMPTY, NAMES_ROWS
@@ -70,10 +72,15 @@ class Describing:
             self._cut(clients, needed)
         replies = self._ask(clients, needed, self._problem)
         answers: dict[str, list[NumberStatistics]] = {}
-        for client, reply in sorted(replies.items()):
-            self.told[client] = {} if series else _statistics(reply.words, self.facts["agreed"])
+        shares = self._shares({client: reply.words["rows"] for client, reply in sorted(replies.items())})
+        for client, share in shares.items():
+            words = replies[client].words
+            told = {} if series else _statistics(words, self.facts["agreed"])
+            self.told[client] = {name: shared(known, share) if share < 1 else known for name, known in told.items()}
             if not self.facts["agreed"].get("classes"):
-                answers[client] = _answers(reply.words)
+                answers[client] = [shared(known, share) if share < 1 else known for known in _answers(words)]
+        if not series:
+            self._prefer_shared_categories()
         self._found(answers)
         return list(replies)
 
@@ -108,12 +115,48 @@ class Describing:
             raise RunError(too_few(asked, replies, needed))
         return replies
 
+    def _shares(self, rows: dict[str, int]) -> dict[str, float]:
+        """The share of its claimed training rows that each site counts for."""
+        bound = self.planned.deployment.size_bound
+        counted = dict(zip(rows, claims.bounded([*rows.values()], bound), strict=True))
+        for client, count in counted.items():
+            if count < rows[client]:
+                self.broker.log(
+                    f"client {client} claims to have {rows[client]:,} training rows, more than {bound:g} times the "
+                    f"median of the others (flower.size_bound); its columns count as if it had {count:,}"
+                )
+        return {client: counted[client] / rows[client] for client in rows}
+
+    def _prefer_shared_categories(self) -> None:
+        """Count categories that one site alone names as others, where those of several sites leave no room."""
+        most = self.planned.deployment.categories
+        for name, kind in self.facts["agreed"]["inputs"]:
+            if kind != "category":
+                continue
+            sites: Counter[str] = Counter(word for told in self.told.values() for word in told[name].counts)
+            rows = merged([told[name] for told in self.told.values()]).counts
+            alone = sorted((word for word in sites if sites[word] == 1), key=lambda word: (-rows[word], natural(word)))
+            room = max(0, most - sum(sites[word] > 1 and rows[word] >= RARE for word in sites))
+            surplus = {word for word in alone[room:] if rows[word] >= RARE}
+            for client, told in self.told.items():
+                if own := surplus & told[name].counts.keys():
+                    counts: Any = {word: count for word, count in told[name].counts.items() if word not in own}
+                    others = told[name].others + sum(rows[word] for word in own)
+                    unnamed = told[name].unnamed + len(own)
+                    told[name] = WordStatistics(counts, told[name].missing, others, unnamed)
+                    self.broker.log(
+                        f"client {client}: {len(own):,} of its categories of '{name}' are at no other site and are "
+                        f"not told apart, as those of several sites come first (flower.categories = {most})"
+                    )
+
     def _problem(self, client: str, reply: Message) -> str:
         """What is wrong with a site's statistics; empty if nothing is."""
-        agreed = self.facts["agreed"]
+        agreed, rows = self.facts["agreed"], reply.words.get("rows")
+        if type(rows) is not int or not 0 < rows < LARGEST:
+            return f"it claims to have {rows!r:.20} training rows"
         try:
-            if "times" not in agreed:
-                _statistics(reply.words, agreed)
+            if "times" not in agreed and any(_count(one) > rows for one in _statistics(reply.words, agreed).values()):
+                return f"its statistics are of more than its {rows:,} training rows"
             if not agreed.get("classes") and len(_answers(reply.words)) != len(agreed["targets"]):
                 return "it sent no statistics of its targets"
         except UsageError as problem:
@@ -215,14 +258,16 @@ class Describing:
     def _cut(self, clients: list[str], needed: int) -> None:
         """Find where validation and test begin, by the steps at which any site's windows begin."""
 
+        agreed = self.facts["agreed"]
+        last = Clock.of(np.array(disclosed.expanded(agreed["times"])), agreed["dated"]).steps[-1]
+
         def problem(client: str, reply: Message) -> str:
             try:
-                disclosed.expanded(reply.words.get("begins"))
+                begins = disclosed.expanded(reply.words.get("begins"))
             except UsageError as problem:
                 return str(problem)
-            return ""
+            return "" if 0 <= begins[0] <= begins[-1] <= last else "it has windows at steps that are not there"
 
-        agreed = self.facts["agreed"]
         replies = self._ask(clients, needed, problem)
         begins = [disclosed.expanded(reply.words["begins"]) for reply in replies.values()]
         steps = torch.tensor(sorted({round(step) for some in begins for step in some}))
@@ -310,12 +355,20 @@ def _columns(alike: Mapping[str, Words], planned: Plan) -> Words:
 
 def _answers(words: Words) -> list[NumberStatistics]:
     """The statistics of targets that are numbers."""
-    return [disclosed.from_json(one, "number") for one in words["answers"]]
+    return [disclosed.from_json(one, "number", median=False) for one in words["answers"]]
 
 
 def _statistics(words: Words, agreed: Words) -> dict[str, Statistics]:
     said = words["statistics"]
     return {name: disclosed.from_json(said[name], kind) for name, kind in agreed["inputs"]}
+
+
+def _count(known: Any) -> int:
+    """The rows that statistics are of."""
+    if isinstance(known, WordStatistics):
+        return sum(known.counts.values()) + known.missing + known.others
+    numbers = known if isinstance(known, NumberStatistics) else known.years
+    return int(numbers.known + numbers.missing)
 
 
 def is_number(label: str) -> bool:

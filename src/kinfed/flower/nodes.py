@@ -117,13 +117,14 @@ class Nodes:
             self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
 
     def dismiss(self, client: str, why: str, now: float) -> None:
-        """Forget a client that cannot take part; in a minute its node is greeted again."""
+        """Forget a client that cannot take part; its node is told why, and greeted again in a minute."""
         if why and self._dismissed.get(client) != why:
             self._dismissed[client] = why
             self.log(f"left client {client} out: {messages.plain(why)}")
             self._unaware[self.at[client]] = messages.plain(why)
         del self.clients[client]
-        self._next[self.at.pop(client)] = now + LATER
+        node = self.at.pop(client)
+        self._next[node] = now if node in self._unaware else now + LATER  # so that it is told at once
 
     def _refusal(self, node: int, known: Node, words: Words) -> str:
         """Why a node cannot be the client that it claims to be; empty if it can."""

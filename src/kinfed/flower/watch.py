@@ -28,7 +28,7 @@ class Watch:
     def write(self, state: str = "running", why: str = "") -> None:
         """Write the status."""
         history, fleet = self._history, self._fleet
-        known = fleet.names if fleet is not None and fleet.names else list(self._broker.nodes.clients)
+        known = fleet.names if fleet is not None and fleet.names else self._known()
         missed = (
             dict(zip(known, fleet.state.missed.tolist(), strict=False)) if fleet is not None and fleet.names else {}
         )
@@ -42,6 +42,11 @@ class Watch:
             "sites": {name: self._site(name, missed.get(name, 0)) for name in known},
         }
         status.write(self._out, words)
+
+    def _known(self) -> list[str]:
+        """Sites before round 1: those that were met, and those that were left out."""
+        left_out = [name for name, why in self._broker.problems.items() if why]
+        return list(dict.fromkeys([*self._broker.nodes.clients, *left_out]))
 
     def _site(self, name: str, missed: int) -> dict[str, Any]:
         broker = self._broker
