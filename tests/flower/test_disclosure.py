@@ -1,5 +1,7 @@
 """What a server that turned against its sites learns from them, and what a site that lies does to the others."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,8 @@ from safetensors.torch import load_file
 from kinfed import __version__
 from kinfed.flower import messages, plan
 from kinfed.flower.messages import Message
+from kinfed.flower.rehearsal import Here
+from kinfed.flower.server import serve
 from kinfed.flower.site import Site
 from kinfed.flower.site_reading import Reading
 from kinfed.methods import METHODS
@@ -138,3 +142,103 @@ def test_no_sites_model_lies_in_the_folder_that_newcomers_are_given(trial, name,
     if name in ("fedamp", "pfedla", "pfedgraph", "fedaghn", "cfl", "pfedhn"):
         assert not (tmp_path / "out" / "state.safetensors").exists()
         assert any("wrote no state.safetensors" in line for line in made.lines)
+
+
+HEAD, LIAR = "age,stay,ward,sick", "eve"
+
+
+class Told(Here):
+    """Sites in this process, of which one lies: `lie` changes its replies."""
+
+    def __init__(self, sites, lie):
+        super().__init__(sites)
+        self.lie = lie
+
+    def push(self, node, kind, message, seconds):
+        id = super().push(node, kind, message, seconds)
+        reply = self._arrived[id]
+        if self.sites[node].name == LIAR and kind in self.lie:
+            words = json.loads(json.dumps(reply.words))
+            self.lie[kind](words)
+            self._arrived[id] = reply._replace(words=words)
+        return id
+
+
+@pytest.fixture
+def federation(tmp_path):
+    """Runs a round of FedAvg with three honest hospitals and one that lies; returns the summary and the log."""
+
+    def make(**lie):
+        sites = []
+        for i, name in enumerate(["ann", "bob", "cem", LIAR]):
+            draw, lines = np.random.default_rng(i), []
+            for k in range(90):
+                lines.append(f"{draw.normal(60, 9):.3f},{draw.normal(5, 2):.3f},ward-{k % 6},{draw.integers(0, 2)}")
+            (tmp_path / f"{name}.csv").write_text("\n".join([HEAD, *lines]) + "\n")
+            sites.append(Site(name, tmp_path / f"{name}.csv", tmp_path, "cpu", Reading("sick")))
+        raw = {"rounds": 1, "method": "fedavg", "model": "linear"}
+        flower = {"clients": 3, "beside": [], "patience": 20.0, "categories": 10}
+        lines = []
+        summary = serve(plan.resolve(raw | {"flower": flower}), Told(sites, lie), tmp_path / "run", lines.append, 0.0)
+        return summary, lines
+
+    return make
+
+
+def numbers_of(words, **changes):
+    words["statistics"]["age"] |= changes
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda words: numbers_of(words, mean=1e308, deviation=1e308),
+        lambda words: numbers_of(words, mean=-3e38, near=[[1e39, 63]], known=63),
+        lambda words: numbers_of(words, known=(1 << 40) - 1, near=[]),
+        lambda words: words.update(rows=1 << 40),
+        lambda words: words.update(rows=3),
+        lambda words: words.update(rows="many"),
+        lambda words: words.update(statistics=[]),
+        lambda words: words["statistics"]["ward"].update(counts={"x": -1}),
+    ],
+)
+def test_what_a_site_makes_up_of_its_columns_ends_no_run_and_names_it(federation, lie):
+    summary, lines = federation(describe=lie)
+    assert summary.names == ["ann", "bob", "cem"]
+    assert any(line.startswith(f"left client {LIAR} out: it") for line in lines)
+    assert summary.scale["inputs"]["age"]["mean"] == pytest.approx(60, abs=3)
+
+
+def test_a_site_that_claims_many_rows_decides_neither_scales_nor_categories(federation):
+    def lie(words):
+        words["rows"] = 1 << 39
+        numbers_of(words, mean=80_000.0, deviation=1.0, known=1 << 39, near=[[80_000.0, 1 << 39]])
+        words["statistics"]["ward"]["counts"] = {f"made up {i}": 1 << 33 for i in range(60)}
+
+    summary, lines = federation(describe=lie)
+    wards = next(one for one in summary.columns["inputs"] if one["name"] == "ward")["categories"]
+    assert {f"ward-{i}" for i in range(6)} <= {*wards}
+    assert len(wards) <= 10
+    assert f"client {LIAR} claims to have 549,755,813,888 training rows, more than 10 times the median" in "".join(
+        lines
+    )
+    assert f"client {LIAR}: 56 of its categories of 'ward' are at no other site" in "".join(lines)
+    age = summary.scale["inputs"]["age"]["mean"]
+    assert age < 0.8 * 80_000  # its ten shares of thirteen
+
+
+def test_windows_at_steps_that_are_not_there_are_not_believed(tmp_path):
+    sites = []
+    for i, name in enumerate(["ann", "bob", "cem", LIAR]):
+        lines = [f"{300 * k},{(k * (i + 3)) % 17}" for k in range(120)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["t,y", *lines]) + "\n")
+        sites.append(Site(name, tmp_path / f"{name}.csv", tmp_path, "cpu", Reading("y", time="t", past=4, horizon=2)))
+
+    def lie(words):
+        if "begins" in words:
+            words["begins"] = [[1e30, 0.0, 1]]
+
+    raw = {"rounds": 1, "method": "fedavg", "model": "linear", "flower": {"clients": 3, "beside": []}}
+    lines = []
+    serve(plan.resolve(raw), Told(sites, {"describe": lie}), tmp_path / "run", lines.append, 0.0)
+    assert f"left client {LIAR} out: it has windows at steps that are not there" in lines

@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import io
 import re
+import select
 import socket
 import ssl
 import stat
@@ -227,6 +228,7 @@ def served(monkeypatch):
     """The port of a web application behind the gate, which tells how many bytes of body it was sent."""
     monkeypatch.setattr(gate, "PATIENCE", 0.3)
     monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
+    monkeypatch.setattr(uvicorn.Server, "startup", uvicorn.Server.startup)
     gate._guard(SECRET, sites=True)
 
     async def app(scope, receive, send):
@@ -306,6 +308,23 @@ def test_who_stops_in_the_middle_is_hung_up_on(served):
         *[b"ab"] * 3,
     ]
     assert talk(served, *slow, pause=0.1).endswith(b" 6")
+
+
+def test_one_address_cannot_take_all_connections(served, monkeypatch):
+    """Before TLS or any byte; others get in meanwhile, and the same address once it has hung up."""
+    monkeypatch.setattr(gate, "CONNECTIONS", 3)
+    monkeypatch.setattr(gate, "PATIENCE", 60.0)
+    lines = [socket.create_connection(("127.0.0.1", served), timeout=5) for _ in range(8)]
+    time.sleep(0.2)
+    assert len(select.select(lines, [], [], 0)[0]) == 5  # hung up on
+    health = b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", served), 5, source_address=("127.0.0.2", 0)) as other:
+        other.sendall(health)
+        assert b"200" in other.recv(100)
+    for line in lines:
+        line.close()
+    time.sleep(0.2)
+    assert b"200" in talk(served, health)
 
 
 def pack(files):

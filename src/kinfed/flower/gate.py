@@ -6,6 +6,7 @@
   their environment; others reach /health and, at the server, the calls that sites make, each with its own signature by
   a registered key, checked before any of the body is read;
 - a site's node runs no program other than the one installed with kinfed;
+- one address has a bounded number of connections, counted before TLS;
 - only the owner can read the files that it creates;
 - each line that it logs begins with the time.
 
@@ -20,7 +21,10 @@ import hashlib
 import hmac
 import importlib.metadata
 import io
+import ipaddress
 import os
+import resource
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +41,8 @@ HEADER = b"kinfed-secret"
 LARGEST = 16 << 20  # bytes of a call; Flower cuts arrays into pieces of 5 MiB
 GREETING = 4 << 10  # bytes with which a node may ask to be let in whose key is not known
 PATIENCE = 30.0  # seconds that a connection may say nothing
+CONNECTIONS = 256  # of one address at once, those that have not greeted by TLS yet included
+FILES = 1 << 16  # that the SuperLink may have open, as each connection is one
 VALID = datetime.timedelta(seconds=310)  # in which Flower may take a signature for fresh, and some
 MOST = 100_000  # signatures of one key in that time
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp", "flwr")
@@ -207,6 +213,39 @@ class Gate:
             self._refused, self._logged_at = 0, time.monotonic()
 
 
+class Listener(socket.socket):
+    """A listening socket that hangs up at once on the connections of an address that has too many."""
+
+    def __init__(self, bound: socket.socket) -> None:
+        super().__init__(fileno=bound.detach())
+        self.open: Counter[bytes] = Counter()  # connections, by address
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection; raises ConnectionAbortedError for one too many."""
+        accepted, where = super().accept()
+        address = ipaddress.ip_address(where[0].partition("%")[0]).packed[:8]  # IPv6 is given out by half addresses
+        if self.open[address] >= CONNECTIONS:
+            accepted.close()
+            raise ConnectionAbortedError
+        return _Counted(accepted, self.open, address), where
+
+
+class _Counted(socket.socket):
+    """A connection that counts until it is closed."""
+
+    def __init__(self, accepted: socket.socket, open: Counter[bytes], address: bytes) -> None:
+        super().__init__(fileno=accepted.detach())
+        self._open, self._address = open, address
+        open[address] += 1
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            self._open[self._address] -= 1
+            if not self._open[self._address]:
+                del self._open[self._address]
+        super().close()
+
+
 def _in_time(receive: Any) -> Any:
     """A receiver that gives up if the next piece of a body does not come in time."""
     more = True
@@ -291,6 +330,8 @@ def main() -> None:
     secret = os.environ[SECRET]
     if name in ("flower-superlink", "flower-supernode"):
         _guard(secret, sites=name == "flower-superlink")
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, FILES)), hard))
     if name == "flower-supernode":
         _run_own_program_alone()
     else:
@@ -335,9 +376,16 @@ def _guard(secret: str, sites: bool) -> None:
             known = lambda key: state.get_node_id_by_public_key(key) is not None  # noqa: E731
         doorman = Doorman(secret, sites, known)
         settings |= {"http": Hurried, "ws": "none", "access_log": False, "proxy_headers": False}
+        settings |= {"loop": "asyncio"}  # another one would accept connections itself
         real(self, Gate(app, doorman), **settings)
 
+    begin = uvicorn.Server.startup
+
+    async def listen(self: Any, sockets: Any = None) -> None:
+        await begin(self, sockets or [Listener(self.config.bind_socket())])
+
     uvicorn.Config.__init__ = start  # type: ignore[assignment, method-assign]
+    uvicorn.Server.startup = listen  # type: ignore[method-assign]
 
 
 def _tell(secret: str) -> None:
