@@ -1,9 +1,9 @@
 """Who gets in by which door: python benchmarks/flower_security.py
 
 Strangers with the server's port and its public ca.crt in hand, somebody who has overheard a site, another user of the
-same machines, and the operator of a server that turned against its sites, played on one machine against a federation
-of separate processes over TLS, mostly while that trains. 127.0.0.2 plays another host. Writes
-docs/results/flower-security.md; the exit code is 1 if anything got through.
+same machines, the operator of a server that turned against its sites, and a site that lies to the others: played on
+one machine against a federation of separate processes over TLS, mostly while that trains. 127.0.0.2 plays another host.
+Writes docs/results/flower-security.md; the exit code is 1 if anything got through.
 """
 
 import base64
@@ -23,6 +23,7 @@ import threading
 import time
 from pathlib import Path
 
+import flower_liars
 import tomli_w
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
@@ -333,6 +334,31 @@ def half_sent(them):
         )
 
 
+def flood(them):
+    """Connections that never greet by TLS, more than a process may have files open by default."""
+    lines = []
+    for _ in range(1100):
+        try:
+            lines.append(socket.create_connection(them.address, timeout=5, source_address=("127.0.0.2", 0)))
+        except OSError:
+            break
+    time.sleep(1)
+    begin = time.monotonic()
+    status, _ = them.call("GET", "/health", source="127.0.0.3")
+    seconds, gone = time.monotonic() - begin, select.poll()
+    for line in lines:
+        gone.register(line, select.POLLIN | select.POLLHUP)
+    left = len(lines) - len(gone.poll(0))
+    for line in lines:
+        line.close()
+    them.note(
+        f"{len(lines):,} connections that say nothing, not even by TLS",
+        "another host",
+        f"{left} left open; a third host's /health answered {status} in {seconds:.2f} s",
+        status == 200 and left <= gate.CONNECTIONS,
+    )
+
+
 def replays(them, key, node):
     beat = SendNodeHeartbeatRequest(node=Node(node_id=int(node)), heartbeat_interval=30).SerializeToString()
     pull = PullMessagesRequest(node=Node(node_id=int(node))).SerializeToString()
@@ -516,6 +542,7 @@ def main():
             calls_of_sites(them)
             huge_bodies(them, key, running["pid"])
             half_sent(them)
+            flood(them)
             replays(them, key, node)
             another_user(them, folder / "federation", secret)
             code = run.wait()
@@ -530,6 +557,7 @@ def main():
             evil_operator(them, secret)
             refused = sum("kinfed: refused" in line for line in log.read_text().splitlines())
             size = log.stat().st_size
+        flower_liars.play(them.note, folder / "liars")
     write(them.rows, refused, size)
     sys.exit(any(not shut for *_, shut in them.rows))
 
@@ -548,7 +576,8 @@ def write(rows, refused, size):
         "Written by `python benchmarks/flower_security.py`, run as root so that it can act as another user.\n\n"
         f"Flower {gate.TESTED[-1]}; {environment()} SuperLink and {SITES} nodes on this one machine, over TLS, started "
         "by `kinfed flower` without nginx; *another host* is 127.0.0.2. A run was in progress from the start. A call "
-        "that is answered 404 got no further than kinfed's own check. *Shut* means that the attacker gained nothing "
+        "that is answered 404 got no further than kinfed's own check. Lies within the protocol, of a server and of a "
+        "site, are played by `flower_liars.py` in one process. *Shut* means that the attacker gained nothing "
         "and that nothing was damaged.\n\n"
         f"| attack | who, from where | what happened | |\n| --- | --- | --- | --- |\n{table}\n\n"
         f"All this put {refused} lines into the server's log, at most one a minute; it is "
