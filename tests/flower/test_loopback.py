@@ -54,7 +54,15 @@ def federation(tmp_path_factory, examples, own_code):
             (folder / "code" / name).mkdir(parents=True)
             (folder / "code" / name / "mine.py").write_text(own_code)
             asked = ("node", name, "--data", f"{name}.npz", "--server", f"127.0.0.1:{port}", "--device", "cpu")
-            asked += ("--keys", f"keys/sites/{name}", "--state", "states", "--code", f"code/{name}/mine.py")
+            asked += (
+                "--keys",
+                f"keys/sites/{name}",
+                "--state",
+                "states",
+                "--code",
+                f"code/{name}/mine.py",
+                "--few-rows",
+            )
             started.append(kinfed(*asked, env=environment, cwd=folder, stderr=subprocess.DEVNULL))
         yield folder, do
     finally:

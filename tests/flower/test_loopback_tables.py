@@ -1,4 +1,4 @@
-"""Tables and series at real sites on one machine, SuperNodes over TLS, end with the models of `kinfed run`."""
+"""Tables and series at real sites on one machine, SuperNodes over TLS, end with the models of sites in one process."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,6 +18,11 @@ from safetensors.torch import load_file
 
 import kinfed
 from kinfed.data.description import Description
+from kinfed.flower import plan
+from kinfed.flower.rehearsal import Here
+from kinfed.flower.server import serve
+from kinfed.flower.site import Site
+from kinfed.flower.site_reading import Reading
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +71,27 @@ def sites(folder, nodes):
         run(folder, "flower", "down")
 
 
-def compare(folder, summary, simulated):
-    """How far the models and scores at sites are from those of `kinfed run`, at most."""
-    expected = json.loads((simulated / "summary.json").read_text())
-    assert summary["names"] == expected["names"]
-    assert summary["chosen"] == expected["chosen"]
+def compare(folder, summary, readings):
+    """How far models and scores over TLS are from those of the same sites in one process, at most.
+
+    That these are those of a simulation, apart from the rounding of sums, test_site_tables.py shows.
+    """
+    found = [Site(name, file, folder / "here", "cpu", reading) for name, (file, reading) in readings.items()]
+    table = tomllib.loads((folder / "plan.toml").read_text())
+    table["flower"] |= {"beside": []}
+    here = serve(plan.resolve(table), Here(found), folder / "in-one", lambda line: None, 0.0).to_dict()
+    assert summary["names"] == here["names"]
+    assert summary["chosen"] == here["chosen"]
+    assert summary["columns"] == here["columns"]
     apart = 0.0
     for name in summary["names"]:
         mine = load_file(folder / "states" / name / summary["experiment"] / "model.safetensors")
-        wanted = kinfed.load_model(simulated, name).state_dict()
+        wanted = load_file(folder / "here" / name / here["experiment"] / "model.safetensors")
         assert mine.keys() == wanted.keys()
         apart = max(apart, *(float((mine[key] - value).abs().max()) for key, value in wanted.items()))
     scores = 0.0
     for key, each in summary["clients_scores"].items():
-        scores = max(scores, *(abs(a / b - 1) for a, b in zip(each, expected["clients_scores"][key], strict=True)))
+        scores = max(scores, *(abs(a / b - 1) for a, b in zip(each, here["clients_scores"][key], strict=True)))
     print(f"the models differ by at most {apart:.1e}, scores by a share of at most {scores:.1e}")
     assert apart <= 1e-5
     assert scores <= 1e-5
@@ -126,18 +139,19 @@ def test_sites_with_mixed_tables_over_tls(tmp_path, names, model):
     common = PLAN | {"method": "fedaghn", "model": {"name": model, "hidden": [8]}}
     flower = {"clients": len(names), "beside": ["local", "fedavg"]}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
-    dataset = {"name": "csv", "path": "all.csv", "client": "shop", "target": "sold"}
-    federation = {"federation": common["federation"] | {"dataset": dataset}}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(common | federation))
     with sites(tmp_path, nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
-    run(tmp_path, "run", "config.toml", "--out", "simulated", "--executor", "loop", "--beside", "none")
-    expected = Description.from_dict(json.loads((tmp_path / "simulated" / "summary.json").read_text())["columns"])
-    found = Description.from_dict(summary["columns"])
-    assert found.names == expected.names
-    for one, other in zip(found.inputs, expected.inputs, strict=True):
-        assert str(one) == str(other)
-    compare(tmp_path, summary, tmp_path / "simulated")
+    whole = kinfed.from_csv(tmp_path / "all.csv", client="shop", target="sold", seed=PLAN["seed"])
+    assert Description.from_dict(summary["columns"]).names == whole.columns.names
+    columns = {"Umsatz": "sold", "Preis": "price"}
+    compare(
+        tmp_path,
+        summary,
+        {
+            name: (tmp_path / options[1], Reading("sold", columns if "--column" in options else {}))
+            for name, options in nodes.items()
+        },
+    )
     assert not (tmp_path / "sites" / "state.safetensors").exists()  # it would hold sites' models
     shutil.copy(tmp_path / "ann.csv", tmp_path / "ulm.csv")  # a newcomer to FedAvg, trained beside
     told = json.loads(
@@ -161,7 +175,7 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
         pytest.skip("KINFED_DATA has no metr_la_subset.npz")
     with np.load(path) as held:
         values, names, places = held["values"], held["sensor_ids"], held["lat_lon"]
-    steps, chosen, nodes, lines = 1000, [0, 3, 7, 11, 16, 22], {}, ["sensor,when,speed"]
+    steps, chosen, nodes = 1000, [0, 3, 7, 11, 16, 22], {}
     times = np.datetime_as_string(np.datetime64("2012-03-01T00:00") + np.arange(steps) * np.timedelta64(5, "m"))
     for i in chosen:
         rows = [
@@ -169,7 +183,6 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
             for t, v in zip(times, values[:steps, i], strict=True)
         ]
         (tmp_path / f"{names[i]}.csv").write_text("\n".join(["when,speed", *rows]) + "\n")
-        lines += [f"{names[i]},{row}" for row in rows]
         options = [
             "--data",
             f"{names[i]}.csv",
@@ -183,7 +196,6 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
             "12",
         ]
         nodes[str(names[i])] = options
-    (tmp_path / "all.csv").write_text("\n".join(lines) + "\n")
     links = [(a, b, 111 * float(np.linalg.norm(places[a] - places[b]))) for a in chosen for b in chosen if a < b]
     (tmp_path / "map.csv").write_text(
         "from,to,km\n" + "".join(f"{names[a]},{names[b]},{far:.4f}\n" for a, b, far in links)
@@ -191,14 +203,10 @@ def test_six_detectors_of_metr_la_over_tls(tmp_path):
     common = PLAN | {"method": "sfl", "model": {"name": "gru", "hidden": 8}}
     common |= {"training": PLAN["training"] | {"batch": 128, "epochs": 1}}
     graph = {"distances": "km", "horizons": [3, 12]}
-    flower = {"clients": 6, "graph": "map.csv", "beside": [], **graph}
+    flower = {"clients": 6, "graph": str(tmp_path / "map.csv"), "beside": [], **graph}
     (tmp_path / "plan.toml").write_text(tomli_w.dumps(common | {"flower": flower}))
-    dataset = {"name": "csv", "path": "all.csv", "client": "sensor", "target": "speed", "time": "when"}
-    dataset |= {"past": 12, "horizon": 12, "edges": "map.csv", **graph}
-    federation = {"federation": common["federation"] | {"dataset": dataset}}
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(common | federation))
-    run(tmp_path, "run", "config.toml", "--out", "simulated", "--executor", "loop", "--beside", "none")
     with sites(tmp_path, nodes):
         summary = json.loads(run(tmp_path, "flower", "run", "plan.toml", "--out", "sites", "--json"))
     assert summary["metric"] == "mae"
-    compare(tmp_path, summary, tmp_path / "simulated")
+    reading = Reading("speed", time="when", past=12, horizon=12)
+    compare(tmp_path, summary, {name: (tmp_path / options[1], reading) for name, options in nodes.items()})
