@@ -36,8 +36,8 @@ def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
         return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
     if known.known < FEWEST:
         return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
-    known = rounded(known)
-    return known._replace(distinct=_distinct(known), near=_grouped(known.near, known.known))
+    told = rounded(known)
+    return told._replace(distinct=_distinct(told), near=_grouped(told.near, told.known))
 
 
 def rounded(known: NumberStatistics) -> NumberStatistics:

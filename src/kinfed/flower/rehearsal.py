@@ -122,8 +122,7 @@ def rehearse(
     else:
         report("model     not checked: give the run's config, --check FILE.toml")
     report("what leaves this site for the server, and why it refuses a message if it does:")
-    batch = planned.learning.training.batch if run else 0
-    for line in _leaving(here.left, batch):
+    for line in _leaving(here.left, planned.learning.training.batch if run else 0):
         report(line)
 
 
