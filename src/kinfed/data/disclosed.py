@@ -36,8 +36,8 @@ def coarse(known: Statistics, names: int | None = None, least: int = 1) -> Any:
         return WordStatistics(counts, known.missing, known.others + rest, known.unnamed + len(order) - len(told))
     if known.known < FEWEST:
         return NumberStatistics(0, known.missing, 0.0, 0.0, (), {})
-    told = rounded(known)
-    return told._replace(distinct=_distinct(told), near=_grouped(told.near, told.known))
+    rough = rounded(known)
+    return rough._replace(distinct=_distinct(rough), near=_grouped(rough.near, rough.known))
 
 
 def rounded(known: NumberStatistics) -> NumberStatistics:

@@ -38,7 +38,7 @@ class Describing:
     planned: Plan
     broker: Broker
     facts: Words  # with `agreed`, once there is agreement, and `description`, once that is found
-    told: dict[str, dict[str, Statistics]] = field(default_factory=dict)  # what sites said, by column
+    told: dict[str, dict[str, Any]] = field(default_factory=dict)  # what sites said, by column
 
     def agree(self, alike: Mapping[str, Words]) -> None:
         """Agree on columns, kinds and classes, or on times, by the greetings of sites that are alike."""
@@ -140,7 +140,7 @@ class Describing:
             surplus = {word for word in alone[room:] if rows[word] >= RARE}
             for client, told in self.told.items():
                 if own := surplus & told[name].counts.keys():
-                    counts: Any = {word: count for word, count in told[name].counts.items() if word not in own}
+                    counts = {word: count for word, count in told[name].counts.items() if word not in own}
                     others = told[name].others + sum(rows[word] for word in own)
                     unnamed = told[name].unnamed + len(own)
                     told[name] = WordStatistics(counts, told[name].missing, others, unnamed)
