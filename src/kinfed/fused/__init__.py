@@ -219,7 +219,7 @@ class _Block:
 
     def train(self, x: Tensor, y: Tensor, moving: frozenset[str], lowest: int, span: bool, out: Tensor) -> None:
         """Write the trained vectors to out: [k, d]."""
-        parts, (rows, place, weight, valid, classes) = self._fused.parts, self._batches
+        parts, still, (rows, place, weight, valid, classes) = self._fused.parts, self._fused.frozen, self._batches
         k, width = len(rows), int(place.max()) + 1
         rows = rows[:, :width]
         pooled = rows.gather(1, place.flatten(1)).view_as(place).transpose(0, 1).contiguous()  # [T, k, B] of the pool
@@ -237,8 +237,7 @@ class _Block:
         climbed = parts[lowest + span if fixed else 0 :]
         deepest = 0 if fixed else lowest  # of those, the lowest that moves
         # Copies, for theta stays as it is; and products are faster where matrices lie side by side.
-        tensors, still = self._tensors, self._fused.frozen
-        moved = {n: tensors[n] if n in still else tensors[n].clone() for part in climbed for n in part.names}
+        moved = {n: self._tensors[n] if n in still else self._tensors[n].clone() for p in climbed for n in p.names}
         steps, real = valid.sum(1), weight.sum(2)
         done = (steps[:, None] <= torch.arange(len(at), device=steps.device)).sum(0).tolist()  # clients, by step
         most = real.amax(0).long().tolist()
