@@ -11,12 +11,15 @@ import torch
 from torch import Tensor
 
 from ..core.engine import Rounds
+from ..core.method import model_for
+from ..core.sharing import Sharing
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from .config import Experiment
 from .fit import seconds_by_round
+from .footprint import Part, check, footprint
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")  # where Linux keeps a process's peak
 
@@ -42,9 +45,11 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
 
     `federation` is the experiment's, of its first seed; the time that it takes to load is not counted.
     A trial is three rounds, the first to warm up and the last evaluated. Time grows with the examples of all clients
-    and with a part that does not; local work in steps rather than epochs has only the latter.
+    and with a part that does not; local work in steps rather than epochs has only the latter. Raises UsageError, as
+    `fit` would, if the server needs more memory than there is.
     """
-    device = pick_device(execution.device)
+    device, needed = pick_device(execution.device), _footprint(experiment, federation)
+    check(needed, len(federation), device)
     _reset_peak(device)
     most, whole, few = int(federation.sizes.max()), int(federation.sizes.sum()), experiment.training.batch
     trials: list[Trial] = []
@@ -58,9 +63,17 @@ def estimate(experiment: Experiment, federation: Federation, execution: Executio
     share = trials[-1].examples / whole
     return Cost(
         rounds * each + evaluations * scored,
-        _peak(device),
+        max(_peak(device), sum(part.bytes for part in needed)),
         "all examples" if share == 1 else f"{100 * share:.2g} % of the examples",
     )
+
+
+def _footprint(experiment: Experiment, federation: Federation) -> list[Part]:
+    """What the server needs, as `fit` finds it."""
+    method, seed = experiment.method, experiment.seed
+    model = model_for(method, experiment.module(federation, seed), None, federation.x.dtype, seed)
+    layout, share = Sharing.of(method, model.layout).shared, experiment.participation.share
+    return footprint(method, layout, len(federation), share, experiment.rounds, model.theta.element_size())
 
 
 def _try(experiment: Experiment, federation: Federation, execution: Execution) -> Trial:

@@ -35,6 +35,7 @@ from . import own_parts
 from .agreement import check_agreement
 from .checkpointer import Checkpointer
 from .following import followed
+from .footprint import check, footprint
 from .run import Run
 from .run_folder import RunFolder
 
@@ -81,19 +82,20 @@ def fit(
     how = checkpointer.execution(execution, federation, model, rounds, seed)
     divided, model = divide(method, model)
     build = Distributed if distributed.is_on() else Simulation
-    states = None if folder is None else Path(folder)
-    fleet = build(
-        federation, model, divided, training, seed=seed, execution=how, share=participation.share, folder=states
-    )
+    states, share = None if folder is None else Path(folder), participation.share
+    fleet = build(federation, model, divided, training, seed=seed, execution=how, share=share, folder=states)
     fleet.reason = checkpointer.reason or fleet.reason
+    sharing = Sharing.of(method, model.layout)
+    need = footprint(method, sharing.shared, len(federation), share, rounds, model.theta.element_size())
+    check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
     whole: Fleet = fleet
     if attack is not None and attackers.any():
-        history.honest, shared = ~attackers, Sharing.of(method, model.layout).shared
-        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
+        history.honest = ~attackers
+        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), sharing.shared, seed)
     at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
-    execution.planned(sharing := Sharing.of(method, model.layout))
+    execution.planned(sharing)
     tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
     with tracked as follow, checkpointer.guard():
 
