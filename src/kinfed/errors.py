@@ -14,7 +14,8 @@ from typing import Any
 from .interrupts import CODES, Terminated
 
 FEW = 30  # names that an error may list
-OUT_OF_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
+NO_GPU_MEMORY = "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA error: out of memory"
+NO_MEMORY = "DefaultCPUAllocator: "  # how PyTorch begins to say it of the machine's own
 LONG = 80  # an error repeats a word of up to this many letters without a space or slash
 
 
@@ -76,11 +77,26 @@ def short(text: str) -> str:
 
 
 def is_out_of_memory(problem: BaseException) -> bool:
-    """Whether a GPU had too little memory; cuBLAS and cuDNN, which allocate some, have their own messages."""
+    """Whether memory did not suffice, a GPU's or the machine's."""
+    lacks = isinstance(problem, RuntimeError) and NO_MEMORY in str(problem)
+    return lacks or isinstance(problem, MemoryError) or lacks_gpu_memory(problem)
+
+
+def lacks_gpu_memory(problem: BaseException) -> bool:
+    """Whether it was a GPU's memory; cuBLAS and cuDNN, which allocate some, have their own messages."""
     torch = sys.modules.get("torch")  # imported by any program that can run out of a GPU's memory
     return (torch is not None and isinstance(problem, torch.cuda.OutOfMemoryError)) or (
-        isinstance(problem, RuntimeError) and any(words in str(problem) for words in OUT_OF_MEMORY)
+        isinstance(problem, RuntimeError) and any(words in str(problem) for words in NO_GPU_MEMORY)
     )
+
+
+def out_of_memory(problem: BaseException) -> str:
+    """The line that a person reads where memory did not suffice."""
+    if lacks_gpu_memory(problem):
+        return "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu"
+    asked = re.search(r"allocate (\d+) bytes", str(problem))
+    more = f" ({int(asked[1]) / 1e9:.3g} GB more were needed)" if asked else ""
+    return f"out of memory{more}; use fewer clients, a smaller model or --executor loop"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -112,13 +128,8 @@ def explain(problem: BaseException) -> tuple[int, str]:
             return 1, short(f"{problem.filename}: {problem.strerror}")
         case RunError() | OSError():
             return 1, short(str(problem))
-        case MemoryError():
-            return 1, "out of memory; use a smaller model, fewer clients or --executor loop"
-        case RuntimeError() if is_out_of_memory(problem):
-            return (
-                1,
-                "the GPU's memory is too small for these examples and models; use fewer clients or --device cpu",
-            )
+        case Exception() if is_out_of_memory(problem):
+            return 1, out_of_memory(problem)
     return 1, f"unexpected {type(problem).__name__}: {short(str(problem))} (--debug shows where; please report it)"
 
 

@@ -5,12 +5,14 @@ import weakref
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 import kinfed
 from kinfed.cli import main
+from kinfed.core import checkpoint as module_of_checkpoints
 from kinfed.core import engine
 from kinfed.core.engine import Rounds
 from kinfed.core.fleet import Evaluation
@@ -203,3 +205,64 @@ def test_free_memory_is_the_least_of_what_machine_process_and_group_leave(monkey
     assert devices.free_memory(CPU) == 6000
     (group / "memory.max").write_text("max\n")
     assert devices.free_memory(CPU) == 60 * 1024
+
+
+FULL = [
+    RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory: you tried to allocate "
+        "40000000000 bytes. Error code 12 (Cannot allocate memory)"
+    ),
+    MemoryError("Unable to allocate 40.0 GiB for an array"),
+]
+
+
+def few():
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(1))
+    return kinfed.Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(60) % 3)
+
+
+def layer():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        return nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("full", FULL, ids=["torch", "numpy"])
+def test_memory_that_runs_out_in_a_round_is_one_line_and_loses_no_finished_round(full, monkeypatch, tmp_path):
+    real, held = kinfed.FedAMP.aggregate, []
+
+    def aggregate(self, roster, server, cohort, uploads):
+        if roster.round == 2:
+            large = torch.zeros(1000)
+            held.append(weakref.ref(large))
+            raise full
+        return real(self, roster, server, cohort, uploads)
+
+    def save(path, *what):
+        assert all(one() is None for one in held)  # what took the memory is let go before files are written
+        return written(path, *what)
+
+    written = module_of_checkpoints.save
+    whole = kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4)
+    with monkeypatch.context() as now:
+        now.setattr(kinfed.FedAMP, "aggregate", aggregate)
+        now.setattr(module_of_checkpoints, "save", save)
+        with pytest.raises(kinfed.RunError, match=r"^round 3: out of memory.*; the rounds before are kept in ") as told:
+            kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
+    assert "\n" not in str(told.value)
+    assert ("40 GB more" in str(told.value)) == (full is FULL[0])
+    with safe_open(tmp_path / "checkpoint.safetensors", "pt") as file:
+        assert file.metadata()["done"] == "2"
+    again = kinfed.fit(kinfed.FedAMP(), few(), layer(), rounds=4, folder=tmp_path)
+    assert torch.equal(again.history.models["theta"], whole.history.models["theta"])
+
+
+@pytest.mark.parametrize("full", FULL, ids=["torch", "numpy"])
+@pytest.mark.parametrize(("executor", "whom"), [("loop", "a single client, [0-2];"), ("vmap", "3 clients at once;")])
+def test_memory_that_runs_out_in_training_is_one_line(full, executor, whom, monkeypatch):
+    def train(self, client, state, received):
+        raise full
+
+    monkeypatch.setattr(kinfed.FedAvg, "train", train)
+    with pytest.raises(kinfed.RunError, match=rf"^round 1: the device's memory is too small to train {whom}"):
+        kinfed.fit(kinfed.FedAvg(), few(), layer(), rounds=1, execution=Execution(executor))

@@ -1,6 +1,7 @@
 """Checkpointer: writes a run's checkpoints to its folder, and resumes the run from them."""
 
 import time
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from ..core.method import Method, Roster
 from ..core.model import Model
 from ..core.trees import Tree, reordered
 from ..data.federation import Federation
-from ..errors import RunError, UsageError
+from ..errors import RunError, UsageError, is_out_of_memory, out_of_memory
 from ..interrupts import held
 from ..ops.gemm import has_amx
 from ..simulation import distributed
@@ -172,6 +173,13 @@ class Checkpointer:
         except (RunError, KeyboardInterrupt) as problem:
             self._on_failure(problem)
             raise
+        except Exception as problem:
+            if not is_out_of_memory(problem):
+                raise
+            traceback.clear_frames(problem.__traceback__)  # which hold the tables that took it all
+            self._on_failure(problem)
+            kept = f"; the rounds before are kept in {self.folder}" if self._path and self.at.done else ""
+            raise RunError(f"round {self.at.done + 1}: {out_of_memory(problem)}{kept}") from problem
 
     def _on_failure(self, problem: BaseException) -> None:
         apart = isinstance(problem, KeyboardInterrupt) and distributed.is_on()

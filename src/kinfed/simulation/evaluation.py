@@ -19,7 +19,7 @@ from ..core.method import Method
 from ..core.model import Model
 from ..core.tables import index
 from ..core.trees import Axis, Tree
-from ..errors import UsageError, is_out_of_memory
+from ..errors import UsageError, lacks_gpu_memory
 from .clients import Clients
 from .gather import Gathered
 from .state_store import mapped
@@ -142,7 +142,7 @@ class Evaluator:
         try:
             return self._model.predict(tensors, self._clients.pool.x[at])
         except RuntimeError as problem:
-            if len(at) == 1 or not is_out_of_memory(problem):
+            if len(at) == 1 or not lacks_gpu_memory(problem):
                 raise
         return torch.cat([self._predicted(tensors, half) for half in at.tensor_split(2)])
 

@@ -20,7 +20,7 @@ from ..core.model import Model
 from ..core.tables import index
 from ..core.trainers import EagerTrainer, FunctionalTrainer
 from ..core.trees import Axis, Tree
-from ..errors import RunError, UsageError, is_out_of_memory
+from ..errors import RunError, UsageError, is_out_of_memory, lacks_gpu_memory
 from ..fused import Fused
 from ..fused.trainer import FusedTrainer
 from .clients import Clients
@@ -92,7 +92,7 @@ class Loop:
             except Exception as problem:
                 name = clients.names[members[place]]
                 if is_out_of_memory(problem):
-                    raise _too_large(round, name) from problem
+                    raise _too_large(round, [name], problem) from problem
                 raise RunError(f"round {round + 1}: client {name}: {_line(problem)}") from problem
 
         # The largest clients come first, so that no worker is left with a large one at the end.
@@ -157,8 +157,8 @@ class Batched:
                     raise RunError(
                         f"round {round + 1}: {_line(problem)}; executor 'loop' trains client by client, and names one"
                     ) from problem
-                if len(places) == 1:
-                    raise _too_large(round, clients.names[int(ids[places])]) from problem
+                if len(places) == 1 or not lacks_gpu_memory(problem):  # on a CPU another chunk would change the bits
+                    raise _too_large(round, [clients.names[i] for i in ids[at].tolist()], problem) from problem
                 self.chunk = len(places) // 2
                 return False  # retried by the caller: the exception still holds the memory here
             return True
@@ -183,10 +183,13 @@ class Batched:
         return workers, self.threads // pairs * (allowed // workers)
 
 
-def _too_large(round: int, name: str) -> RunError:
+def _too_large(round: int, names: list[str], problem: BaseException) -> RunError:
+    whom = f"a single client, {names[0]}" if len(names) == 1 else f"{len(names)} clients at once"
+    instead = (
+        "--device cpu" if lacks_gpu_memory(problem) else "--executor loop" if len(names) > 1 else "a smaller model"
+    )
     return RunError(
-        f"round {round + 1}: the device's memory is too small to train a single client, {name}; "
-        "use a smaller batch or --device cpu"
+        f"round {round + 1}: the device's memory is too small to train {whom}; use a smaller batch or {instead}"
     )
 
 
