@@ -1,12 +1,18 @@
-"""Writing files so that they are complete or absent."""
+"""Writing files so that they are complete or absent, and by one program at a time."""
 
+import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
-from .errors import RunError
+from .errors import RunError, UsageError
+
+LOCK = ".lock"  # in a folder that a program has for itself
+_holders: dict[Path, int] = {}  # of the folders that this program has for itself, the threads that asked for them
 
 
 @contextmanager
@@ -66,3 +72,53 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunError(f"cannot create the folder {path}: {problem.strerror}") from None
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """In this block no other program, and no other thread, is in such a block for the same folder.
+
+    Raises UsageError while another one is. One that has ended in whatever way, even killed, no longer counts. Blocks of
+    one thread may be nested.
+    """
+    path, thread = folder.resolve(), threading.get_ident()
+    if _holders.get(path) == thread:
+        yield
+        return
+    taken = UsageError(f"another program works in {folder}; wait until it has ended, or stop it")
+    if _holders.setdefault(path, thread) != thread:
+        raise taken
+    try:
+        with _locked(path / LOCK, taken):
+            yield
+    finally:
+        del _holders[path]
+
+
+@contextmanager
+def _locked(path: Path, taken: UsageError) -> Iterator[None]:
+    """Hold the lock of a file, which is there as long; raises `taken` if another program does."""
+    try:
+        file = _opened(path, taken)
+    except OSError as problem:
+        raise RunError(f"cannot write {path}: {problem.strerror or problem}") from None
+    with file:
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # before it is let go: who opens the file from now on makes another
+
+
+def _opened(path: Path, taken: UsageError) -> IO[str]:
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        except BlockingIOError:
+            file.close()
+            raise taken from None
+        except OSError:  # a file system without locks
+            return file
+        file.close()  # it was removed by the program that has just ended

@@ -4,7 +4,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -161,6 +161,10 @@ class Checkpointer:
             self.keep()
             self._saved = time.perf_counter()
             self._took = self._saved - now
+
+    def alone(self) -> AbstractContextManager[None]:
+        """A block in which no other program works in the folder, if there is one; raises UsageError while one does."""
+        return self.folder.alone() if self.folder else nullcontext()
 
     @contextmanager
     def guard(self) -> Iterator[None]:

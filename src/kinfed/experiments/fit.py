@@ -97,7 +97,7 @@ def fit(
     at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
     execution.planned(sharing)
     tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
-    with tracked as follow, checkpointer.guard():
+    with checkpointer.alone(), tracked as follow, checkpointer.guard():
 
         def after(round: int, server: Tree) -> None:
             checkpointer.after(round, server, rounds.last)

@@ -11,6 +11,7 @@ from ..core.engine import ServerError
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import DataError, RunError, UsageError, log_failure, note_failure
+from ..files import LOCK
 from ..interrupts import held
 from ..simulation import distributed
 from ..simulation.execution import Execution
@@ -65,18 +66,20 @@ def launch(
     new = not folder.path.exists()
     if distributed.leads():
         folder.make()
-        folder.write_how({**_open(execution), "beside": beside})
-        if former is not None:
-            further.link(former, folder)
-        config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
-    try:
-        return _go_on(experiment, folder, execution, data_dir, beside, on_begin, federation)
-    except (UsageError, DataError):  # such as missing data: there is nothing to resume
-        begun = (folder.config.name, folder.how.name, folder.origin.name)
-        whole = folder.path.rglob("*")
-        if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in whole):
-            shutil.rmtree(folder.path)
-        raise
+    with folder.alone():
+        if distributed.leads():
+            folder.write_how({**_open(execution), "beside": beside})
+            if former is not None:
+                further.link(former, folder)
+            config.write(experiment.table, folder.config)  # last: a run with a config can be resumed
+        try:
+            return _go_on(experiment, folder, execution, data_dir, beside, on_begin, federation)
+        except (UsageError, DataError):  # such as missing data: there is nothing to resume
+            begun = (folder.config.name, folder.how.name, folder.origin.name, LOCK)
+            whole = folder.path.rglob("*")
+            if new and distributed.leads() and all(path.name in begun or path.is_dir() for path in whole):
+                shutil.rmtree(folder.path)
+            raise
 
 
 def resume(
@@ -97,15 +100,34 @@ def resume(
     if not folder.is_begun:
         raced = "; a choice goes on with the command that began it" * (path / "race").exists()
         raise UsageError(f"{folder} is not a run's folder: it has no config.toml{raced}")
-    finished = distributed.agree(folder.is_finished)
-    if finished and distributed.leads():
-        folder.tidy()
-        catch_up(folder, execution.track)
-    if finished and not beside:
-        return folder.read_summary() if distributed.leads() else None
+    if distributed.agree(folder.is_finished) and not beside:
+        return _caught_up(folder, execution)
+    with folder.alone():
+        return _resume_alone(folder, execution, data_dir, beside, on_begin, federation)
+
+
+def _caught_up(folder: RunFolder, execution: Execution) -> Summary | None:
+    """The summary of a finished run, whose trackers have got all of it; None in a process that is not the leader."""
+    if not distributed.leads():
+        return None
+    folder.tidy()
+    catch_up(folder, execution.track)
+    return folder.read_summary()
+
+
+def _resume_alone(
+    folder: RunFolder,
+    execution: Execution,
+    data_dir: Path | None,
+    beside: Sequence[str],
+    on_begin: Begin,
+    federation: Federation | None,
+) -> Summary | None:
+    """The same, of a run in whose folder no other program works."""
     experiment = config.of_run(folder.config)
-    if finished:
-        return _compare(experiment, folder, execution, data_dir, beside, on_begin)
+    if distributed.agree(folder.is_finished):  # perhaps by the program that worked in it until now
+        summary = _caught_up(folder, execution)
+        return _compare(experiment, folder, execution, data_dir, beside, on_begin) if beside else summary
     asked = beside or distributed.agree(folder.read_how().get("beside", ()))
     try:
         return _go_on(experiment, folder, execution, data_dir, asked, on_begin, federation)

@@ -5,7 +5,8 @@ import json
 import os
 import tomllib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 from zipfile import BadZipFile
@@ -24,8 +25,9 @@ from ..core.tasks import Classification
 from ..data.federation import Federation
 from ..data.split import SPLITS
 from ..errors import RunError, UsageError
-from ..files import make_folder, replacing, sweep_up
+from ..files import alone, make_folder, replacing, sweep_up
 from ..metrics import graphs
+from ..simulation import distributed
 
 Array = NDArray[Any]
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
@@ -105,6 +107,20 @@ class RunFolder:
     def make(self) -> None:
         """Make the folder if it does not exist; raises RunError."""
         make_folder(self.path)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A block in which no other program works in the folder, see `files.alone`; the leader asks for all."""
+        problem = None
+        with ExitStack() as stack:
+            try:
+                if distributed.leads():
+                    stack.enter_context(alone(self.path))
+            except (UsageError, RunError) as raised:
+                problem = raised
+            if (problem := distributed.agree(problem)) is not None:
+                raise problem
+            yield
 
     def beside(self, method: str) -> "RunFolder":
         """The folder of the run of Local, or of FedAvg, beside this one."""
