@@ -20,8 +20,6 @@ from ..errors import UsageError
 from .copies import duplicate
 from .seeding import fold, uniform
 
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
 
 class _Pass(threading.local):
     """What the layers below need to know about the current forward pass."""
@@ -43,8 +41,9 @@ PASS = _Pass()
 
 def is_plain(part: nn.Module) -> bool:
     """Whether a call of this module is its class's forward pass and nothing else: no hooks, no forward of its own."""
-    hooked = _has_any_global_hook() or any(getattr(part, hooks) for hooks in HOOKS)
-    return "forward" not in vars(part) and not hooked
+    own = vars(part)
+    hooked = own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+    return not (hooked or "forward" in own or _has_any_global_hook())
 
 
 class Norm(nn.modules.batchnorm._BatchNorm):
@@ -128,6 +127,8 @@ class _Pooling(nn.Sequential):
     gives what it always did. Layers with hooks, which would see other numbers, keep their order.
     """
 
+    at: tuple[int, ...] = ()  # the places of such ReLUs
+
     def __repr__(self) -> str:
         """The layers as they are computed: digests of models are made of what is shown."""
         return repr(nn.Sequential(OrderedDict(zip(self._modules, self._in_order(), strict=True))))
@@ -139,14 +140,14 @@ class _Pooling(nn.Sequential):
 
     def _in_order(self) -> list[nn.Module]:
         """The layers in the order in which they are computed."""
-        parts = list(self)
-        for i, (one, two) in enumerate(pairwise(self)):
-            if _commute(one, two):
-                parts[i : i + 2] = two, one
+        parts: list[Any] = [*self._modules.values()]
+        for i in self.at:
+            if _commute(*parts[i : i + 2]):
+                parts[i : i + 2] = parts[i + 1], parts[i]
         return parts
 
 
-def _commute(one: nn.Module, two: nn.Module) -> bool:
+def _commute(one: nn.Module, two: nn.Module | None = None) -> bool:
     """Whether these are a ReLU and a pooling whose order does not matter. A ReLU in place may be seen by others."""
     return (
         type(one) is nn.ReLU
@@ -204,8 +205,9 @@ def adapt(module: nn.Module) -> nn.Module:
         if "forward" in vars(part):
             continue
         if kind is nn.Sequential:
-            if any(_commute(one, two) for one, two in pairwise(part)):
+            if at := tuple(i for i, pair in enumerate(pairwise(part)) if _commute(*pair)):
                 part.__class__ = _Pooling
+                part.at = at
         elif isinstance(part, nn.RNNBase):
             _without_cudnn(part)
         elif kind in NORMS:
