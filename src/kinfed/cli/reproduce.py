@@ -139,6 +139,9 @@ def _reproduce(args: argparse.Namespace, console: Console) -> None:
         _show(made, shown, tables, console)
     if failed:
         raise RunError(f"{len(failed)} of {len(runs)} runs failed; the table has the others")
+    if broken := [line for line in made.lines() if line.status.startswith("failed: ")]:
+        cell = f"{broken[0].row.name} on {broken[0].column.name}"
+        raise RunError(f"{cell} {broken[0].status}; the table has what can be read")
 
 
 def _carry_out(

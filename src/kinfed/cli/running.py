@@ -292,6 +292,7 @@ def _notes(summary: Summary) -> Iterator[str]:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         yield f"{summary.chosen}: {', '.join(values)}"
     yield from (f"! {warning}" for warning in summary.warnings)
+    yield from (f"! {name}: {other.extremes}" for name, other in _compared_with(summary).items() if other.extremes)
     if summary.origin is not None:
         yield _went_on(summary.origin)
     if summary.always and summary.selects == summary.metric:

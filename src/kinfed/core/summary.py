@@ -2,12 +2,14 @@
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError
+from .extremes import name_extremes
 from .history import History
 from .tasks import Task, unit_of
 
@@ -95,7 +97,8 @@ class Summary:
             "bytes_up": history.bytes_up,
             "bytes_down": history.bytes_down,
         }
-        return cls(**values | others)
+        summary = cls(**values | others)
+        return dataclasses.replace(summary, warnings=[*summary.warnings, *filter(None, [summary.extremes])])
 
     @property
     def several(self) -> list[int]:
@@ -134,6 +137,18 @@ class Summary:
         if self.clients_scores is None:
             raise self._of_several()
         return self.clients_scores
+
+    @property
+    def extremes(self) -> str:
+        """A sentence on clients whose errors alone decide the mean of the chosen model; empty if there are none.
+
+        Of a run with one seed, whose metric is an error.
+        """
+        if self.higher_is_better or self.clients_scores is None or self.names is None:
+            return ""
+        attackers, scores = set(self.attackers), self.clients_scores[self.chosen]
+        errors = [math.nan if name in attackers else one for name, one in zip(self.names, scores, strict=True)]
+        return name_extremes(errors, self.names, self.metric)
 
     @property
     def client_names(self) -> list[str]:
