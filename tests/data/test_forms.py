@@ -294,9 +294,16 @@ OTHER = {  # training cells, a new cell that would be a number or a date by itse
     "a new unit": (["12", "7"], "12 %", "'12 %' is not a finite number; in training they were written such as 1200.5"),
     "thousands": (["1200", "7"], "1,200", "'1,200' is not a finite number; in training"),
     "a fraction": (["1.200,5", "7"], "1.5", "'1.5' is not written as in training, such as 1.200,5"),
+    "no truth": (["true", "False"], "yes", "'yes' is neither true nor false, as all were in training"),
     "no zone": (["2025-01-31 10:00Z", "2025-02-05 11:30Z"], "2025-02-05 11:30", "has no time zone, but in training"),
     "a zone": (["2025-01-31 10:00", "2025-02-05 11:30"], "2025-02-05 11:30+02:00", "has a time zone, but in training"),
 }
+
+
+def test_truth_values_stay_what_they_were_in_training_beside_numbers():
+    found = described(x=["true", "False"])
+    x = found.encode(frame(["TRUE", "0", "false", "1"]), "A")
+    torch.testing.assert_close(x, found.encode(frame(["true", "false", "false", "true"]), "A"))
 
 
 @pytest.mark.parametrize("way", OTHER)

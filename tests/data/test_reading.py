@@ -13,7 +13,7 @@ import pytest
 
 import kinfed
 from kinfed import UsageError
-from kinfed.data import reading
+from kinfed.data import csv_files, reading
 from kinfed.data.reading import frame_of, kind_of, open_table
 from kinfed.errors import Fault
 
@@ -65,16 +65,39 @@ def test_numbers_are_those_that_python_reads(tmp_path):
     assert frame.numbers("x").tolist() == [float(text) for text in texts]
 
 
+EMPTY = "write a comma for each entry that is empty"
+ABOVE = "if the columns' names stand below line {} ('{}'), delete it, else name every column"
+HOLDS = "put an entry that holds a comma between quotation marks"
+COMMA = "write a decimal point for the comma, or put the number between quotation marks"
+ESCAPED = 'a quotation mark inside an entry is written as "", not as \\"'
+NAMELESS = "there are no column names; write them there, separated by commas, or delete the line if they stand below it"
+
+
+@pytest.mark.filterwarnings("ignore:.* above the header")
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("a,b\n1,2\n1\n", "t.csv, line 3: 1 entries, but the header has 2"),
-        ('a,b\n"x\ny",2\n1\n', "t.csv, line 4: 1 entries, but the header has 2"),
-        ("a,b\n1,2,3\n", "t.csv, line 2: 3 entries, but the header has 2"),
-        ('a,b\n1,"2"3\n', "t.csv, line 2: ',' expected after '\"'"),
-        ("a,b\r1,2\r3\r", "t.csv, line 3: 1 entries, but the header has 2"),
-        ("\na,b\n1,2\n", "t.csv, line 1: there are no column names; add them, separated by commas"),
-        (" ,\n1,2\n", "t.csv, line 1: there are no column names; add them, separated by commas"),
+        ("a,b\n1,2\n1\n", f"t.csv, line 3: 1 entry, but the header has 2; {EMPTY}"),
+        ('a,b\n"x\ny",2\n1\n', f"t.csv, line 4: 1 entry, but the header has 2; {EMPTY}"),
+        ("a,b\n1,2,3\n", f"t.csv, line 2: 3 entries, but the header has 2; {ABOVE.format(1, 'a,b')}"),
+        (
+            "\nSales, 2024\n\na,b,c\n1,2,3\n",
+            f"4: 3 entries, but the header has 2; {ABOVE.format(2, 'Sales, 2024')}",
+        ),
+        ("a,b,c\nx,1,2\nJohn, Doe,1,2\n", f"t.csv, line 3: 4 entries, but the header has 3; {HOLDS}"),
+        ("a,b,c\nx,1,2\nJohn,1,5,2\n", f"t.csv, line 3: 4 entries, but the header has 3; {COMMA}"),
+        ("a;b\nx;1\nJohn;1;2\n", f"line 3: 3 entries, but the header has 2; {HOLDS.replace('comma', 'semicolon')}"),
+        (
+            'a,b\n1,"2"3\n',
+            f"line 2: an entry goes on behind the quotation mark that ends it; {csv_files.QUOTED}",
+        ),
+        ('a,b\n1,"say \\"2\\""\n', f"line 2: an entry goes on behind the quotation mark that ends it; {ESCAPED}"),
+        ('a,b\n1,"2\n', f"t.csv, line 2: a quotation mark is never closed; {csv_files.QUOTED}"),
+        ('a,b\n"\\"",2\n', f"t.csv, line 2: a quotation mark is never closed; {ESCAPED}"),
+        ("a,b\r1,2\r3\r", f"t.csv, line 3: 1 entry, but the header has 2; {EMPTY}"),
+        (" ,\n1,2\n", f"t.csv, line 1: {NAMELESS}"),
+        ("# of 2024\n\n , \na,b\n1,2\n", f"t.csv, line 3: {NAMELESS}"),
+        ("# of 2024\r\r\ra,b\r1\r", f"t.csv, line 5: 1 entry, but the header has 2; {ABOVE.format(4, 'a,b')}"),
         (b"a,b\n1,2\n\x81,2\n", "t.csv, line 3: this is not UTF-8 text; save it as UTF-8"),
         (
             b"PK\3\4a,b",
@@ -90,6 +113,32 @@ def test_a_line_that_does_not_fit_is_named(tmp_path, text, told):
     with pytest.raises(UsageError) as found:
         open_table(write(tmp_path, text))
     assert str(found.value).endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("above", "remarks"),
+    [
+        ("", 0),
+        ("\n\r\n \t\n", 0),
+        ("# made by a program, version 3, of 2024\n# in kg\n", 2),
+        ("\n#x\n\n", 1),
+        ("# 'one \"mark\n", 1),
+    ],
+)
+def test_remarks_and_blank_lines_above_the_header_are_left_out(tmp_path, above, remarks, recwarn):
+    rows = [["a b", "1.5"], ["# no remark", "2"], ["", "3"]]
+    path = write(tmp_path, above + "who,x\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    frame = open_table(path)
+    assert (frame.columns, cells(frame)) == (["who", "x"], rows)
+    assert frame.row(1).endswith(f"t.csv, line {len(above.splitlines()) + 3}")
+    said = [str(one.message) for one in recwarn]
+    assert [one.split(": ")[1].split()[0] for one in said] == [str(remarks)] * bool(remarks)
+
+
+def test_a_heading_may_begin_with_a_hash(tmp_path, recwarn):
+    frame = open_table(write(tmp_path, "# by a program\n#who,x\na,1\nb,2\n"))
+    assert (frame.columns, cells(frame)) == (["#who", "x"], [["a", "1"], ["b", "2"]])
+    assert "1 line above the header that begins with # is left out" in str(recwarn.pop(UserWarning).message)
 
 
 SHOPS = [
@@ -119,7 +168,7 @@ def test_a_line_that_names_the_separator_as_excel_reads_it(tmp_path):
     assert cells(frame)[0] == ["1,5", "2"]
     with pytest.raises(UsageError, match=r"t\.csv, line 4, column 'b': 'bad' is not"):
         frame.numbers("b")
-    with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entries, but the header has 2"):
+    with pytest.raises(UsageError, match=r"t\.csv, line 3: 1 entry, but the header has 2"):
         open_table(write(tmp_path, "sep=;\na;b\n1\n"))
 
 

@@ -95,6 +95,8 @@ class Frame:
             return Written("typed", zoned=self.is_zoned(name)) if dated else None
         if name in self._written:
             return self._written[name]
+        if not dated and self._are_truths(name):
+            return Written("truth")
         form = self._form(name, dated)
         return form.written if form is not None else Written(zoned=self.is_zoned(name) if dated else None)
 
@@ -187,7 +189,7 @@ class Frame:
         rest = rest.filter(~rest.is_in([*MISSING]))
         if not plain and not len(rest):
             return "empty"
-        if not plain and rest.is_in([*TRUTH]).all():
+        if not plain and self._are_truths(name):
             return "numbers"
         # Those with a decimal comma count too, so that `numbers` says what to do about them.
         numbers = int(rest.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).count())
@@ -202,6 +204,12 @@ class Frame:
             what = f"column '{name}' is taken for text; if '{cell}' is a date, write its year with four digits"
             warnings.warn(f"{self.name}: {what}", stacklevel=4)
         return "text"
+
+    def _are_truths(self, name: str) -> bool:
+        """Whether a column of text holds true and false, and nothing else."""
+        rest = self._rest(name)
+        rest = rest.filter(~rest.is_in([*MISSING]))
+        return bool(len(rest)) and bool(np.isnan(self._cast(name)).all()) and bool(rest.is_in([*TRUTH]).all())
 
     def _rest(self, name: str) -> "polars.Series":
         """The cells of a column of text that polars reads as no number, without blanks around them; none is empty."""
@@ -225,7 +233,7 @@ class Frame:
         """
         if (name, dated) not in self._forms:
             known = self._written.get(name)
-            known = None if known is not None and known.kind == "typed" else known
+            known = None if known is not None and known.kind in ("truth", "typed") else known
             try:
                 form = (dates if dated else amounts)(self.column(name), known)
             except Unclear as problem:
@@ -264,6 +272,8 @@ class Frame:
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
         cell = str(self.column(name)[int(bad[0])]).strip()
         text = f"{self.place(bad[0], name)}: '{cell}' is {'not a finite' if infinite else 'too large a'} number{more}"
+        if infinite and name in self._written and self._written[name].kind == "truth":
+            return f"{self.place(bad[0], name)}: '{cell}' is neither true nor false{more}, as all were in training"
         if infinite and name in self._written:
             text += f"; in training they were written such as {self._written[name].example}: write it so"
         elif infinite:
@@ -278,7 +288,8 @@ class Frame:
         entries = [entry.lower() for entry in rest.names]
         known = {"": math.nan, "nan": math.nan, **dict.fromkeys(MISSING, math.nan)}
         each = np.array([known.get(entry, _number(entry)) for entry in entries])
-        if missing.all() and not np.isfinite(each).any():
+        written = self._written.get(column.name)
+        if (written is not None and written.kind == "truth") or (missing.all() and not np.isfinite(each).any()):
             each = np.array([TRUTH.get(entry, value) for entry, value in zip(entries, each, strict=True)])
         result = values.copy()
         result[missing] = each[rest.codes]

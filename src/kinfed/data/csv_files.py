@@ -5,20 +5,25 @@ import csv
 import io
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..errors import Fault, UsageError
+from ..errors import Fault, UsageError, several
 
 if TYPE_CHECKING:
     import polars
 
 SEPARATORS = (",", ";", "\t", "|")
+MARKS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
 LOOKED_AT = 50  # lines that tell what separates entries
 LOOKED_IN = 1000  # bytes that tell whether a file is text
+LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+LONG = 1 << 16  # bytes in which the line below a remark is looked for
+QUOTED = "a quotation mark inside an entry is written twice, and the entry stands between quotation marks"
 
 
 class Text(NamedTuple):
@@ -28,7 +33,7 @@ class Text(NamedTuple):
     data: bytes  # in UTF-8
     above: int  # lines above the heading, which are not in `data`
     separator: str
-    told: str  # how the encoding was found, if it is not UTF-8
+    told: tuple[str, ...]  # what to warn of: an encoding that is not UTF-8, lines that are left out
 
 
 def read(path: Path) -> "tuple[list[str], polars.DataFrame]":
@@ -40,8 +45,8 @@ def read(path: Path) -> "tuple[list[str], polars.DataFrame]":
     import polars
 
     text = _text(path)
-    if text.told:
-        warnings.warn(f"{path}: {text.told}", stacklevel=5)
+    for said in text.told:
+        warnings.warn(f"{path}: {said}", stacklevel=5)
     heading = _heading(text)
     table = _quick(text, len(heading))
     if table is None or not _fits(text, table):
@@ -76,10 +81,37 @@ def _text(path: Path) -> Text:
         )
     elif not data.isascii():
         data, told = _as_utf8(path, data.removeprefix(codecs.BOM_UTF8))
-    text = Text(path, data, 0, SEPARATORS[0], told)
+    data, above, remarks = _without_remarks(data)
+    text = Text(path, data, above, SEPARATORS[0], tuple(filter(None, (told, remarks))))
     if said := re.match(rb'"?sep=([,;\t|])"?\r?\n', data, re.IGNORECASE):  # a line that Excel reads
-        return text._replace(data=data[said.end() :], above=1, separator=said[1].decode())
+        return text._replace(data=data[said.end() :], above=above + 1, separator=said[1].decode())
     return text._replace(separator=_separator(text))
+
+
+def _without_remarks(data: bytes) -> tuple[bytes, int, str]:
+    """The data from its heading on; how many lines stand above that: blank ones, and remarks, which begin with #; and
+    what to warn of if there are remarks.
+
+    A line with # is the heading if the next one has as many separators.
+    """
+    above, begin, remarks = 0, 0, 0
+    for found in LINE.finditer(data):
+        line = found[0].strip()
+        if line and not (line.startswith(b"#") and not _heads(line, data[found.end() :][:LONG])):
+            break
+        above, begin, remarks = above + 1, found.end(), remarks + bool(line)
+    said = ""
+    if remarks:
+        words = ("begin", "are") if remarks > 1 else ("begins", "is")
+        said = f"{several(remarks, 'line')} above the header that {words[0]} with # {words[1]} left out"
+    return (data[begin:] if above else data), above, said
+
+
+def _heads(line: bytes, rest: bytes) -> bool:
+    """Whether a line has as many separators as the first line of the rest that is neither blank nor a remark."""
+    each = (found[0].strip() for found in LINE.finditer(rest))
+    below = next((one for one in each if one and not one.startswith(b"#")), b"")
+    return any(line.count(mark.encode()) == below.count(mark.encode()) > 0 for mark in SEPARATORS)
 
 
 def _as_utf8(path: Path, data: bytes) -> tuple[bytes, str]:
@@ -144,7 +176,8 @@ def _heading(text: Text) -> list[str]:
     heading = [name.strip() for name in next(_lines(text), (0, []))[1]]
     if text.data.strip() and not any(heading):
         raise UsageError(
-            f"{text.path}, line {text.above + 1}: there are no column names; add them, separated by commas",
+            f"{text.path}, line {text.above + 1}: there are no column names; write them there, separated by commas, or "
+            "delete the line if they stand below it",
             Fault.UNREADABLE,
         )
     if twice := sorted({name for name in heading if name and heading.count(name) > 1}):
@@ -157,15 +190,52 @@ def _heading(text: Text) -> list[str]:
 def _rows(text: Text) -> Iterator[tuple[int, list[str]]]:
     """The line and the cells of every row that is not blank, below the heading."""
     lines = _lines(text)
-    width = len(next(lines, (0, []))[1])
+    first, heading = next(lines, (0, []))
     for line, row in lines:
         if not any(cell.strip() for cell in row):  # such as the last lines of a spreadsheet
             continue
-        if len(row) != width:
-            raise UsageError(
-                f"{text.path}, line {line}: {len(row)} entries, but the header has {width}", Fault.UNREADABLE
-            )
+        if len(row) != len(heading):
+            raise UsageError(_misfit(text, line, row, first, heading), Fault.UNREADABLE)
         yield line, row
+
+
+def _misfit(text: Text, line: int, row: list[str], first: int, heading: list[str]) -> str:
+    """What to say of the first line that has more or fewer entries than the heading, and which of them is wrong."""
+    count = f"{len(row)} {'entry' if len(row) == 1 else 'entries'}"
+    said = f"{text.path}, line {line}: {count}, but the header has {len(heading)}"
+    filled = (cells for _, cells in islice(_readable(text), 1, None) if any(map(str.strip, cells)))
+    good = list(islice(filled, LOOKED_AT))
+    usual = Counter(map(len, good)).most_common(1)[0][0]
+    if usual != len(heading):  # most lines are like this one
+        title = text.separator.join(heading)[:40]
+        fix = f"if the columns' names stand below line {first} ('{title}'), delete it, else name every column"
+    elif len(row) < len(heading):
+        fix = f"write a {MARKS[text.separator]} for each entry that is empty"
+    elif text.separator == "," and _has_decimal_comma(row, next(cells for cells in good if len(cells) == usual)):
+        fix = "write a decimal point for the comma, or put the number between quotation marks"
+    else:
+        fix = f"put an entry that holds a {MARKS[text.separator]} between quotation marks"
+    return f"{said}; {fix}"
+
+
+def _has_decimal_comma(row: list[str], other: list[str]) -> bool:
+    """Whether two entries of a row are one number, so that its numbers and words stand where another row's do."""
+    kinds = list(map(_is_number, other))
+    for i in range(len(row) - 1):
+        joined = [*row[:i], ".".join(row[i : i + 2]), *row[i + 2 :]]
+        if _is_number(joined[i]) and list(map(_is_number, joined)) == kinds:
+            return True
+    return False
+
+
+def _is_number(cell: str) -> bool:
+    return re.fullmatch(r"\s*[-+]?\d+(\.\d+)?\s*", cell) is not None
+
+
+def _readable(text: Text) -> Iterator[tuple[int, list[str]]]:
+    """The lines up to the first that cannot be read."""
+    with suppress(UsageError):
+        yield from _lines(text)
 
 
 def _lines(text: Text) -> Iterator[tuple[int, list[str]]]:
@@ -176,5 +246,11 @@ def _lines(text: Text) -> Iterator[tuple[int, list[str]]]:
         for row in rows:
             yield text.above + rows.line_num, row
     except csv.Error as problem:
-        message = "a quotation mark is never closed" if "unexpected end" in str(problem) else str(problem)
-        raise UsageError(f"{text.path}, line {text.above + rows.line_num}: {message}", Fault.UNREADABLE) from None
+        line, message = text.above + rows.line_num, str(problem)
+        if "unexpected end" in message:
+            message = f"a quotation mark is never closed; {QUOTED}"
+        elif "expected after" in message:
+            message = f"an entry goes on behind the quotation mark that ends it; {QUOTED}"
+        if b'\\"' in text.data:
+            message = message.partition(";")[0] + '; a quotation mark inside an entry is written as "", not as \\"'
+        raise UsageError(f"{text.path}, line {line}: {message}", Fault.UNREADABLE) from None

@@ -223,6 +223,23 @@ def _check_split(split: Split, dataset: Dataset, in_order: bool, labelled: bool,
         raise UsageError(f"split: own_times cuts examples by their times, but {why}")
 
 
+def _check_periods(split: Split, dataset: Dataset, owned: Sequence[Tensor], parts: Sequence[Rows]) -> None:
+    """Raise UsageError if clients have no part of a period of all clients, but could be cut by their own times."""
+    short = [i for i, part in enumerate(parts) if not part]
+    if split.own_times or not short or split.examples or split.share < 1:
+        return
+    assert dataset.time is not None
+    alone = [split.by_own_time(dataset.time, dataset.span, owned[i], torch.Generator()) for i in short]
+    if all(alone):
+        names = tuple(dataset.owners) or tuple(str(i) for i in range(len(owned)))
+        few = f"{', '.join(names[i] for i in short[:8])}{', ...' if len(short) > 8 else ''}"
+        raise UsageError(
+            f"{some(len(short), len(owned), 'client')} no examples in one of the periods of training, validation and "
+            f"test, which are the same for all clients: {few}; to cut each client's by its own times set "
+            "federation.split.own_times=true, kinfed.Split(own_times=True)"
+        )
+
+
 def divide(
     dataset: Dataset,
     owned: Sequence[Tensor],
@@ -249,6 +266,7 @@ def divide(
     _check_split(split, dataset, in_order, labelled, lots is not None)
     if in_order:
         parts = split.by_time(dataset, owned, draws)
+        _check_periods(split, dataset, owned, parts)
     elif lots is not None:
         parts = [split.by_lot(rows_of_client, lots, draw) for rows_of_client, draw in zip(owned, draws, strict=True)]
     else:

@@ -49,7 +49,8 @@ class Unclear(Exception):
 class Written:
     """How a column writes its numbers or dates; new cells of the column are read in the same way."""
 
-    kind: Literal["plain", "amount", "date", "typed"] = "plain"  # plain: as 1200.5 or 2025-01-31; typed: not as text
+    # plain: as 1200.5 or 2025-01-31; truth: as true and false; typed: not as text
+    kind: Literal["plain", "amount", "date", "truth", "typed"] = "plain"
     unit: str = ""  # of amounts
     comma: bool | None = False  # whether amounts have a comma before fractions; None: no cell says so
     day: str = ""  # the parts of a date, as in strptime; %y: years of two digits

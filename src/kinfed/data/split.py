@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..core.settings import CountOrZero, In, Settings
-from ..errors import UsageError
+from ..errors import UsageError, several
 from .dataset import Dataset
 
 SPLITS = ("train", "validation", "test")
@@ -151,7 +151,7 @@ class Split(Settings):
                         f"time order leaves none for {share}; change the shares, or leave time out"
                     )
                 raise UsageError(
-                    f"split: the {share} share covers {length} steps, but a window needs {span}; "
+                    f"split: the {share} share covers {several(length, 'step')}, but a window needs {span}; "
                     "change the shares, or take shorter windows"
                 )
         return first, second
