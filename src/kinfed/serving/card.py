@@ -10,7 +10,7 @@ from ..data.columns import Calendar, Category, Number
 from ..errors import UsageError, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
-from .whole import words
+from .whole import keyed, onnx_outputs, words
 
 MOST = 5  # clients that a card lists
 CLOCK = "`x[..., 1]` is the time of day, from 0 to 1"
@@ -32,7 +32,7 @@ def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", 
         "parameters": f"{summary.parameters:,}",
         "made with": f"kinfed {__version__}, seed {summary.seed}",
     }
-    lines = [f"# {path.name}: the model of client {client}", "", "| | |", "| --- | --- |"]
+    lines = [f"# {path.name}: the model of client {_cell(client)}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {_cell(value)} |" for name, value in facts.items()]
     lines += [
         "",
@@ -49,7 +49,7 @@ def card(saved: Saved, client: str, path: Path, digest: str, licence: str = "", 
 
 
 def _cell(text: object) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ")
+    return " ".join(str(text).replace("|", "\\|").split())
 
 
 def _data(saved: Saved) -> str:
@@ -76,7 +76,7 @@ def _scores(saved: Saved, client: str) -> list[str]:
     places |= {said: folder.beside(name) for name, said in others.items() if name != summary.method}
     if summary is not saved.summary:
         places[f"the run's method ({saved.summary.method})"] = folder
-    rows = [f"| | test {summary.metric} of {client} |", "| --- | --- |"]
+    rows = [f"| | test {summary.metric} of {_cell(client)} |", "| --- | --- |"]
     for said, place in places.items():
         score = _score_of(place, client)
         rows.append(f"| {said} | {'not trained beside the run' if score is None else f'{score:.4g}'} |")
@@ -94,7 +94,7 @@ def _listens(kept: Saved, client: str) -> list[str]:
     weights = weights.mean(0) if weights.ndim == 3 else weights  # over layers
     row = weights if weights.ndim == 1 else weights[kept.names.index(client)]
     order = [i for i in np.argsort(-row, kind="stable")[:MOST] if row[i] > 0]
-    each = [f"- {kept.names[i]}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
+    each = [f"- {_cell(kept.names[i])}{' (itself)' if kept.names[i] == client else ''}: {row[i]:.3f}" for i in order]
     layers = ", the mean over layers" if relations.weights.ndim == 4 else ""
     return [f"The largest weights in its mixture ({relations.origin} relation{layers}):", "", *each]
 
@@ -127,16 +127,21 @@ def _use(saved: Saved, path: Path, client: str, apart: float | None) -> list[str
             what += "; they are `x[..., 0]`, and " + CLOCK
         listed = ", ".join(str(one) for one in shape)
         return [*lines, f"- `x`: float32 [n, {listed}], {what or 'as in training'}"]
+    keys = keyed(description)
     for column in description.inputs:
+        name = _cell(column.name)
+        if kind == "pt2" and keys[column.name] != column.name:
+            name = f"{keys[column.name]}` for the column `{name}"
         if isinstance(column, Number):
-            lines.append(f"- `{column.name}`: float64 [n], NaN where it is missing")
+            lines.append(f"- `{name}`: float64 [n], NaN where it is missing")
         elif isinstance(column, Calendar):
-            lines.append(f"- `{column.name}`: float64 [n], seconds since 1970 in UTC, NaN where it is missing")
+            lines.append(f"- `{name}`: float64 [n], seconds since 1970 in UTC, NaN where it is missing")
         elif isinstance(column, Category) and column.parts and kind == "onnx":
-            lines.append(f'- `{column.name}`: text [n], "" where it is missing')
+            lines.append(f'- `{name}`: text [n], "" where it is missing')
         elif isinstance(column, Category) and column.parts:
             places, other = words(column)
-            lines.append(f"- `{column.name}`: int64 [n], of {places}; any other text is {other}")
+            lines.append(f"- `{name}`: int64 [n], of {places}; any other text is {other}")
     if saved.classes:
-        lines += ["", f"`class` and `probabilities` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
+        named = onnx_outputs(saved.predictor(client)) if kind == "onnx" else ["class", "probabilities"]
+        lines += ["", f"`{named[0]}` and `{named[1]}` [n, C] of the classes {', '.join(map(repr, saved.classes))}."]
     return lines

@@ -18,7 +18,7 @@ from ..files import replacing, together
 from . import onnx_file
 from .card import card
 from .exported import facts
-from .whole import Whole, example
+from .whole import Encode, Whole, example, keyed
 
 Format = Literal["onnx", "pt2", "safetensors"]
 FORMATS: tuple[Format, ...] = ("onnx", "pt2", "safetensors")
@@ -105,7 +105,12 @@ def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, A
     predictor = saved.predictor(name)
     whole = Whole(saved.shown(name), predictor, name).eval()
     if kind == "pt2":
-        traced = onnx_file.program(whole, example(predictor, 4))
+        given = example(predictor, 4)
+        if isinstance(given, dict) and predictor.description is not None and isinstance(whole.before, Encode):
+            keys = keyed(predictor.description)
+            whole.before.names = [keys[column] for column in whole.before.names]
+            given = {keys[column]: values for column, values in given.items()}
+        traced = onnx_file.program(whole, given if isinstance(given, dict) else (given,))
         with replacing(path) as part, part.open("wb") as file, onnx_file.quiet():
             torch.export.save(traced, file, extra_files={"card.json": json.dumps(about)})
         return None

@@ -17,6 +17,7 @@ from ..data.cells import Frame
 from ..data.columns import Category, Unused
 from ..data.description import Description
 from ..data.series import Series
+from ..data.words import name_of
 from ..errors import UsageError
 from ..experiments.predictor import KEPT, Answers, Predictor, Source, only
 from ..experiments.saved import Saved
@@ -153,7 +154,7 @@ class Exported(Predictor):
         for column in self.description.inputs:
             if isinstance(column, Category):
                 values, words = cells[column.name]
-                index = {word: i for i, word in enumerate(column.categories)}
+                index = {name_of(word): i for i, word in enumerate(column.categories)}
                 places = np.array([*(index.get(word, len(index)) for word in words), np.nan])
                 columns.append(places[np.where(np.isnan(values), -1, values).astype(np.int64)])
             elif not isinstance(column, Unused):
@@ -162,12 +163,8 @@ class Exported(Predictor):
 
     def outputs_of(self, client: str, x: Tensor) -> Tensor:
         """[n, C] logarithms of probabilities, or numbers in their own unit."""
-        session = self.module(client)
-        names = [one.name for one in session.get_outputs()]
-        found = dict(zip(names, session.run(None, self._fed(x)), strict=True))
-        if self.answers.classes:
-            return torch.from_numpy(found["probabilities"]).log()
-        return torch.from_numpy(found["prediction"]).flatten(1)
+        found = torch.from_numpy(self.module(client).run(None, self._fed(x))[-1])  # the first may be the class
+        return found.log() if self.answers.classes else found.flatten(1)
 
     def _fed(self, x: Tensor) -> dict[str, Any]:
         if self.readings is not None:

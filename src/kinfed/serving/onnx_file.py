@@ -5,9 +5,9 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..data.columns import Category
 from ..errors import UsageError
 from ..experiments.predictor import Predictor
-from .whole import Columns, Whole, example, words
+from .whole import Columns, Whole, example, onnx_outputs, words
 
 AGREE = 1e-5  # between onnxruntime and PyTorch, relative to the largest answer if that is above 1
 ML = "ai.onnx.ml"
@@ -32,28 +32,46 @@ def needed() -> None:
         raise UsageError(f"ONNX needs the package {problem.name}: pip install 'kinfed[export]'") from None
 
 
-def program(whole: Whole, given: Columns | Tensor) -> torch.export.ExportedProgram:
+def program(whole: nn.Module, given: Columns | tuple[Tensor, ...]) -> torch.export.ExportedProgram:
     """The module as torch.export has it, for any number of rows; raises UsageError that says what it cannot hold."""
     rows = {0: torch.export.Dim("rows")}
-    shapes = {name: rows for name in given} if isinstance(given, dict) else rows
+    arguments: tuple[Any, ...] = (given,) if isinstance(given, dict) else given
+    shapes: Any = (dict.fromkeys(given, rows),) if isinstance(given, dict) else ((rows,) * len(given),)
     try:
         with quiet():
-            return torch.export.export(whole.eval(), (given,), dynamic_shapes=(shapes,))
+            return torch.export.export(whole.eval(), arguments, dynamic_shapes=shapes)
     except Exception as problem:  # whatever tracing a user's module ends in
         raise UsageError(f"the model cannot be exported: {_reason(problem)}") from None
 
 
-def convert(whole: Whole, predictor: Predictor) -> Any:
+class _Ordered(nn.Module):
+    """A `Whole` that takes columns one after another, so that no name of a column is one of its program."""
+
+    def __init__(self, whole: Whole, names: Sequence[str]) -> None:
+        super().__init__()
+        self.whole, self._names = whole, names
+
+    def forward(self, *columns: Tensor) -> Columns:
+        """The answers."""
+        answers: Columns = self.whole(dict(zip(self._names, columns, strict=True)) if self._names else columns[0])
+        return answers
+
+
+class Converted(NamedTuple):
+    """An ONNX model whose numbers are one client's."""
+
+    proto: Any
+    tensors: dict[str, str]  # which of a module's own tensors some of its constants are: names in its state
+
+
+def convert(whole: Whole, predictor: Predictor) -> Converted:
     """The ONNX model of one client; raises UsageError that names an operator which ONNX cannot hold."""
     given = example(predictor, 4)
-    traced = program(whole, given)
-    names = list(given) if isinstance(given, dict) else ["x"]
-    outputs = ["class", "probabilities"] if predictor.answers.classes else ["prediction"]
+    names = list(given) if isinstance(given, dict) else []
+    traced = program(_Ordered(whole, names).eval(), tuple(given.values()) if isinstance(given, dict) else (given,))
     try:
         with quiet():
-            made = torch.onnx.export(
-                traced, dynamo=True, optimize=False, verbose=False, input_names=names, output_names=outputs
-            )
+            made = torch.onnx.export(traced, dynamo=True, optimize=False, verbose=False)
     except Exception as problem:
         raise UsageError(f"ONNX cannot hold the model: {_reason(problem)}") from None
     assert made is not None
@@ -61,24 +79,58 @@ def convert(whole: Whole, predictor: Predictor) -> Any:
     with quiet():
         made.optimize()
     proto = made.model_proto
-    if _numbers(proto, whole) != _numbers(plain, whole):  # folded into others, so that no other client's fit
+    own = {f"whole.{name}": name for name in whole.state_dict()}
+    if own.keys() & _constants(proto) != own.keys() & _constants(plain):  # folded, so that no other client's fit
         proto = plain
     for node in (*proto.graph.node, *(node for function in proto.functions for node in function.node)):
         del node.metadata_props[:]  # lines of code, ten times as large as a small model
-    _with_text(proto, predictor)
-    return proto
+    outputs, tensors = onnx_outputs(predictor), own.keys() & _constants(proto)
+    called = _rename(proto.graph, names or ["x"], outputs)
+    _with_text(proto, predictor, outputs)
+    return Converted(proto, {called[name]: own[name] for name in tensors})
 
 
-def _numbers(proto: Any, whole: nn.Module) -> set[str]:
-    """The names of the module's own tensors in an ONNX model."""
-    return {tensor.name for tensor in proto.graph.initializer} & whole.state_dict().keys()
+def _constants(proto: Any) -> set[str]:
+    return {tensor.name for tensor in proto.graph.initializer}
 
 
-def _with_text(proto: Any, predictor: Predictor) -> None:
+def _values(graph: Any) -> list[Any]:
+    """The lists of names of values in all nodes of a graph, and of those within these."""
+    lists = [names for node in graph.node for names in (node.input, node.output)]
+    inner = [each.g for node in graph.node for each in node.attribute if each.HasField("g")]
+    return lists + [names for one in inner for names in _values(one)]
+
+
+def _rename(graph: Any, inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """Give a graph's inputs and outputs these names, and no other value one of them; the new names by the old."""
+    ends = [*graph.input, *graph.output]
+    called = {end.name: name for end, name in zip(ends, [*inputs, *outputs], strict=True)} | {"": ""}
+    taken = {*inputs, *outputs}
+    others = [*graph.initializer, *graph.value_info]
+    for name in [*(one.name for one in others), *(name for names in _values(graph) for name in names)]:
+        if name not in called:
+            called[name] = _free(name.removeprefix("whole."), taken)
+    for one in (*ends, *others):
+        one.name = called[one.name]
+    for names in _values(graph):
+        names[:] = [called[name] for name in names]
+    return called
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """The name, with underscores while it is taken; then it is."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _with_text(proto: Any, predictor: Predictor, outputs: Sequence[str]) -> None:
     """Let columns of text be text, and classes their names, in the graph itself."""
     import onnx
 
     graph, nodes = proto.graph, []
+    taken = {name for names in _values(graph) for name in names} | {*outputs} | {one.name for one in graph.input}
     columns = predictor.description.inputs if predictor.description is not None else ()
     texts = {column.name: column for column in columns if isinstance(column, Category) and column.parts}
     for given in graph.input:
@@ -89,7 +141,7 @@ def _with_text(proto: Any, predictor: Predictor) -> None:
                 "values_int64s": list(places.values()),
                 "default_int64": other,
             }
-            place = f"{given.name}::place"
+            place = _free("place", taken)
             nodes.append(onnx.helper.make_node("LabelEncoder", [given.name], [place], domain=ML, **keys))
             given.type.tensor_type.elem_type = onnx.TensorProto.STRING
             for node in graph.node:
@@ -97,26 +149,27 @@ def _with_text(proto: Any, predictor: Predictor) -> None:
     for node in reversed(nodes):
         graph.node.insert(0, node)
     if predictor.answers.classes:
+        place = _free("place", taken)
         for node in graph.node:
-            node.output[:] = ["class::place" if name == "class" else name for name in node.output]
-            node.input[:] = ["class::place" if name == "class" else name for name in node.input]
+            node.output[:] = [place if name == outputs[0] else name for name in node.output]
+            node.input[:] = [place if name == outputs[0] else name for name in node.input]
         names = list(predictor.answers.classes)
         back: dict[str, Any] = {"keys_int64s": list(range(len(names))), "values_strings": names, "default_string": ""}
-        graph.node.append(onnx.helper.make_node("LabelEncoder", ["class::place"], ["class"], domain=ML, **back))
+        graph.node.append(onnx.helper.make_node("LabelEncoder", [place], [outputs[0]], domain=ML, **back))
         graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.STRING
     if ML not in {one.domain for one in proto.opset_import}:
         proto.opset_import.append(onnx.helper.make_opsetid(ML, 3))
 
 
-def filled(proto: Any, whole: nn.Module, metadata: dict[str, str]) -> Any:
+def filled(converted: Converted, whole: nn.Module, metadata: dict[str, str]) -> Any:
     """A copy of an ONNX model with the numbers of another module of the same architecture."""
     import onnx
 
     made, values = onnx.ModelProto(), whole.state_dict(keep_vars=False)
-    made.CopyFrom(proto)
+    made.CopyFrom(converted.proto)
     for tensor in made.graph.initializer:
-        if tensor.name in values:
-            array = values.pop(tensor.name).detach().cpu().contiguous().numpy()
+        if tensor.name in converted.tensors:
+            array = values[converted.tensors[tensor.name]].detach().cpu().contiguous().numpy()
             tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
     onnx.helper.set_model_props(made, metadata)
     return made
@@ -140,10 +193,9 @@ def apart(path: Path, whole: Whole, predictor: Predictor) -> float:
             places, _ = words(column)
             text = {place: word for word, place in places.items()}
             fed[column.name] = np.array([text.get(int(place), "no category") for place in fed[column.name]], object)
-    got = dict(zip((one.name for one in session.get_outputs()), session.run(None, fed), strict=True))
-    name = "probabilities" if predictor.answers.classes else "prediction"
-    truth = expected[name].numpy()
-    return float(np.abs(got[name] - truth).max() / max(1.0, np.abs(truth).max()))
+    got = session.run(None, fed)[-1]
+    truth = expected["probabilities" if predictor.answers.classes else "prediction"].numpy()
+    return float(np.abs(got - truth).max() / max(1.0, np.abs(truth).max()))
 
 
 @contextlib.contextmanager

@@ -179,6 +179,28 @@ def words(column: Category) -> tuple[dict[str, int], int]:
     return {**{one: i for i, one in enumerate(column.categories)}, "": missing}, other
 
 
+def onnx_outputs(predictor: Predictor) -> list[str]:
+    """What an ONNX file calls its answers, the last being numbers: as `Whole`, unless a column has that name."""
+    taken = {column.name for column in predictor.description.inputs} if predictor.description is not None else set()
+    names = ["class", "probabilities"] if predictor.answers.classes else ["prediction"]
+    for i in range(len(names)):
+        while names[i] in taken:
+            names[i] = f"predicted {names[i]}"
+    return names
+
+
+def keyed(description: Description) -> dict[str, str]:
+    """The key of each column in what a pt2 file takes: its name, or a number for one that no program can quote."""
+    names = [column.name for column in description.inputs]
+    keys = {}
+    for i, name in enumerate(names):
+        key = name if name.isprintable() and not {*name} & {*"'\"\\{}"} else f"column {i + 1}"
+        while key != name and key in names:
+            key += "_"
+        keys[name] = key
+    return keys
+
+
 def example(predictor: Predictor, rows: int, seed: int = 0) -> Columns | Tensor:
     """Random columns of so many rows, with missing cells, or x: [rows, ...], such as a `Whole` takes."""
     draw = torch.Generator().manual_seed(seed)
