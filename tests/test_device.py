@@ -65,6 +65,6 @@ def test_cudnn_does_not_take_the_weights_away(name, executor, monkeypatch):
     torch.manual_seed(0)
     module = Flattening() if name == "own" else MODELS[name]((6, 2), 3, hidden=8)
     how = {"rounds": 2, "training": Training(2, 8, SGD(0.1)), "execution": Execution(executor, device="cpu")}
-    expected = fit(METHODS["fedavg"](), data, module, **how).theta(0)
+    expected = fit(METHODS["fedavg"](), data, module, **how).theta(position=0)
     monkeypatch.setattr(nn.RNNBase, "flatten_parameters", flatten)
-    assert torch.equal(fit(METHODS["fedavg"](), data, module, **how).theta(0), expected)
+    assert torch.equal(fit(METHODS["fedavg"](), data, module, **how).theta(position=0), expected)

@@ -127,8 +127,8 @@ def test_a_module_and_examples_that_are_there_already_are_taken():
     found = train(DEVICE, data=there, module=network().to(DEVICE))
     agree(train(CPU), found)
     agree(train(CPU), train(CPU, data=there, module=network().to(DEVICE)))
-    assert found.theta(0).device == CPU
-    assert {t.device for t in found.load_model(0).parameters()} == {CPU}
+    assert found.theta(position=0).device == CPU
+    assert {t.device for t in found.load_model(position=0).parameters()} == {CPU}
     torch.testing.assert_close(found.reweighted_accuracy(), train(CPU).reweighted_accuracy())
 
 
@@ -272,7 +272,7 @@ def test_products_are_rounded_where_that_is_asked_for(precision, executor):
     how = {"data": data, "module": module, "training": Training(2, 16, SGD(0.1)), "executor": executor}
     start = torch.cat([t.detach().flatten() for t in module.parameters()])
     plain, exact, rounded = train(CPU, **how), train(DEVICE, **how), train(DEVICE, precision=precision, **how)
-    plain, exact, rounded = (run.theta(0) - start for run in (plain, exact, rounded))
+    plain, exact, rounded = (run.theta(position=0) - start for run in (plain, exact, rounded))
     assert (exact - plain).norm() < 1e-4 * plain.norm()  # float32 is float32, without TF32
     assert 1e-4 * plain.norm() < (rounded - exact).norm() < 5e-2 * plain.norm()
 

@@ -35,7 +35,7 @@ def test_kept_models_score_as_in_their_runs_and_tuned_ones_differ_in_the_classif
         assert row["success of the backdoor (%)"] == pytest.approx(100 * scores["success"], rel=1e-5)
         tuned = {"test": [], "triggered": []}
         for i in (~attackers).nonzero().squeeze(1).tolist():
-            network = deepcopy(load_model(folder, i))
+            network = deepcopy(load_model(folder, position=i))
             *body, head = [m for m in network.modules() if isinstance(m, torch.nn.Linear)]
             *_, start = [m for m in first.modules() if isinstance(m, torch.nn.Linear)]
             head.load_state_dict(start.state_dict())

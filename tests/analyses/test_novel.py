@@ -61,7 +61,7 @@ def test_real_runs_source_by_source(study, tmp_path, graph):
         wanted["neighbours' mean"].append(accuracy(averaged(networks, near), federation, i))
     generated = RunFolder(runs / "panacea-0.3").read_summary().clients_scores["generated"]
     wanted["panacea"] = [generated[i] for i in new]
-    wanted["own data alone"] = [accuracy(load_model(runs / "local", i), federation, i) for i in new]
+    wanted["own data alone"] = [accuracy(load_model(runs / "local", position=i), federation, i) for i in new]
     for source, scores in wanted.items():
         assert rows[source]["never trained"] == pytest.approx(100 * np.mean(scores), abs=1e-4), source
         assert rows[source]["over clients"] == pytest.approx(100 * np.std(scores), abs=1e-4), source

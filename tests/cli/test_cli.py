@@ -113,8 +113,8 @@ def test_the_saved_config_repeats_the_run_bit_for_bit_and_models_load(tmp_path, 
         rows = federation.rows["test"][int(client)]
         hits = (module(federation.x[rows]).argmax(1) == federation.y[rows]).float().mean()
         assert float(hits) == pytest.approx(summary["clients_scores"][summary["chosen"]][int(client)])
-    with pytest.raises(kinfed.UsageError, match="there is no client 6"):
-        kinfed.load_model(tmp_path / "a", 6)
+    with pytest.raises(kinfed.UsageError, match="there is no client at position 6; there are"):
+        kinfed.load_model(tmp_path / "a", position=6)
 
 
 def test_a_killed_run_is_resumed_to_the_same_bytes(tmp_path):

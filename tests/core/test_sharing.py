@@ -433,12 +433,16 @@ def test_a_run_saves_whole_models_and_says_what_travelled(tmp_path):
     assert summary["sharing"]["bytes_up"] == summary["sharing"]["bytes_down"] == 40 * 8 * 4
     data = federation()
     for i in range(4):
-        loaded = load_model(tmp_path / "run", i, module())
+        loaded = load_model(tmp_path / "run", module=module(), position=i)
         assert torch.equal(loaded[0].weight, module()[0].weight)
         rows = data.rows["test"][i]
-        torch.testing.assert_close(loaded(data.x[rows]), found.load_model(i)(data.x[rows]), rtol=0, atol=0)
+        torch.testing.assert_close(loaded(data.x[rows]), found.load_model(position=i)(data.x[rows]), rtol=0, atol=0)
     correct = [
-        float((load_model(tmp_path / "run", i, module())(data.x[r]).argmax(1) == data.y[r]).double().mean())
+        float(
+            (load_model(tmp_path / "run", module=module(), position=i)(data.x[r]).argmax(1) == data.y[r])
+            .double()
+            .mean()
+        )
         for i, r in enumerate(data.rows["test"])
     ]
     assert correct == found.history.test("shared").tolist()

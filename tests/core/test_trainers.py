@@ -333,12 +333,12 @@ def test_an_extended_module_is_saved_and_loaded_as_it_was_scored(tmp_path):
         UsageError,
         match=r"only its method, Loud, knows how its models predict.*: load_model\(folder, client, module, method\)",
     ):
-        load_model(tmp_path / "run", 0, net)
+        load_model(tmp_path / "run", module=net, position=0)
     scored = found.history.scores[-1]["own", "test", "loss"]
     last = found.history.select("own") == found.history.rounds[-1]
     for i, rows in enumerate(federation().rows["test"]):
         x, y = found.federation.x[rows], found.federation.y[rows]
-        one, other = found.load_model(i), load_model(tmp_path / "run", i, net, Loud())
+        one, other = found.load_model(position=i), load_model(tmp_path / "run", module=net, method=Loud(), position=i)
         assert torch.equal(one(x), other(x))
         assert not last or torch.isclose(cross_entropy(one(x), y), scored[i])
 

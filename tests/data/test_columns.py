@@ -167,7 +167,7 @@ def test_two_columns_that_make_inputs_of_one_name_are_refused(columns, told):
 @pytest.mark.parametrize(
     ("cells", "names"),
     [
-        (["true", "False", "unknown"], ["c=False", "c=true", "c=unknown"]),
+        (["true", "False", "unknown"], ["c=False", "c=True", "c=unknown"]),
         (["TRUE", "false", ""], ["c", "c is missing"]),
     ],
 )

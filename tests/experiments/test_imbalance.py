@@ -68,7 +68,7 @@ def one_step(weights, executor):
     training = Training(epochs=1, batch=4, optimiser=SGD(1.0), class_weights=weights)
     data = Federation(x, y, rows, Classification(2))
     run = fit(Local(), data, net, rounds=1, training=training, execution=Execution(executor))
-    return run.load_model(0).weight[:, 0].tolist()
+    return run.load_model(position=0).weight[:, 0].tolist()
 
 
 @pytest.mark.parametrize("executor", ["loop", "vmap", "fused"])

@@ -125,7 +125,7 @@ def test_a_run_may_consist_of_ones_own_parts(capsys):
     assert table["model"] == {"name": "mine.py:Net", "width": 3}
     assert list(table["code"]) == ["mine.py"]
     assert config.resolve(table).table == table
-    assert kinfed.load_model("out", 0).body.weight.shape == (3, 2)
+    assert kinfed.load_model("out", position=0).body.weight.shape == (3, 2)
     assert main(["resume", "out", "--quiet"]) == 0
 
 

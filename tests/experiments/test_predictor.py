@@ -55,7 +55,7 @@ def test_training_rows_are_answered_as_the_run_itself_does(shops, capsys):
     for client in range(6):
         x, module = (
             federation.x[client::6],
-            kinfed.load_model(shops / "run", client),
+            kinfed.load_model(shops / "run", position=client),
         )  # rows of a table keep their order
         chances = module(x).softmax(1).detach()
         mine = rows[client::6]
@@ -254,7 +254,7 @@ def test_arrays_are_answered_too(tmp_path, capsys):
     code, rows, err = predicted(capsys, tmp_path / "run", tmp_path / "new.npz")
     assert code == 0, err
     for i, row in enumerate(rows):
-        chances = kinfed.load_model(tmp_path / "run", i % 4)(x[i : i + 1]).softmax(1)[0].tolist()
+        chances = kinfed.load_model(tmp_path / "run", position=i % 4)(x[i : i + 1]).softmax(1)[0].tolist()
         assert [float(row[f"P({c})"]) for c in range(10)] == pytest.approx(chances, abs=1e-6)
     for arrays, why in (
         ({"x": np.zeros((2, 3))}, "examples are [1, 8, 8] each"),

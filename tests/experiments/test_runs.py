@@ -98,8 +98,8 @@ def test_what_cannot_be_drawn_or_scored_takes_no_results_away(tmp_path, monkeypa
 def test_models_of_several_seeds_are_loaded_from_one_of_them(tmp_path):
     launch(config.resolve(config.read("local", [*SMALL, "seeds=2", "seed=3"])), tmp_path / "a", Execution())
     with pytest.raises(UsageError, match=r"holds a run for each seed; name one, such as .*a/seed-3"):
-        load_model(tmp_path / "a", 0)
-    assert load_model(tmp_path / "a" / "seed-3", 0).training is False
+        load_model(tmp_path / "a", position=0)
+    assert load_model(tmp_path / "a" / "seed-3", position=0).training is False
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def folder(tmp_path):
 def test_a_summary_that_no_run_wrote_is_told(folder, said, why):
     (folder / "summary.json").write_text(said if isinstance(said, str) else json.dumps(said))
     with pytest.raises(UsageError, match=rf"summary\.json .*{why}"):
-        load_model(folder, 0)
+        load_model(folder, position=0)
 
 
 def test_a_finished_run_with_a_summary_that_no_run_wrote_is_told(folder, capsys):
@@ -143,14 +143,14 @@ def test_models_that_do_not_fit_are_told_in_one_line(folder, change, why):
         about = file.metadata()
     save_file({name: change(t) for name, t in arrays.items()}, folder / "models.safetensors", about)
     with pytest.raises(UsageError, match=f"the models do not fit this module or cannot be read .*{why}") as found:
-        load_model(folder, 0)
+        load_model(folder, position=0)
     assert "\n" not in str(found.value)
 
 
 @pytest.mark.parametrize("module", ["net", torch.nn.Linear])
 def test_a_module_that_is_none_is_told(folder, module):
     with pytest.raises(UsageError, match=r"module must be an nn.Module, such as torch.nn.Linear\(8, 2\); got"):
-        load_model(folder, 0, module)
+        load_model(folder, module=module, position=0)
 
 
 def test_a_checkpoint_of_another_content_is_told_in_one_line(tmp_path):
@@ -209,7 +209,7 @@ def test_a_folder_of_before_is_read_and_what_cannot_be_continued_is_refused_in_o
     with pytest.raises(KeyError, match="sharing"):
         summary["sharing"]
     with pytest.raises(UsageError, match="not a config that this version of kinfed can run"):
-        load_model(tmp_path, 0)
+        load_model(tmp_path, position=0)
     # A checkpoint whose history has another form.
     new, old = tmp_path / "new", tmp_path / "old"
     experiment = config.resolve(config.read("fedavg", ["rounds=2", "federation.clients=4", "model=linear"]))

@@ -45,7 +45,7 @@ def test_an_opened_run_knows_its_clients_task_classes_columns_and_models(shops):
     assert run.theta("shop 3").shape == (run.layout.size,)
     assert set(run.personal("shop 3")._fields) == {"theta", "features", "classes", "weight"}
     written = load_file(shops / "run" / "models.safetensors")
-    assert torch.equal(run.personal(3).features, written["shop 3/features"])
+    assert torch.equal(run.personal("shop 3").features, written["shop 3/features"])
     x = torch.randn(5, 3)
     mixed = run.module("shop 3")(x)
     assert torch.equal(mixed, kinfed.load_model(shops / "run", "shop 3")(x))
@@ -98,7 +98,7 @@ def test_files_of_two_runs_are_told_apart(shops, tmp_path):
     (tmp_path / "summary.json").write_text(json.dumps(summary | {"shape": [9]}))
     (tmp_path / "models.safetensors").write_bytes((copy / "models.safetensors").read_bytes())
     with pytest.raises(UsageError, match=r"the models do not fit this module .*not floating-point \[6, 9\]"):
-        kinfed.load_run(tmp_path).module(0)
+        kinfed.load_run(tmp_path).module(position=0)
 
 
 class Counted(nn.Module):
@@ -127,11 +127,11 @@ def test_a_run_that_was_pickled_predicts_as_before(name):
     run = kinfed.fit(METHODS[name](), federation, Counted(norm), **how)
     again = pickle.loads(pickle.dumps(run))
     for i in range(3):
-        assert torch.equal(again.load_model(i)(x), run.load_model(i)(x))
+        assert torch.equal(again.load_model(position=i)(x), run.load_model(position=i)(x))
     assert ("steps" in again.model.layout.names) == (name != "pfedbayes")
     assert again.predictor("1")(x.numpy()).equals(run.predictor("1")(x.numpy()))
     assert again.summary() == run.summary()
-    assert torch.equal(again.model(again.theta(0), x), run.model(run.theta(0), x))
+    assert torch.equal(again.model(again.theta(position=0), x), run.model(run.theta(position=0), x))
     twin = again.model.twin().frozen
     assert all(tensor is twin[key] for key, tensor in again.model.frozen.items())
 

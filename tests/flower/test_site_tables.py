@@ -447,7 +447,7 @@ def compare(made, summary, federation):
     for i, name in enumerate(summary.names):
         (folder,) = (made.folder / "sites" / name / name).glob("*/model.safetensors")
         mine = load_file(folder)
-        for key, value in run.load_model(i).state_dict().items():
+        for key, value in run.load_model(position=i).state_dict().items():
             torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
 
 

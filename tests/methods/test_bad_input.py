@@ -183,7 +183,7 @@ def test_a_model_or_optimiser_that_a_method_cannot_use_is_refused_in_one_line(na
 def test_what_a_second_head_is_added_to_can_be_frozen(name, frozen):
     """As can a shared head: the personal one is trained all the same."""
     found = run(METHODS[name](frozen=(frozen,)), module=TWO_LAYERS)
-    first, last = TWO_LAYERS.state_dict(), found.load_model(0).state_dict()
+    first, last = TWO_LAYERS.state_dict(), found.load_model(position=0).state_dict()
     head = next(n for n in last if n.endswith("personal_head.weight")), "2.weight"
     for name, tensor in last.items():
         plain = name.replace(".generic", "")

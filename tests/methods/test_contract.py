@@ -358,7 +358,10 @@ def test_the_loaded_model_is_the_one_that_was_scored(name, tmp_path):
     scored = history.scores[history.rounds.index(history.select(history.chosen))][history.chosen, "test", "loss"]
     for i in range(len(data)):
         x, y = data.x[data.rows["test"][i]], data.y[data.rows["test"][i]]
-        for loaded in (found.load_model(i), load_model(tmp_path / "run", i, plain, make(name))):
+        for loaded in (
+            found.load_model(position=i),
+            load_model(tmp_path / "run", module=plain, method=make(name), position=i),
+        ):
             assert not loaded.training
             torch.testing.assert_close(data.task.loss(loaded(x), y).mean(), scored[i], rtol=1e-12, atol=1e-12)
 

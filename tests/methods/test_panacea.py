@@ -692,7 +692,7 @@ def test_refuses(kind, wrong):
 def test_a_client_alone_has_no_pairs(known):
     alone = Federation.from_arrays(torch.randn(20, 2), torch.arange(20) % 2, torch.zeros(20), graph=torch.ones(1, 1))
     found = fit(Panacea(**SMALL), alone, nn.Linear(2, 2), rounds=1, execution=Execution("loop"))
-    assert found.theta(0).isfinite().all()
+    assert found.theta(position=0).isfinite().all()
 
 
 @pytest.mark.filterwarnings("error")

@@ -32,6 +32,6 @@ def test_the_saved_model_is_the_scored_one(case, tmp_path):
     at = history.rounds.index(history.select(history.chosen))
     scores = history.scores[at][history.chosen, "test", "loss"]
     for i, rows in enumerate(data.rows["test"]):
-        loaded = kinfed.load_model(tmp_path / "run", i, net, kind(**settings)).double()
+        loaded = kinfed.load_model(tmp_path / "run", module=net, method=kind(**settings), position=i).double()
         loss = nn.functional.cross_entropy(loaded(data.x[rows]), data.y[rows])
         torch.testing.assert_close(loss, scores[i].to(loss), rtol=1e-6, atol=1e-6)

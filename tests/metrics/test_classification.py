@@ -34,7 +34,7 @@ def test_of_a_run_and_its_pooled_accuracy():
     second = [float((train == c).double().mean()) for c in (0, 1)]
     assert second != [0.5, 0.5]  # as they are in all of its examples
     for i, shares in enumerate(([1.0, 0.0], second)):
-        hits = run.load_model(i)(x[rows]).argmax(1) == y[rows]
+        hits = run.load_model(position=i)(x[rows]).argmax(1) == y[rows]
         parts = [(hits[y[rows] == c].double().sum(), (y[rows] == c).sum()) for c in (0, 1)]
         up, down = (sum(s * p[k] for s, p in zip(shares, parts, strict=True)) for k in (0, 1))
         expected.append(up / down)

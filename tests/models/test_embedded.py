@@ -131,7 +131,7 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
     assert 'name = "embedded"\nwidth = 0' in config
     assert "columns" not in config
     inputs = {one.name: one.parts for one in run.description.inputs}
-    first, second = (kinfed.load_model(trained / "run", i).state_dict() for i in (0, 1))
+    first, second = (kinfed.load_model(trained / "run", position=i).state_dict() for i in (0, 1))
     assert first["embeddings.article"].shape == (len(inputs["article"]), -(-len(inputs["article"]) // 2))
     assert not torch.equal(first["embeddings.article"], second["embeddings.article"])  # each client's own
     assert torch.equal(first["embeddings.weather"], second["embeddings.weather"])
@@ -142,7 +142,7 @@ def test_a_run_is_rebuilt_from_its_folder(trained, capsys):
     x = run.description.encode(kinfed.data.reading.frame_of(frame), summary.names[1])
     target = summary.scale["targets"]["sold"]
     with torch.no_grad():
-        outputs = kinfed.load_model(trained / "run", 1)(x)[:, 0] * target["deviation"] + target["mean"]
+        outputs = kinfed.load_model(trained / "run", position=1)(x)[:, 0] * target["deviation"] + target["mean"]
     assert answers == pytest.approx(outputs.numpy(), rel=1e-5)
 
 

@@ -106,7 +106,7 @@ def test_a_method_that_compares_nothing_shows_how_models_moved(tmp_path):
     saved, run = trained(tmp_path / "run", "pfedla", *QUICK["pfedla"])
     found = explain(tmp_path / "run", 0, 1)
     first = run.model.theta
-    a, b = saved.theta(0) - first, saved.theta(1) - first
+    a, b = saved.theta(position=0) - first, saved.theta(position=1) - first
     assert found.compared.startswith("cosine of how far the saved models moved")
     assert found.sources[0].compared == pytest.approx(float(a @ b / a.norm() / b.norm()), abs=1e-5)
     assert "a hypernetwork learns the weights" in " ".join(found.notes)

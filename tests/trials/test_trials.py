@@ -80,7 +80,10 @@ def test_executors_agree_and_the_saved_model_is_the_scored_one(method, tmp_path)
     rounds = loop.history.rounds.index(loop.history.select(loop.history.chosen))
     scored = loop.history.scores[rounds][loop.history.chosen, "test", "accuracy"]
     for i, rows in enumerate(data.rows["test"]):
-        for loaded in (loop.load_model(i), kinfed.load_model(tmp_path / "run", i, module(), method)):
+        for loaded in (
+            loop.load_model(position=i),
+            kinfed.load_model(tmp_path / "run", module=module(), method=method, position=i),
+        ):
             right = loaded(data.x[rows]).argmax(1) == data.y[rows]
             assert right.double().mean() == scored[i]
 
@@ -106,7 +109,7 @@ def test_balanced_softmax_and_the_personal_head_by_hand():
     net = nn.Sequential(nn.Linear(1, 2), nn.Linear(2, 2)).double()
     found = fit(
         FedRoD(), data, net, rounds=1, training=Training(1, 4, SGD(0.1)), execution=Execution("loop")
-    ).load_model(0)
+    ).load_model(position=0)
 
     base, head = nn.Linear(1, 2).double(), nn.Linear(2, 2).double()
     base.load_state_dict(net[0].state_dict())

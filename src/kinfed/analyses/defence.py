@@ -88,7 +88,7 @@ def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int)
     method = SimpleTuning(epochs)
     how = Execution(study.execution.executor, study.execution.workers, device="cpu")
     fleet = Simulation(federation, model, method, experiment.training, seed=seed, execution=how)
-    theta = torch.stack([Model(load_model(folder.path, i)).theta for i in range(len(federation))])  # [N, d]
+    theta = torch.stack([Model(load_model(folder.path, position=i)).theta for i in range(len(federation))])  # [N, d]
     fleet.state = Params(theta)
     scores = fleet.evaluate(0, torch.arange(len(federation)), ()).scores
     metric = federation.task.metric

@@ -87,7 +87,7 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
     scores = np.full(absent.shape, np.nan)
     for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
         trained = np.flatnonzero(~absent[seed])
-        models = [Model(load_model(one.path, i)) for i in trained.tolist()]
+        models = [Model(load_model(one.path, position=i)) for i in trained.tolist()]
         theta = torch.stack([model.theta for model in models])  # [n, d]
         assert federation.graph is not None
         links = federation.graph.weights[..., trained].view(-1, len(federation), len(trained)).mean(0)  # [N, n]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import UsageError, several
+from .predict import of_all
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -19,10 +20,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         description="Write clients' models as files that need no kinfed, each with a model card beside it. onnx and "
         "pt2 include the preprocessing of rows: scales, categories, missing cells; safetensors holds the tensors "
         "alone.",
-        epilog="example: kinfed export my-run --client all --format onnx --out models",
+        epilog="example: kinfed export my-run --format onnx --out models",
     )
     export.add_argument("run", type=Path, metavar="RUN", help="the folder of a finished run, or of a choice")
-    export.add_argument("--client", metavar="NAME", default="all", help="whose model (default: all)")
+    export.add_argument("--client", metavar="NAME", help="whose model (default: all)")
     export.add_argument(
         "--format", choices=["onnx", "pt2", "safetensors"], default="onnx", help="file format (default: onnx)"
     )
@@ -46,8 +47,7 @@ def _export(args: argparse.Namespace, console: Console) -> None:
         what = "is the folder of a site, whose model kinfed predict and kinfed serve use"
         raise UsageError(f"{args.run} {what}; only models of runs are exported")
     saved = load_run(args.run)
-    everyone = args.client == "all" and "all" not in saved.names
-    clients = saved.names if everyone else [args.client]
+    clients = saved.names if of_all(args.client, saved.names) else [args.client]
     made = export(saved, clients, args.format, args.out, args.licence, args.force)
     if args.json:
         print(json.dumps([one._asdict() | {"path": str(one.path)} for one in made]))

@@ -1,6 +1,7 @@
 """kinfed onboard."""
 
 import argparse
+import csv
 import json
 import shlex
 from collections.abc import Sequence
@@ -49,7 +50,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         help="how many examples a newcomer learns from, each number in turn (default: 0,10,50,all); a fixed share is "
         "kept for the test",
     )
-    parser.add_argument("--newcomers", default="", metavar="NAME,...", help="onboard only these (default: all)")
+    parser.add_argument(
+        "--newcomers",
+        default="",
+        metavar="NAME,...",
+        help='onboard only these (default: all); a name with a comma in "quotes"',
+    )
     parser.add_argument(
         "--rounds", type=count, metavar="N", help="rounds of a newcomer's training (default: as in the run)"
     )
@@ -67,7 +73,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None and args.out.exists() and any(args.out.iterdir()):
         raise UsageError(f"{args.out} is not empty; choose another folder")
     saved = Saved.for_newcomers(args.run)
-    wanted = [name.strip() for name in args.newcomers.split(",") if name.strip()]
+    wanted = [name.strip() for name in next(csv.reader([args.newcomers], skipinitialspace=True), []) if name.strip()]
     if args.data is None:
         if args.edges is not None:
             raise UsageError("--edges goes with --data; the run's own data have its graph")

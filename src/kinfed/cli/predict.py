@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     predict.add_argument(
         "--client",
         metavar="NAME",
-        default="all",
         help="whose model to use (default: for each row that of the client that the row names)",
     )
     predict.add_argument("-o", "--out", type=Path, metavar="FILE", help="write to this .csv or .parquet file instead")
@@ -46,7 +46,7 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
     if args.out is not None and args.out.resolve() == args.rows.resolve():
         raise UsageError(f"--out: {args.out} is the file of the rows themselves; name another")
     predictor, _ = opened(args.run)
-    if args.client != "all" or "all" in predictor.names:
+    if not of_all(args.client, predictor.names):
         predictor = predictor.of_client(predictor.names[client_index(predictor.names, args.client)])
     found = answers(predictor, args.rows)
     if args.out is not None:
@@ -60,6 +60,11 @@ def _predict(args: argparse.Namespace, console: Console) -> None:
     else:
         sys.stdout.flush()
         found.write_csv(sys.stdout.buffer)
+
+
+def of_all(client: str | None, names: Sequence[str]) -> bool:
+    """Whether all clients are asked for: none by name, or "all" where that is nobody's name."""
+    return client is None or (client == "all" and client not in names)
 
 
 def opened(path: Path) -> tuple[Any, str]:

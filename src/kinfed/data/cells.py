@@ -16,7 +16,7 @@ from ..errors import Fault, UsageError, nearest, some
 from .forms import MISSING, Form, Unclear, Written, amounts, dates, short_years
 from .owners import Owners
 from .times import SAMPLE, compact_seconds, iso_seconds, seconds_of, steps_of, zone_of
-from .words import Codes, Numbers, Words, merged, words_of
+from .words import Codes, Numbers, Words, merged, name_of, words_of
 
 if TYPE_CHECKING:
     import polars
@@ -158,7 +158,7 @@ class Frame:
         known = column.fill_null("")
         names = known.unique(maintain_order=True)
         codes = known.cast(polars.Enum(names)).to_physical().to_numpy().astype(np.int64)
-        return merged([text.strip() for text in names.to_list()], codes)
+        return merged([name_of(text.strip()) for text in names.to_list()], codes)
 
     def text(self, name: str) -> Words:
         """A column as text; raises UsageError where there is no value."""
@@ -379,6 +379,7 @@ class Frame:
         if self._are_no_labels(name):
             return None
         words = self.words(name)
+        words = merged(["" if label.lower() == "nan" else label for label in words.names], words.codes)  # no number
         value = {label: _number(label) for label in words.names if label}
         odd = {label for label, number in value.items() if np.isinf(number)}
         values = np.unique([number for number in value.values() if np.isfinite(number)])
@@ -408,11 +409,7 @@ class Frame:
                     Fault.NUMBER,
                 )
             return words
-        if not few:
-            return None
-        # 1 and 1.0 are the same, and nan is a missing number.
-        whole = {label: str(int(number)) for label, number in value.items() if np.isfinite(number)}
-        return merged([whole.get(label, "") for label in words.names], words.codes)
+        return words if few else None
 
     def _are_no_labels(self, name: str) -> bool:
         """Whether all cells are numbers, and these too many or too broken for labels; known without a look at each."""
@@ -521,6 +518,8 @@ def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
     kinds = {type(one) for one in cells if one is not None}
     if kinds == {int} and all(one is None or abs(one) < 1 << 63 for one in cells):
         return polars.Series(name, cells, polars.Int64)  # a float would give neighbouring large ones one name
+    if kinds == {bool}:
+        return polars.Series(name, cells, polars.Boolean)
     if all(issubclass(kind, Real) for kind in kinds):
         return polars.Series(name, [None if one is None else float(one) for one in cells], polars.Float64)
     if all(issubclass(kind, date) for kind in kinds):

@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from ..errors import several
 from .cells import DAY, natural
 from .statistics import DateStatistics, NumberStatistics, WordStatistics, years
-from .words import Codes, Numbers
+from .words import Codes, Numbers, name_of
 
 RARE = 5  # training rows that a category needs to be told from others
 ROUNDING = 1e-12  # a column whose deviation is below this share of its mean is constant
 WEEK = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+NEVER = 1e300  # the deviation of a column that is constant in training: no value moves its input from 0
 Features = NDArray[np.float64]  # [n, parts]
 
 
@@ -33,8 +34,7 @@ class Number:
     @classmethod
     def found(cls, name: str, known: NumberStatistics) -> "Number":
         """As statistics of all training rows say."""
-        constant = known.deviation <= ROUNDING * abs(known.mean)
-        return cls(name, known.mean, 1.0 if constant else known.deviation, known.median, known.missing)
+        return cls(name, known.mean, _spread(known), known.median, known.missing)
 
     @property
     def parts(self) -> list[str]:
@@ -60,6 +60,8 @@ class Number:
 
     def __str__(self) -> str:
         text = f"mean {self.mean:.4g}, deviation {self.deviation:.4g}"
+        if self.deviation == NEVER:
+            text = f"{self.mean:.6g} in all training rows, so other values change nothing"
         return text + f"; {self.median:.4g} where missing ({several(self.missing, 'row')})" * bool(self.missing)
 
 
@@ -99,7 +101,7 @@ class Category:
 
         values: [n] are places of text in `words`.
         """
-        index = {category: i for i, category in enumerate(self.categories)}
+        index = {name_of(category): i for i, category in enumerate(self.categories)}
         other = len(index) if self.other else -1  # of no input
         missing = len(index) + bool(self.other) if self.missing else -1
         places = np.array([*(index.get(word, other) for word in words), missing])
@@ -129,7 +131,7 @@ class Calendar:
     @classmethod
     def found(cls, name: str, known: DateStatistics) -> "Calendar":
         """As statistics of all training rows say."""
-        return cls(name, known.years.mean, known.years.deviation or 1.0, known.clock, known.years.missing)
+        return cls(name, known.years.mean, _spread(known.years), known.clock, known.years.missing)
 
     @property
     def parts(self) -> list[str]:
@@ -159,6 +161,11 @@ class Calendar:
     def __str__(self) -> str:
         text = f"year (mean {self.mean:.1f}), season, day of the week{' and time of day' if self.clock else ''}"
         return text + f"; missing in {several(self.missing, 'row')}" * bool(self.missing)
+
+
+def _spread(known: NumberStatistics) -> float:
+    """The deviation by which a column is scaled."""
+    return NEVER if known.deviation <= ROUNDING * abs(known.mean) else known.deviation
 
 
 @dataclass(frozen=True)

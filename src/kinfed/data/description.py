@@ -13,10 +13,10 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .cells import Frame
-from .columns import KINDS, ROUNDING, Calendar, Category, Column, Number, Unused
+from .columns import KINDS, NEVER, ROUNDING, Calendar, Category, Column, Number, Unused
 from .forms import Written
 from .statistics import DateStatistics, NumberStatistics, Statistics, WordStatistics, merged
-from .words import Codes, Numbers
+from .words import Codes, Numbers, name_of
 
 ENOUGH, TIMES, APART = 10, 10.0, 2.0  # see `in_own_units`
 Scale = Literal["auto", "federation", "client"]
@@ -78,6 +78,14 @@ class Description:
     def names(self) -> list[str]:
         """[d] the names of a model's inputs."""
         return [part for column in self.inputs for part in column.parts]
+
+    def warn_of_constants(self, table: str) -> None:
+        """Warn of numbers and dates that are the same in all training rows, of which nothing can be learnt."""
+        scaled = [one for one in self.inputs if isinstance(one, Number | Calendar) and one.deviation == NEVER]
+        same = [f"{'the year of ' * isinstance(one, Calendar)}'{one.name}' ({one.mean:.6g})" for one in scaled]
+        if same:
+            what = f"{', '.join(same)} {'is' if len(same) == 1 else 'are'} the same in all training rows, so left out"
+            warnings.warn(f"{table}: {what} of the inputs: other values change no answer", stacklevel=4)
 
     def renamed(self, names: Mapping[str, str], client: str) -> "Description":
         """The same of a table of one client, whose columns have other names."""
@@ -170,9 +178,9 @@ class Description:
     def _answers(self, frame: Frame) -> Tensor:
         """y of a table's rows; raises UsageError where one is missing or of no known class."""
         if self.targets[0].classes:
-            name, index = self.targets[0].name, {one: i for i, one in enumerate(self.targets[0].classes)}
+            name, index = self.targets[0].name, {name_of(one): i for i, one in enumerate(self.targets[0].classes)}
             words = frame.text(name)
-            places = np.array([index.get(word, index.get(_whole(word), -1)) for word in words.names])[words.codes]
+            places = np.array([index.get(word, -1) for word in words.names])[words.codes]
             if (places < 0).any():
                 at = int((places < 0).argmax())
                 raise UsageError(
@@ -230,15 +238,6 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
     """A dataclass from the values that JSON has, whose lists are tuples."""
     given = {name: tuple(one) if isinstance(one, list) else one for name, one in values.items() if name != "kind"}
     return kind(**given)
-
-
-def _whole(word: str) -> str:
-    """1 for 1.0; other text as it is."""
-    try:
-        value = float(word)
-    except ValueError:
-        return word
-    return str(int(value)) if math.isfinite(value) and value == round(value) else word
 
 
 def raw_of(frame: Frame, name: str, kind: str) -> Raw:

@@ -46,6 +46,7 @@ class Preparation:
                 y, task, found = dataset.y, dataset.task, self._with_newcomers(dataset, known, rows)
             else:
                 found = self.describe(dataset, rows)
+                found.warn_of_constants(self.table)
             found = replace(found, written=self.written, dropped=self.dropped)
         except UsageError as problem:
             raise UsageError(f"{self.table}: {problem}") from None

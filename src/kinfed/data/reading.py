@@ -239,11 +239,11 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
             column = (column.dt.convert_time_zone(zone) if zone else column).cast(polars.Datetime("us", zone))
         elif kind.is_integer() and column.null_count() and (column.cast(polars.Float64).abs() >= EXACT).any():
             column = column.cast(polars.String)  # names, as no float tells all of these apart
-        elif kind.is_numeric() or kind == polars.Boolean:
+        elif kind.is_numeric():
             column = column.cast(polars.Float64) if column.null_count() or kind == polars.Decimal else column
         elif kind in (polars.Categorical, polars.Enum, polars.Null):
             column = column.cast(polars.String)
-        elif kind != polars.String:
+        elif kind not in (polars.String, polars.Boolean):
             strange[column.name] = STRANGE.get(str(kind.base_type()), "values of another kind")
             continue
         columns.append(column)

@@ -30,6 +30,7 @@ from .windows import Windows
 from .words import Numbers, Words
 
 FEWEST = 10  # rows from which a column of text that is different in each names rows
+LEAST = 3  # rows of a client: one each for training, validation and test
 KINDS = {"numbers": "number", "text": "category", "dates": "date"}  # of cells, as the kinds of columns
 
 
@@ -220,10 +221,10 @@ def from_csv(
     """A federation from your own file, one row per example or reading: .csv with a heading, .parquet, or a folder.
 
     `client` and `target` name columns; the other settings are those of `kinfed.data.tables.TableReader`, such as
-    `time`, `past` for windows of series, and `edges`. Raises UsageError that names the file, line and column of what is
-    wrong.
+    `time`, `past` for windows of series, and `edges`. Unless a split is given, clients with fewer than three rows
+    are left out, and a warning names them. Raises UsageError that names the file, line and column of what is wrong.
     """
-    dataset = TableReader(client=client, target=target, **settings).read(path)
+    dataset = _reader(client, target, split, settings).read(path)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
@@ -245,7 +246,7 @@ def from_sql(
     `query` is SQL that begins with SELECT or WITH, or a file of it, FILE.sql; it runs in a transaction that can only
     read. A password is in ~/.pgpass or PGPASSWORD, never in the address. See `from_csv` for the other settings.
     """
-    dataset = TableReader(client=client, target=target, **settings).read(address, query)
+    dataset = _reader(client, target, split, settings).read(address, query)
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
 
 
@@ -267,8 +268,13 @@ def from_frame(
     >>> kinfed.from_frame(polars.DataFrame(rows), client="shop", target="sold").names
     ('A', 'B')
     """
-    dataset = TableReader(client=client, target=target, **settings).of(frame_of(frame))
+    dataset = _reader(client, target, split, settings).of(frame_of(frame))
     return divide(dataset, rows_by_owner(dataset), Split() if split is None else split, seed)
+
+
+def _reader(client: str, target: str | Sequence[str], split: Split | None, settings: dict[str, Any]) -> TableReader:
+    """What reads a table; unless a split is given, which may need fewer, clients need `LEAST` rows."""
+    return TableReader(client=client, target=target, **({"least": LEAST} if split is None else {}) | settings)
 
 
 def written_in(frame: Frame, kinds: Mapping[str, str]) -> dict[str, Written]:

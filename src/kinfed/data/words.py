@@ -1,6 +1,7 @@
 """Columns as text: what is in them, each once, and where."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 Numbers = NDArray[np.float64]
 Codes = NDArray[np.int64]
+TRUTH = re.compile("true|false", re.IGNORECASE)
+WHOLE = re.compile(r"(-?[1-9]\d*|0)\.0+")  # as whole numbers beside missing ones are written
 
 
 class Words(NamedTuple):
@@ -33,10 +36,20 @@ class Words(NamedTuple):
         return {name: count for name, count in zip(self.names, counts, strict=True) if name and count}
 
 
+def name_of(text: str) -> str:
+    """What a cell is called, whatever else is in its column and file: 1.0 is 1, and true is True."""
+    if TRUTH.fullmatch(text):
+        return text.capitalize()
+    return WHOLE.sub(r"\1", text) if WHOLE.fullmatch(text) and text != "-0.0" else text
+
+
 def words_of(column: "polars.Series") -> Words:
     """A column of numbers, truth values or dates as text."""
     import polars
 
+    if column.dtype == polars.Boolean:
+        places, codes = np.unique(column.cast(polars.Int64).fill_null(2).to_numpy(), return_inverse=True)
+        return Words([("False", "True", "")[place] for place in places], codes)
     values = column.to_numpy()
     if column.dtype == polars.Datetime:
         different, codes = np.unique(values, return_inverse=True)

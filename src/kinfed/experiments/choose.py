@@ -69,10 +69,11 @@ class Choice:
         """How the winner's clients train."""
         return self.winner.candidate.training
 
-    def load_model(self, client: int | str) -> nn.Module:
-        """The model that a client, given by position or name, keeps: a plain module in evaluation mode."""
+    def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The model that a client, given by name or `position`, keeps: a plain module in evaluation mode."""
         names = list(self.answers)
-        return self.runs.get(self.answers[names[client_index(names, client)]], self.run).load_model(client)
+        name = names[client_index(names, client, position)]
+        return self.runs.get(self.answers[name], self.run).load_model(name)
 
     def ranking(self) -> list[dict[str, Any]]:
         """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a

@@ -21,7 +21,7 @@ from ..core.method import Roster
 from ..core.seeding import tags
 from ..core.trees import Axis, Tree
 from ..errors import UsageError, some
-from .run_folder import RunFolder
+from .run_folder import ALL, RunFolder
 
 MODEL = "model."  # arrays of a history that models.safetensors holds
 
@@ -189,16 +189,17 @@ class Former:
 
     def _models(self, layout: Layout, shared: Sequence[str]) -> dict[str, Tensor]:
         """What `RunFolder.write_models` has written: of each part of a model [N, ...], or [...] where all share it."""
+        keys, _ = self.folder.model_keys()
         with safe_open(self.folder.models, "pt") as file:
-            names = set(file.keys())
 
             def one(owner: str, part: str) -> Tensor:
-                if part == "theta" and f"{owner}/theta" not in names:
-                    return layout.flatten({e.name: file.get_tensor(f"{owner}/{e.name}") for e in layout.entries})
-                found: Tensor = file.get_tensor(f"{owner}/{part}")
+                own = keys[owner]
+                if part == "theta" and part not in own:
+                    return layout.flatten({e.name: file.get_tensor(own[e.name]) for e in layout.entries})
+                found: Tensor = file.get_tensor(own[part])
                 return found
 
             return {
-                part: one("*", part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
+                part: one(ALL, part) if part in shared else torch.stack([one(name, part) for name in self.every_name])
                 for part in self._parts
             }

@@ -14,13 +14,12 @@ from ..data.columns import Category, Number, Unused
 from ..data.federation import Federation
 from ..data.reading import kind_of, open_table
 from ..data.split import SPLITS
-from ..data.tables import TableReader
+from ..data.tables import LEAST, TableReader
 from ..datasets import DATASETS, is_table
 from ..errors import FEW, UsageError, several, some
 from .config import Experiment, Table, override
 from .parts import make
 
-LEAST = 3  # rows of a client: one each for training, validation and test
 SMALL = 10  # fewer rows of a client say little about what it gains
 MOSTLY = 0.8  # the share of a class from which accuracy says little
 NEAR = 0.01  # how far from a whole number float32 may put one
@@ -299,12 +298,8 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
         if isinstance(column, Unused) or (isinstance(column, Category) and column.different > MANY):
             doubts.append(f"`{column.name}`: {column}; --ignore leaves columns out")
     doubts += _doubts_of_missing(federation)
-    seen = federation.x[torch.cat(list(federation.rows["train"]))]
     places = {name: i for i, name in enumerate(federation.columns.names)}
     numbers = [column for column in federation.columns.inputs if isinstance(column, Number)]
-    same = [one.name for one in numbers if seen[:, places[one.name]].min() == seen[:, places[one.name]].max()]
-    if same:
-        doubts.append(f"the same in all training rows, so of no use: {_listed(same)}; --ignore leaves columns out")
     whole = [one.name for one in numbers if not one.missing]
     counting = [name for name in whole if _names_rows(_read(federation, places[name], name))]
     if counting:

@@ -20,7 +20,7 @@ from ..data.federation import tensor_of
 from ..data.owners import Owners
 from ..data.reading import frame_of
 from ..data.series import Series
-from ..data.words import Codes
+from ..data.words import Codes, Words, name_of
 from ..errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 15  # rows in one pass through a model
 KEPT = 256  # models that stay in memory
+NAMED = 8  # clients that a warning names
 ABOUT = ("client", "method", "model")  # columns that say which model answered
 
 
@@ -117,7 +118,8 @@ class Predictor:
 
     Text, numbers, missing cells, dates and the readings of series become inputs as in training. Each row is answered by
     the model of `client`, or if that is None by that of the client whom the table's column of clients names. The result
-    is a frame of the same library with a row for each row, or for each row with a past, in the same order: `client`,
+    is a frame of the same library with a row for each row, or for each row with a past, in the same order, but for rows
+    of clients that the run does not know, which are skipped while there are others, with a warning: `client`,
     `method` and `model` say which model answered; then the predicted class and the probability of each, or numbers in
     the targets' own units. Raises UsageError that names the row and column of what cannot be used.
     """
@@ -169,7 +171,8 @@ class Predictor:
         if isinstance(data, np.ndarray | Tensor):
             return self.arrays(data)
         frame = data if isinstance(data, Frame) else frame_of(data)
-        found = self.frame(frame)
+        answered = self._answered(frame)
+        found = self.frame(frame if answered.all() else frame.keep(answered))
         if strange := self.strangers(frame):
             listed = "', '".join(strange)
             warnings.warn(f"{frame.name}: ignored columns that the run was not trained with: '{listed}'", stacklevel=2)
@@ -178,10 +181,28 @@ class Predictor:
         if not type(data).__module__.startswith("pandas"):
             return found
         columns = {name: found[name].to_list() for name in found.columns}
-        return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index)
+        return sys.modules["pandas"].DataFrame(columns, index=None if self.series else data.index[answered])
+
+    def _answered(self, frame: Frame) -> NDArray[np.bool_]:
+        """[n] which rows are of clients of the run, if some are; a warning counts the others, as training left out."""
+        layout = self.description or self.series
+        if self.client is not None or layout is None or layout.client not in frame.columns:
+            return np.ones(len(frame), bool)
+        words, places = frame.words(layout.client), self._places
+        unknown = np.array([name not in places for name in words.names])[words.codes]
+        if unknown.any() and not unknown.all():
+            counts = Words(words.names, words.codes[unknown]).counts
+            told = [f"{int(words.empty.sum())} without one"] * bool(words.empty.any())
+            told += [f"{name} ({count})" for name, count in [*counts.items()][:NAMED]] + ["..."] * (len(counts) > NAMED)
+            warnings.warn(
+                f"{frame.name}: skipped {int(unknown.sum()):,} of {len(frame):,} rows, of no client of the run: "
+                f"{', '.join(told)}; the first: {frame.row(int(unknown.argmax()))}",
+                stacklevel=3,
+            )
+        return ~unknown | unknown.all()
 
     def frame(self, frame: Frame) -> "polars.DataFrame":
-        """The answers to a table's rows."""
+        """The answers to a table's rows; raises UsageError for one of a client that is not of the run."""
         if self.series is not None:
             owners = self._owners(frame, self.series.client, alone=True)
             frame.need([self.series.time, self.series.target])
@@ -240,7 +261,8 @@ class Predictor:
 
     @property
     def _places(self) -> dict[str, int]:
-        return {name: i for i, name in enumerate(self.names)}
+        names = {name: i for i, name in enumerate(self.names)}
+        return {name_of(name): i for name, i in names.items()} | names
 
     def _owners(self, frame: Frame, column: str, alone: bool = False) -> Owners:
         """Whose model answers each row; -1: none, as rows of others where `client` answers for its own `alone`."""

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..core.tasks import TASKS, Classification, Counts, Regression, unit_of
 from ..data.federation import Federation
-from ..errors import UsageError, nearest
+from ..data.words import name_of
+from ..errors import UsageError, nearest, several
 from ..metrics.classification import confusion, count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
 from ..metrics.verdict import Verdict
@@ -68,23 +70,24 @@ class Run:
         at = self.history.rounds.index(self.history.select(self.history.chosen))
         return self.history.relations[at]
 
-    def theta(self, client: int | str) -> Tensor:
-        """[d] one client's personalised model, by position or name: of the kind and round that validation prefers."""
-        return self.history.models["theta"][client_index(self.federation.names, client)].cpu()
+    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
+        """[d] one client's personalised model, by name or `position`: of the kind and round that validation prefers."""
+        return self.history.models["theta"][client_index(self.federation.names, client, position)].cpu()
 
-    def load_model(self, client: int | str) -> nn.Module:
-        """The client's personalised model as a plain module in evaluation mode: what was scored."""
-        return duplicate(self._module(client))
+    def load_model(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
+        """The client's personalised model, by name or `position`, as a plain module in evaluation mode: as scored."""
+        return duplicate(self._module(client, position))
 
-    def _module(self, client: int | str) -> nn.Module:
+    def _module(self, client: int | str | None = None, position: int | None = None) -> nn.Module:
         """The same to be used as it is: it shares what is frozen with the modules of all clients."""
-        i = client_index(self.federation.names, client)
+        i = client_index(self.federation.names, client, position)
         personal = trees.named({name: values[i].cpu() for name, values in self.history.models.items()})
         return self.method.export(self.model, personal)
 
-    def predictor(self, client: int | str | None = None) -> Predictor:
+    def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
-        name = None if client is None else self.federation.names[client_index(self.federation.names, client)]
+        names, every = self.federation.names, client is None and position is None
+        name = None if every else names[client_index(names, client, position)]
         source = Source(type(self.method).__name__.lower(), self.history.chosen)
         return Predictor.of(self.summary(), self._module, lambda _: source, name)
 
@@ -122,8 +125,8 @@ class Run:
         device, plain = model.theta.device, type(self.method).export is Method.export
         x, y = federation.x, federation.y
 
-        def outputs(at: Tensor, client: int) -> Tensor:
-            apply = partial(model, self.theta(client).to(device)) if plain else self._module(client)
+        def outputs(at: Tensor, i: int) -> Tensor:
+            apply = partial(model, self.theta(position=i).to(device)) if plain else self._module(position=i)
             place = device if plain else torch.device("cpu")
             return torch.cat([apply(x[part].to(place)).cpu() for part in at.split(BLOCK)])
 
@@ -197,7 +200,7 @@ class Run:
         correct = []
         with torch.no_grad():
             for i in range(len(federation)):
-                module = self._module(i)
+                module = self._module(position=i)
                 outputs = torch.cat([module(part.clone()) for part in x.split(512)])
                 correct.append(count_correct(outputs, y, task.classes))
         total = torch.bincount(y, minlength=task.classes)
@@ -283,14 +286,21 @@ def _same_tests(one: Federation, other: Federation) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.rows["test"], other.rows["test"], strict=True))
 
 
-def client_index(names: Any, client: int | str) -> int:
-    """The position of a client given by position or by name."""
-    if isinstance(client, str) and client in names:
-        return int(list(names).index(client))
-    if isinstance(client, int) and -len(names) <= client < len(names):
-        return client
-    if isinstance(client, str):
-        raise UsageError(f"there is no client '{client}'; {nearest(client, names)}")
-    if str(client) in names:
-        raise UsageError(f"there is no client at position {client!r}; a name is text: '{client}'")
-    raise UsageError(f"there is no client {client!r}; the {len(names)} clients are named {names[0]} to {names[-1]}")
+def client_index(names: Sequence[str], client: object = None, position: int | None = None) -> int:
+    """The position, from 0, of a client given by name, a number being the name of its digits, or by `position`.
+
+    Raises UsageError for one that is not there, or unless exactly one of both is given.
+    """
+    if (client is None) == (position is None):
+        raise UsageError(f"name one client, such as '{names[0]}', or give a position from 0, such as position=0")
+    if position is not None:
+        if not isinstance(position, Integral) or not -len(names) <= position < len(names):
+            raise UsageError(
+                f"there is no client at position {position!r:.80}; there are {several(len(names), 'client')}"
+            )
+        return int(position) % len(names)
+    for name in (str(client), name_of(str(client))):
+        if name in names:
+            return list(names).index(name)
+    fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
+    raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")

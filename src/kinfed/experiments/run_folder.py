@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 from zipfile import BadZipFile
 
 import numpy as np
@@ -30,6 +31,7 @@ from ..metrics import graphs
 from ..simulation import distributed
 
 Array = NDArray[Any]
+ALL, QUOTED = "*", "quoted"  # who owns a tensor that all share; how keys write names
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
 
@@ -40,6 +42,11 @@ def followed(folder: Path) -> Path:
         return folder
     named = folder.parent / pointer.read_text(encoding="utf-8").strip()
     return Path(os.path.normpath(named)) if RunFolder(named).is_begun else folder
+
+
+def _quoted(name: str) -> str:
+    """A client's name as the owner in a key."""
+    return "%2A" if name == ALL else name.replace("%", "%25").replace("/", "%2F")
 
 
 class Relations(NamedTuple):
@@ -212,19 +219,35 @@ class RunFolder:
     def write_models(self, history: History, model: Model, method: str = "", identity: str = "") -> None:
         """Write the clients' models as CLIENT/TENSOR; tensors that all share once, as */TENSOR, and what is frozen.
 
-        `method` is the name of a method that exports models in its own way; `identity` is that of the run's summary.
+        A name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. `method` is the name
+        of a method that exports models in its own way; `identity` is that of the run's summary.
         """
         layout, arrays = model.layout, dict[str, Tensor]()
         if history.kept_models:
             arrays = {f"*/{name}": value for name, value in model.frozen.items()}
         for part, values in history.kept_models.items():
             shared = part in history.shared
-            for name, own in zip(["*"] if shared else history.names, [values] if shared else values, strict=True):
+            for name, own in zip(
+                [ALL] if shared else map(_quoted, history.names), [values] if shared else values, strict=True
+            ):
                 tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
                 arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
-        checkpoint.write(
-            arrays, self.models, {key: one for key, one in (("method", method), ("identity", identity)) if one}
-        )
+        about = {"names": QUOTED, "method": method, "identity": identity}
+        checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
+
+    def model_keys(self) -> tuple[dict[str, dict[str, str]], str]:
+        """The keys in the file of models, by owner and tensor, and the method that alone exports them, or "".
+
+        Raises what safetensors does for a file that cannot be read.
+        """
+        owned: dict[str, dict[str, str]] = defaultdict(dict)
+        with safe_open(self.models, "pt") as file:
+            about, keys = file.metadata() or {}, list(file.keys())
+        quoted = about.get("names") == QUOTED
+        for key in keys:
+            owner, _, tensor = key.partition("/") if quoted else key.rpartition("/")  # older files have plain names
+            owned[unquote(owner) if quoted and owner != ALL else owner][tensor] = key
+        return dict(owned), about.get("method", "")
 
     def write_tested(self, scores: Sequence[Tensor]) -> None:
         """Write the score of every test example: [n] for each client, all after one another, and their numbers."""

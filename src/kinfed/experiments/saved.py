@@ -1,6 +1,5 @@
 """Saved: the models of a finished run, opened from its folder."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -26,7 +25,7 @@ from . import config
 from .config import Experiment
 from .predictor import Predictor, Source
 from .run import Run, client_index
-from .run_folder import RunFolder
+from .run_folder import ALL, RunFolder
 
 UNREADABLE = (SafetensorError, OSError, RuntimeError, TypeError, LookupError)
 
@@ -76,18 +75,18 @@ class Saved:
             raise UsageError(f"module must be an nn.Module, such as torch.nn.Linear(8, 2); got {module!r:.80}")
         try:
             place.check_models()
+            parts, maker = place.model_keys()
+            if maker and method is None:
+                raise UsageError(
+                    f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
+                    "fit: load_model(folder, client, module, method)"
+                )
+            one = parts.get(ALL, {}) | next((parts[name] for name in names if name in parts), {})
             with safe_open(place.models, "pt") as file:
-                maker, parts = (file.metadata() or {}).get("method", ""), _parts(file)
-                if maker and method is None:
-                    raise UsageError(
-                        f"{folder}: only its method, {maker}, knows how its models predict; pass it as it was given to "
-                        "fit: load_model(folder, client, module, method)"
-                    )
-                one = parts.get("*", {}) | next((parts[name] for name in names if name in parts), {})
                 model = _model(module, method, head, {name: file.get_slice(key) for name, key in one.items()})
         except UNREADABLE as problem:
             raise _unfit(place, problem) from None
-        if parts.keys() - {"*"} and (lacking := [name for name in names if name not in parts]):
+        if parts.keys() - {ALL} and (lacking := [name for name in names if name not in parts]):
             raise UsageError(
                 f"{folder}: its files do not belong together: {place.models.name} has no model of client "
                 f"'{lacking[0]}', whom {place.summary.name} names; copy the whole folder again, or run again"
@@ -97,8 +96,7 @@ class Saved:
     @classmethod
     def written(cls, folder: RunFolder, run: Run, summary: Summary) -> "Saved":
         """The models of a run in a folder whose other files are yet to come."""
-        with safe_open(folder.models, "pt") as file:
-            return cls(folder, summary, run.model, run.method, None, _parts(file))
+        return cls(folder, summary, run.model, run.method, None, folder.model_keys()[0])
 
     @classmethod
     def for_newcomers(cls, folder: str | Path) -> "Saved":
@@ -161,9 +159,9 @@ class Saved:
             return [str(c) for c in range(self.summary.outputs or 0)]
         return [str(c) for c in known or ()]
 
-    def name(self, client: int | str) -> str:
-        """A client's name, by its name or position; raises UsageError, with the nearest name, for an unknown one."""
-        return self.names[client_index(self.names, client)]
+    def name(self, client: int | str | None = None, position: int | None = None) -> str:
+        """A client's name, by itself or by its position; raises UsageError, with the nearest, for an unknown one."""
+        return self.names[client_index(self.names, client, position)]
 
     def of(self, client: int | str) -> "Saved":
         """The run whose model a client keeps: this one, or after a choice that of Local or FedAvg beside it."""
@@ -179,16 +177,16 @@ class Saved:
         name = self.name(client)
         return self.of(name)._personal(name)
 
-    def theta(self, client: int | str) -> Tensor:
+    def theta(self, client: int | str | None = None, *, position: int | None = None) -> Tensor:
         """[d] a client's model."""
-        theta: Tensor = self.personal(client).theta
+        theta: Tensor = self.personal(self.name(client, position)).theta
         return theta
 
-    def module(self, client: int | str) -> nn.Module:
+    def module(self, client: int | str | None = None, *, position: int | None = None) -> nn.Module:
         """A client's model as a plain module in evaluation mode, which predicts as its method does: what was scored."""
-        return duplicate(self.shown(client))
+        return duplicate(self.shown(self.name(client, position)))
 
-    def shown(self, client: int | str) -> nn.Module:
+    def shown(self, client: str) -> nn.Module:
         """The same to be used as it is: it shares what is frozen with the modules of all clients."""
         kept, personal = self.of(client), self.personal(client)
         try:
@@ -203,9 +201,10 @@ class Saved:
         kept = self.of(client).summary
         return Source(kept.method, kept.chosen)
 
-    def predictor(self, client: int | str | None = None) -> Predictor:
+    def predictor(self, client: int | str | None = None, *, position: int | None = None) -> Predictor:
         """What applies a client's model to new rows; without a client, that of the client whom each row names."""
-        return Predictor.of(self.summary, self.shown, self.source, None if client is None else self.name(client))
+        name = None if client is None and position is None else self.name(client, position)
+        return Predictor.of(self.summary, self.shown, self.source, name)
 
     @cached_property
     def _file(self) -> Any:
@@ -215,7 +214,7 @@ class Saved:
         """The same of this run itself."""
         kind, tensors = self.model.theta.dtype, {}
         try:
-            keys = {**self.parts.get("*", {}), **self.parts.get(name, {})}
+            keys = {**self.parts.get(ALL, {}), **self.parts.get(name, {})}
             # Copies: in the file a tensor may lie at an address for which products are rounded differently.
             still = self.layout.frozen  # older files hold it for each client
             arrays = {part: self._file.get_tensor(key).clone() for part, key in keys.items() if part not in still}
@@ -238,17 +237,19 @@ def load_run(
 
 def load_model(
     folder: str | Path,
-    client: int | str,
+    client: int | str | None = None,
     module: nn.Module | None = None,
     method: Method | None = None,
     head: str | None = None,
+    *,
+    position: int | None = None,
 ) -> nn.Module:
     """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
 
-    `client` is a position or a name; the others are those of `load_run`, as are errors. In the folder of a choice it is
-    the model that the client keeps, which may be Local's or FedAvg's.
+    `client` is a name, for which `position` may stand, from 0; the others are those of `load_run`, as are errors. In
+    the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's.
     """
-    return Saved.open(folder, module, method, head).module(client)
+    return Saved.open(folder, module, method, head).module(client, position=position)
 
 
 def _experiment(folder: RunFolder) -> Experiment:
@@ -288,14 +289,6 @@ def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapp
     model.theta = model.layout.flatten(initial)
     return model.freeze(layout)
 
-
-def _parts(file: Any) -> dict[str, dict[str, str]]:
-    """By client, or "*" for all: names of tensors, and where each is in a file of models."""
-    parts: dict[str, dict[str, str]] = defaultdict(dict)
-    for key in file.keys():  # noqa: SIM118
-        owner, _, part = key.rpartition("/")
-        parts[owner][part] = key
-    return dict(parts)
 
 
 def _unfit(folder: RunFolder, problem: Exception) -> UsageError:

@@ -189,6 +189,7 @@ class Describing:
             return
         found = of_clients("", self.told, deployment.scale, deployment.categories)
         self._warn_of_units(self.told)
+        found.warn_of_constants("the sites' tables")
         if not found.names:
             raise UsageError("no column is left for the inputs, as training rows say nothing of any")
         if classes:

@@ -44,6 +44,8 @@ def load_model(
     module: nn.Module | None = None,
     method: Method | None = None,
     head: str | None = None,
+    *,
+    position: int | None = None,
 ) -> nn.Module:
     """A client's personalised model from a run's folder, or a site's own from its folder at the site.
 
@@ -53,12 +55,10 @@ def load_model(
     path = Path(folder)
     experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
-        if client is None:
-            raise UsageError(f"{folder}: name the client whose model to load, such as load_model(folder, 0)")
-        return saved.load_model(folder, client, module, method, head)
+        return saved.load_model(folder, client, module, method, head, position=position)
     predictor = predictor_at(experiment)
-    which = 0 if client is None else client_index(predictor.names, client)
-    own: nn.Module = duplicate(predictor.module(predictor.names[which]))
+    names, alone = predictor.names, client is None and position is None
+    own: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))
     return own
 
 

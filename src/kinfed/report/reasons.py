@@ -130,7 +130,7 @@ def explain(
 ) -> Reasons:
     """Why a client of a finished run learns from another (`of`), or from the `top` clients of most weight.
 
-    Clients are named by name or position. Scores are measured on the run's own data, from `data_dir` where they are not
+    Scores are measured on the run's own data, from `data_dir` where they are not
     a file of yours: the models of the last round are mixed again by the client's weights without one of them. What
     cannot be told is left out, and `notes` say why. Raises UsageError for a run without a relation, for one of real
     sites, and for a client that is not there.
@@ -140,9 +140,9 @@ def explain(
     names = summary.client_names
     if summary.experiment is not None:
         raise UsageError(f"{folder} is a run of real sites, where models and data stayed: nothing can be measured here")
-    i = client_index(names, client) % len(names)
+    i = client_index(names, client)
     heard = _Heard.of(relations_of(folder), i)
-    places = heard.most(i, top) if of is None else [client_index(names, of) % len(names)]
+    places = heard.most(i, top) if of is None else [client_index(names, of)]
     if places == [i]:
         raise UsageError(f"client '{names[i]}' is the one that is explained; name another client")
     notes = list[str]()
@@ -202,7 +202,7 @@ def _compared(opened: Reopened | Saved | None, i: int, places: Sequence[int], no
     why = weighs or f"the run kept nothing of what {saved.summary.method} compares"
     notes.append(f"{why}; saved models are compared instead")
     learned = saved.layout.trainable
-    models = {j: saved.theta(j)[learned].double() for j in dict.fromkeys([i, *places])}
+    models = {j: saved.theta(position=j)[learned].double() for j in dict.fromkeys([i, *places])}
     values = np.full(len(saved.names), math.nan)
     if isinstance(opened, Reopened):
         moved = {j: theta - opened.model.theta[learned].double() for j, theta in models.items()}

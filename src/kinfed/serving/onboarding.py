@@ -179,7 +179,7 @@ class Frozen(Reopened):
         if self.name == "fedavg" or not beside.is_finished:
             return None
         if not self.saved.at_sites:
-            return Saved.open(beside.path).theta(0)
+            return Saved.open(beside.path).theta(position=0)
         other = Frozen(Saved.for_newcomers(beside.path), self.task, self.execution)
         return other.as_sent(other.method.send(other.roster, other.server, other.roster.everyone[:1]))
 
