@@ -3,10 +3,10 @@ from copy import deepcopy
 import pytest
 import torch
 
+from kinfed import load_model
 from kinfed.analyses.defence import defence
 from kinfed.errors import UsageError
 from kinfed.experiments.run_folder import RunFolder
-from kinfed.experiments.saved import load_model
 
 BACKDOOR = ("attack.name=backdoor", "attack.share=0.25")
 

@@ -3,11 +3,10 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from kinfed import UsageError
+from kinfed import UsageError, load_model
 from kinfed.analyses.late import held_back
 from kinfed.analyses.novel import novel
 from kinfed.experiments.run_folder import RunFolder
-from kinfed.experiments.saved import load_model
 from kinfed.plots.holdout import score_by_source
 
 SPIRAL = (

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from kinfed import load_model
 from kinfed.attacks.poison import Poison
 from kinfed.cli import main
 from kinfed.core import checkpoint, trees
@@ -28,7 +29,6 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
 from kinfed.experiments.results import save
-from kinfed.experiments.saved import load_model
 from kinfed.methods import METHODS, FedAvg, FedAvgFT, FedProx, FedRep, PFedBayes
 from kinfed.methods.bases import Averaging
 from kinfed.simulation.attacked_fleet import AttackedFleet

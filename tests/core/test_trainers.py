@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, towards
+from kinfed import METHODS, SGD, Federation, Params, Training, UsageError, fit, load_model, towards
 from kinfed.core.method import Method, model_for
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.experiments.results import save
-from kinfed.experiments.saved import load_model
 from kinfed.methods import Local
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution

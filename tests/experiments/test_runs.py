@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from kinfed import load_model
 from kinfed.cli import main
 from kinfed.core import checkpoint
 from kinfed.errors import RunError, UsageError
@@ -17,7 +18,6 @@ from kinfed.experiments import config, results
 from kinfed.experiments.fit import fit
 from kinfed.experiments.launch import launch, resume
 from kinfed.experiments.run_folder import RunFolder
-from kinfed.experiments.saved import load_model
 from kinfed.simulation.execution import Execution
 
 SMALL = ["rounds=1", "federation.clients=4", "federation.partition.groups=2", "model=linear"]

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from kinfed import load_model
 from kinfed.core import checkpoint, trees
 from kinfed.core.checkpoint import Progress
 from kinfed.core.client import Training
@@ -22,7 +23,6 @@ from kinfed.data.federation import Federation
 from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
 from kinfed.experiments.results import save
-from kinfed.experiments.saved import load_model
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cluster_splits import Lengths

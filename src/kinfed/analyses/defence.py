@@ -13,7 +13,7 @@ from ..core.model import Model
 from ..errors import UsageError
 from ..experiments.config import Experiment
 from ..experiments.run_folder import RunFolder
-from ..experiments.saved import load_model
+from ..experiments.saved import Saved
 from ..experiments.study import Finding, Row, Study, setting
 from ..methods.local import Local
 from ..plots.drawing import Array, scaled
@@ -88,7 +88,8 @@ def _tuned(study: Study, experiment: Experiment, folder: RunFolder, epochs: int)
     method = SimpleTuning(epochs)
     how = Execution(study.execution.executor, study.execution.workers, device="cpu")
     fleet = Simulation(federation, model, method, experiment.training, seed=seed, execution=how)
-    theta = torch.stack([Model(load_model(folder.path, position=i)).theta for i in range(len(federation))])  # [N, d]
+    saved = Saved.open(folder.path)
+    theta = torch.stack([Model(saved.module(position=i)).theta for i in range(len(federation))])  # [N, d]
     fleet.state = Params(theta)
     scores = fleet.evaluate(0, torch.arange(len(federation)), ()).scores
     metric = federation.task.metric

@@ -9,7 +9,7 @@ from ..core.model import Model
 from ..data.federation import Federation
 from ..errors import UsageError
 from ..experiments.run_folder import RunFolder
-from ..experiments.saved import load_model
+from ..experiments.saved import Saved
 from ..experiments.study import Finding, Row, Study, setting
 from ..plots.drawing import Array, scaled, with_unit
 from ..plots.holdout import score_by_source
@@ -87,7 +87,8 @@ def _neighbours(folder: RunFolder, federations: Sequence[Federation], absent: Ar
     scores = np.full(absent.shape, np.nan)
     for seed, (one, federation) in enumerate(zip(folder.repeats(), federations, strict=True)):
         trained = np.flatnonzero(~absent[seed])
-        models = [Model(load_model(one.path, position=i)) for i in trained.tolist()]
+        saved = Saved.open(one.path)
+        models = [Model(saved.module(position=i)) for i in trained.tolist()]
         theta = torch.stack([model.theta for model in models])  # [n, d]
         assert federation.graph is not None
         links = federation.graph.weights[..., trained].view(-1, len(federation), len(trained)).mean(0)  # [N, n]

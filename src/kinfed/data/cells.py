@@ -134,6 +134,10 @@ class Frame:
         """Where a cell is, for an error."""
         return f"{self.row(row)}, column '{column}'"
 
+    def cell(self, row: int, column: str) -> str:
+        """What a cell holds, for an error."""
+        return str(self.column(column)[int(row)]).strip()
+
     def row(self, row: int) -> str:
         """Where a row is, for an error."""
         return self._place(int(row if self._rows is None else self._rows[row]))
@@ -270,7 +274,7 @@ class Frame:
     def _no_number(self, name: str, bad: Codes, infinite: bool) -> str:
         """What to say of cells that are no numbers, of which those of the rows `bad` are the first."""
         more = f" (and {len(bad) - 1:,} more)" if len(bad) > 1 else ""
-        cell = str(self.column(name)[int(bad[0])]).strip()
+        cell = self.cell(bad[0], name)
         text = f"{self.place(bad[0], name)}: '{cell}' is {'not a finite' if infinite else 'too large a'} number{more}"
         if infinite and name in self._written and self._written[name].kind == "truth":
             return f"{self.place(bad[0], name)}: '{cell}' is neither true nor false{more}, as all were in training"

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..core.settings import Count, CountOrZero, Settings
 from ..core.tasks import Classification, Counts, Regression, Task, check_quantiles
 from ..errors import Fault, UsageError
+from . import doubts
 from .cells import DAY, FEW, Frame, natural
 from .dataset import Dataset, Prepare, rows_by_owner
 from .description import Raw, raw_of
@@ -167,6 +168,9 @@ class TableReader(Settings):
         """The data set in which every row is an example."""
         kinds, raw = self._raw(frame)
         y, task, classes, missing = _target(frame, self)
+        columns = y.double().reshape(len(y), -1).T.numpy()  # [k, n]
+        known = {name: np.where(missing[name], np.nan, each) for name, each in zip(missing, columns, strict=True)}
+        doubts.warn(frame, raw, known, bool(classes))
         usable = ~np.any(list(missing.values()), axis=0)
         if self.drop_missing:
             usable &= ~np.any([np.isnan(one.values) for one in raw.values()], axis=0)
@@ -333,6 +337,7 @@ def _series(frame: Frame, held: Owners, reader: TableReader, cut: Windows) -> Da
     """Windows of one series per client, from rows in any order."""
     target, time = reader.targets[0], reader.time
     readings = frame.numbers(target)
+    doubts.warn(frame, {}, {target: readings}, labelled=False)
     held = held.keep(~np.isnan(readings), reader.least, f"known values of '{target}'", frame.name)
     moments, steps, dated = frame.moments(time, held, series=True)
     assigned = held.who >= 0

@@ -235,23 +235,6 @@ def load_run(
     return Saved.open(folder, module, method, head)
 
 
-def load_model(
-    folder: str | Path,
-    client: int | str | None = None,
-    module: nn.Module | None = None,
-    method: Method | None = None,
-    head: str | None = None,
-    *,
-    position: int | None = None,
-) -> nn.Module:
-    """A client's personalised model from a run's folder, as a plain module in evaluation mode: what was scored.
-
-    `client` is a name, for which `position` may stand, from 0; the others are those of `load_run`, as are errors. In
-    the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's.
-    """
-    return Saved.open(folder, module, method, head).module(client, position=position)
-
-
 def _experiment(folder: RunFolder) -> Experiment:
     """The experiment of a run's config, by which its architecture and its method are made."""
     if not folder.is_begun:

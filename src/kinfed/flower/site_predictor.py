@@ -12,9 +12,10 @@ from ..core.tasks import Classification, Counts, Quantiles
 from ..data.description import Description
 from ..data.series import Series
 from ..errors import UsageError
-from ..experiments import own_parts, saved
+from ..experiments import own_parts
 from ..experiments.predictor import Answers, Predictor, Source
 from ..experiments.run import client_index
+from ..experiments.saved import Saved
 from . import plan
 from .messages import Words
 from .plan import Plan
@@ -49,13 +50,15 @@ def load_model(
 ) -> nn.Module:
     """A client's personalised model from a run's folder, or a site's own from its folder at the site.
 
-    It is a plain module in evaluation mode: what was scored. See `kinfed.experiments.saved.load_model`; a site's folder
-    has one client, which need not be named, and its architecture, so that it needs none of the others.
+    It is a plain module in evaluation mode: what was scored. A client is named, or `position` is its place, from 0; in
+    the folder of a choice it is the model that the client keeps, which may be Local's or FedAvg's. See
+    `kinfed.experiments.saved.Saved.open` for the others and for errors. A site's folder has one client, which need not
+    be named, and its architecture, so that it needs none of the others.
     """
     path = Path(folder)
     experiment = None if (path / "summary.json").exists() else experiment_at(path)
     if experiment is None:
-        return saved.load_model(folder, client, module, method, head, position=position)
+        return Saved.open(folder, module, method, head).module(client, position=position)
     predictor = predictor_at(experiment)
     names, alone = predictor.names, client is None and position is None
     own: nn.Module = duplicate(predictor.module(names[0 if alone else client_index(names, client, position)]))

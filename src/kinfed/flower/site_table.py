@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..core.seeding import generator, tags
 from ..core.tasks import Classification, Task
-from ..data import disclosed, tables
+from ..data import disclosed, doubts, tables
 from ..data.cells import FEW, Frame, natural
 from ..data.description import Description, Raw, raw_of
 from ..data.federation import Federation
@@ -195,10 +195,10 @@ class SiteTable:
                 stacklevel=2,
             )
         used = np.flatnonzero(usable)
-        raw = {}
-        for name, kind in agreed["inputs"]:
-            whole = raw_of(frame, name, kind)
-            raw[name] = Raw(whole.values[used], whole.words)
+        whole = {name: raw_of(frame, name, kind) for name, kind in agreed["inputs"]}
+        known = np.where(usable[:, None], y.double().numpy().reshape(len(y), -1), np.nan)  # [n, k]
+        doubts.warn(frame, whole, dict(zip(agreed["targets"], known.T, strict=True)), bool(classes))
+        raw = {name: Raw(one.values[used], one.words) for name, one in whole.items()}
         y = y[torch.from_numpy(used)]
         parts = self._parts(used, y if classes else None, split, seed)
         if not parts:
