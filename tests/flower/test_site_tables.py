@@ -201,7 +201,7 @@ def test_a_site_predicts_its_rows_as_its_model_was_scored(tables, tmp_path, caps
     kept = [i for i, line in enumerate(table(1)) if line[HEADING.index(target)]]
     with torch.inference_mode():
         outputs = predictor_at(folder).module("b")(federation.x)
-        for place, client in ((folder, "b"), (folder.parent, 0), (str(folder.parent), None)):
+        for place, client in ((folder, "b"), (folder.parent, "b"), (str(folder.parent), None)):
             assert torch.equal(kinfed.load_model(place, client)(federation.x), outputs)
     with pytest.raises(UsageError, match="there is no client 'c'"):
         kinfed.load_model(folder, "c")
