@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..data.words import name_of
 from ..errors import RunError, UsageError, log_failure, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.saved import Saved
@@ -80,7 +81,7 @@ def _onboard(args: argparse.Namespace, console: Console) -> None:
         found = newcomers.of_run(saved, data_dir(args), wanted)
     else:
         found = newcomers.of_table(saved, args.data, args.edges)
-        found = [one for one in found if not wanted or one.name in wanted]
+        found = [one for one in found if not wanted or one.name in map(name_of, wanted)]
     if not found:
         raise UsageError(f"none of these is in {args.data}: {args.newcomers}")
     with Bar(console, args.quiet) as bar:

@@ -88,7 +88,7 @@ def _answer(address: str, query: str) -> Frame:
     name, table = fetch(address, query)
     plain, strange = _plain(table)
     plain = plain.with_columns(polars.int_range(plain.height).alias(""))  # no column of a query has this name
-    plain = plain.sort(plain.columns)
+    plain = plain.sort(polars.all())  # by name, some would be patterns
     order = plain[""]
     return Frame(name, plain.drop(""), lambda row: f"{name}, row {order[row] + 1}", strange)
 
@@ -118,7 +118,7 @@ def _folder(path: Path) -> Frame:
         named = zip(files, tables, strict=True)
         tables = [table.with_columns(polars.lit(one.stem).alias(FILE)) for one, table in named]
     parts = [(one, table.height) for one, table in zip(files, tables, strict=True)]
-    whole = [table.select(tables[0].columns) for table in tables]
+    whole = [polars.DataFrame([table[name] for name in tables[0].columns]) for table in tables]
     try:
         table, strange = _plain(polars.concat(whole, how="vertical_relaxed"))
     except polars.exceptions.PolarsError as problem:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 Codes = NDArray[np.int64]
 TRUTH = re.compile("true|false", re.IGNORECASE)
+UNQUOTED = {*"'\"\\{}"}
 WHOLE = re.compile(r"(-?[1-9]\d*|0)\.0+")  # as whole numbers beside missing ones are written
 
 
@@ -41,6 +42,16 @@ def name_of(text: str) -> str:
     if TRUTH.fullmatch(text):
         return text.capitalize()
     return WHOLE.sub(r"\1", text) if WHOLE.fullmatch(text) and text != "-0.0" else text
+
+
+def is_quotable(name: str) -> bool:
+    """Whether programs that PyTorch writes can hold the name."""
+    return name.isprintable() and not {*name} & UNQUOTED
+
+
+def known_name(name: str, names: Container[str]) -> str:
+    """A name as it is among others that come from cells: 1 for 1.0, unless 1.0 is there itself."""
+    return name if name in names else name_of(name)
 
 
 def words_of(column: "polars.Series") -> Words:

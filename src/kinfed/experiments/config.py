@@ -25,6 +25,7 @@ from ..data.dataset import Dataset, Partition
 from ..data.description import Description
 from ..data.federation import Federation, divide
 from ..data.split import Split
+from ..data.words import known_name
 from ..datasets import DATASETS, OWNED, YOURS, called
 from ..errors import UsageError, nearest
 from ..files import replacing
@@ -124,12 +125,13 @@ class Experiment:
                 raise UsageError(f"federation.newcomers must leave some of {len(names)} clients; got {self.newcomers}")
             lots = seeding.fold(seeding.key(seed, "newcomers"), tags(names))
             return lots.argsort()[: self.newcomers].sort().values.tolist()
-        for name in self.newcomers:
+        chosen = [known_name(name, names) for name in self.newcomers]
+        for name in chosen:
             if name not in names:
                 raise UsageError(f"federation.newcomers: there is no client '{name}'; {nearest(name, names)}")
-        if len(set(self.newcomers)) == len(names):
+        if len(set(chosen)) == len(names):
             raise UsageError("federation.newcomers names every client, so nobody is left to train")
-        return [i for i, name in enumerate(names) if name in self.newcomers]
+        return [i for i, name in enumerate(names) if name in chosen]
 
     def module(self, federation: Federation, seed: int) -> nn.Module:
         """The model with its initial parameters, the same for every client; the global random state is unchanged."""

@@ -21,7 +21,7 @@ from ..core.sharing import Sharing
 from ..core.summary import Summary
 from ..core.tasks import TASKS, Classification, Counts, Regression, unit_of
 from ..data.federation import Federation
-from ..data.words import name_of
+from ..data.words import known_name
 from ..errors import UsageError, nearest, several
 from ..metrics.classification import confusion, count_correct, reweighted_accuracy
 from ..metrics.graphs import edge_auroc, group_weights
@@ -299,8 +299,7 @@ def client_index(names: Sequence[str], client: object = None, position: int | No
                 f"there is no client at position {position!r:.80}; there are {several(len(names), 'client')}"
             )
         return int(position) % len(names)
-    for name in (str(client), name_of(str(client))):
-        if name in names:
-            return list(names).index(name)
+    if (name := known_name(str(client), names)) in names:
+        return list(names).index(name)
     fix = f"; for its position, from 0, write position={client}" if isinstance(client, Integral) else ""
     raise UsageError(f"there is no client '{client!s:.80}'; {nearest(str(client), names)}{fix}")

@@ -12,14 +12,15 @@ from .messages import Message, Words
 
 RETRY = 10.0  # seconds before a node is greeted again
 LATER = 60.0  # seconds before a node that cannot take part is greeted again
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a client
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a client
 LARGEST = 1 << 40  # number of examples that is believed
 
 
 def check_name(client: str) -> None:
     """Raise UsageError for a name that no site can have."""
     if not re.fullmatch(NAME, client):
-        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got '{client}'")
+        long = "; at most 100 of them" * (len(client) > 100)
+        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got {client!r:.120}{long}")
 
 
 class Node(NamedTuple):

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..data.columns import Category
 from ..data.description import Description
+from ..data.words import is_quotable
 from ..errors import UsageError
 from .mlp import mlp
 
@@ -25,8 +26,8 @@ def embedded(
     """An MLP that reads each category of a table's text as a learned vector, [B, d] -> [B, outputs].
 
     The inputs of a column of text, one for each category, are multiplied by its `embeddings.COLUMN`: [inputs, width];
-    all others are read as they are. In the names of tensors a dot of a column's name is an underscore, and a name that
-    is taken has one more at its end. `columns` says which inputs these are. Raises UsageError for data without
+    all others are read as they are. In the names of tensors a dot, a quotation mark and the like is an underscore, and
+    a name that is taken has one more at its end. `columns` says which inputs these are. Raises UsageError for data without
     categories, for a shape that is not that of the columns, and for widths that are none.
     """
     categories = [] if columns is None else [one for one in columns.inputs if isinstance(one, Category)]
@@ -55,7 +56,7 @@ class _Embeddings(nn.Module):
                 self.outputs += size
                 continue
             wide = width or min(WIDEST, -(-size // 2))
-            key = column.name.replace(".", "_")
+            key = "".join(c if is_quotable(c) and c != "." else "_" for c in column.name)
             while hasattr(self, key):
                 key += "_"
             self.register_parameter(key, nn.Parameter(torch.randn(size, wide)))

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..data.words import known_name
 from ..errors import UsageError, nearest, several
 from .compare import Comparison
 from .gather import folders_of
@@ -30,6 +31,7 @@ def _grid(name: str, row: Row, client: str | None, number: int | None) -> Grid:
     for folder in folders:
         summary = folder.read_summary()
         honest = [one for one in summary.client_names if one not in summary.attackers]
+        client = None if client is None else known_name(client, honest)
         if client is not None and client not in honest:
             raise UsageError(f"{folder} has no test scores of a client '{client}'; {nearest(client, honest)}")
         whose = {client} if client is not None else {*honest}

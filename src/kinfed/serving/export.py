@@ -21,6 +21,7 @@ from .exported import facts
 from .whole import Encode, Whole, example, keyed
 
 Format = Literal["onnx", "pt2", "safetensors"]
+LONGEST = 120  # characters of a file's name
 FORMATS: tuple[Format, ...] = ("onnx", "pt2", "safetensors")
 
 
@@ -90,8 +91,9 @@ def card_name(path: Path) -> str:
 
 
 def file_name(client: str) -> str:
-    """A client's name as a file's."""
-    return quote(client, safe=" ()+,=@")
+    """A client's name as a file's; the end of a long one is told by a hash."""
+    name = quote(client, safe=" ()+,=@")
+    return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{hashlib.sha256(client.encode()).hexdigest()[:16]}"
 
 
 def _write(saved: Saved, name: str, kind: Format, path: Path, forms: dict[Any, Any]) -> float | None:

@@ -16,7 +16,7 @@ from ..data.graph_files import read as read_graph
 from ..data.preparation import Preparation
 from ..data.reading import open_table
 from ..data.statistics import NumberStatistics
-from ..data.words import Numbers
+from ..data.words import Numbers, known_name
 from ..errors import UsageError, nearest
 from ..experiments import config
 from ..experiments.saved import Saved
@@ -142,6 +142,7 @@ def of_run(saved: Saved, data_dir: Path | None, wanted: Sequence[str] = ()) -> l
         known = replace(columns, clients={**columns.clients, **own})
         federation, _ = experiment.everyone(data_dir, seed, dataset, replace(saved.summary, columns=known.to_dict()))
     names = [federation.names[i] for i in new]
+    wanted = [known_name(name, names) for name in wanted]
     if unknown := [name for name in wanted if name not in names]:
         raise UsageError(f"'{unknown[0]}' is no newcomer to {saved.folder}; {nearest(unknown[0], names)}")
     members = torch.tensor([i for i in range(len(federation)) if i not in new])

@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import torch
 
+from ..data.words import known_name
 from ..errors import UsageError, nearest
 from ..experiments.predictor import Predictor
 from .connections import OPEN, server
@@ -159,7 +160,7 @@ class Service:
             raise Refused(401, "this needs the header Authorization: Bearer TOKEN")
 
     def _named(self, client: str) -> str:
-        if client not in self.predictor.names:
+        if (client := known_name(client, self.predictor.names)) not in self.predictor.names:
             raise Refused(404, f"there is no client '{client:.80}'; {nearest(client[:80], self.predictor.names)}")
         return client
 

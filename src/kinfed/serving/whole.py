@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..data.cells import DAY
 from ..data.columns import WEEK, Calendar, Category, Number
 from ..data.description import Description, Own
+from ..data.words import is_quotable
 from ..errors import UsageError
 from ..experiments.predictor import Answers, Predictor
 
@@ -194,7 +195,7 @@ def keyed(description: Description) -> dict[str, str]:
     names = [column.name for column in description.inputs]
     keys = {}
     for i, name in enumerate(names):
-        key = name if name.isprintable() and not {*name} & {*"'\"\\{}"} else f"column {i + 1}"
+        key = name if is_quotable(name) else f"column {i + 1}"
         while key != name and key in names:
             key += "_"
         keys[name] = key
