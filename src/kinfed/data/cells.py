@@ -67,7 +67,7 @@ class Frame:
                 "convert it, or leave it out with ignore",
                 Fault.KIND,
             )
-        return self._table[name]
+        return self._table[name].alias("column")  # polars takes names such as ^a$ and * for patterns of names
 
     def is_text(self, name: str) -> bool:
         """Whether a column was read as text, as all of a CSV are."""
@@ -530,8 +530,8 @@ def series_of(name: str, cells: Sequence[Any]) -> "polars.Series":
         zoned = {isinstance(one, datetime) and one.tzinfo is not None for one in cells if one is not None}
         if len(zoned) > 1:  # two clocks
             return polars.Series(name, cells, polars.Object)
-        moments = polars.Series(name, np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
-        return moments.dt.replace_time_zone("UTC") if True in zoned else moments
+        moments = polars.Series("", np.array([np.datetime64(_naive(one) or "NaT", "us") for one in cells]))
+        return (moments.dt.replace_time_zone("UTC") if True in zoned else moments).alias(name)
     if all(issubclass(kind, str | Real) for kind in kinds):
         return polars.Series(name, [None if one is None else str(one) for one in cells], polars.String)
     if all(issubclass(kind, timedelta) for kind in kinds):

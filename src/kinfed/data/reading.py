@@ -232,7 +232,8 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
     import polars
 
     columns, strange = [], {}
-    for column in table.iter_columns():
+    for name in table.columns:
+        column = table[name].alias("")  # polars takes names such as ^a$ for patterns of names
         kind = column.dtype
         if kind in (polars.Date, polars.Datetime):
             zone = "UTC" if getattr(kind, "time_zone", None) else None
@@ -244,9 +245,9 @@ def _plain(table: "polars.DataFrame") -> "tuple[polars.DataFrame, dict[str, str]
         elif kind in (polars.Categorical, polars.Enum, polars.Null):
             column = column.cast(polars.String)
         elif kind not in (polars.String, polars.Boolean):
-            strange[column.name] = STRANGE.get(str(kind.base_type()), "values of another kind")
+            strange[name] = STRANGE.get(str(kind.base_type()), "values of another kind")
             continue
-        columns.append(column)
+        columns.append(column.alias(name))
     return polars.DataFrame(columns), strange
 
 
@@ -272,7 +273,7 @@ def _series(name: str, column: Any) -> "polars.Series":
     if values.dtype.kind in "biuf":
         return polars.Series(name, values)
     if values.dtype.kind == "M":
-        moments = polars.Series(name, values.astype("datetime64[us]"))
-        return moments.dt.replace_time_zone("UTC") if zone else moments
+        moments = polars.Series("", values.astype("datetime64[us]"))  # polars takes some names for patterns of names
+        return (moments.dt.replace_time_zone("UTC") if zone else moments).alias(name)
     cells = [None if one is None or missing else one for one, missing in zip(values, column.isna(), strict=True)]
     return series_of(name, cells)

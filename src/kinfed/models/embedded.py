@@ -27,8 +27,8 @@ def embedded(
 
     The inputs of a column of text, one for each category, are multiplied by its `embeddings.COLUMN`: [inputs, width];
     all others are read as they are. In the names of tensors a dot, a quotation mark and the like is an underscore, and
-    a name that is taken has one more at its end. `columns` says which inputs these are. Raises UsageError for data without
-    categories, for a shape that is not that of the columns, and for widths that are none.
+    a name that is taken has one more at its end. `columns` says which inputs these are. Raises UsageError for data
+    without categories, for a shape that is not that of the columns, and for widths that are none.
     """
     categories = [] if columns is None else [one for one in columns.inputs if isinstance(one, Category)]
     if columns is None or not categories:
