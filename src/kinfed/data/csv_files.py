@@ -155,6 +155,7 @@ def _quick(text: Text, width: int) -> "polars.DataFrame | None":
         return None
     if table.width != width:
         return None
+    table.columns = [f"{i}" for i in range(width)]  # polars takes names such as ^a$ and * for patterns of names
     if (table[:, 0].str.strip_chars() == "").any():
         table = table.filter(~polars.all_horizontal(polars.all().str.strip_chars() == ""))
     return table
