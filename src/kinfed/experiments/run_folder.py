@@ -31,7 +31,9 @@ from ..metrics import graphs
 from ..simulation import distributed
 
 Array = NDArray[Any]
-ALL, QUOTED = "*", "quoted"  # who owns a tensor that all share; how keys write names
+STAR = "*"  # the owner, in a key, of a tensor that all share
+ALL = ""  # the same among owners, of whom one may be called *
+QUOTED = "quoted"  # how keys write names
 SAME = ".same"  # ends the name of a file in place of a seed's folder, which names the folder of an equal run
 
 
@@ -46,7 +48,7 @@ def followed(folder: Path) -> Path:
 
 def _quoted(name: str) -> str:
     """A client's name as the owner in a key."""
-    return "%2A" if name == ALL else name.replace("%", "%25").replace("/", "%2F")
+    return "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
 
 
 class Relations(NamedTuple):
@@ -224,11 +226,11 @@ class RunFolder:
         """
         layout, arrays = model.layout, dict[str, Tensor]()
         if history.kept_models:
-            arrays = {f"*/{name}": value for name, value in model.frozen.items()}
+            arrays = {f"{STAR}/{name}": value for name, value in model.frozen.items()}
         for part, values in history.kept_models.items():
             shared = part in history.shared
             for name, own in zip(
-                [ALL] if shared else map(_quoted, history.names), [values] if shared else values, strict=True
+                [STAR] if shared else map(_quoted, history.names), [values] if shared else values, strict=True
             ):
                 tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
                 arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
@@ -246,7 +248,7 @@ class RunFolder:
         quoted = about.get("names") == QUOTED
         for key in keys:
             owner, _, tensor = key.partition("/") if quoted else key.rpartition("/")  # older files have plain names
-            owned[unquote(owner) if quoted and owner != ALL else owner][tensor] = key
+            owned[ALL if owner == STAR else unquote(owner) if quoted else owner][tensor] = key
         return dict(owned), about.get("method", "")
 
     def write_tested(self, scores: Sequence[Tensor]) -> None:
