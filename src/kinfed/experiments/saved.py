@@ -273,7 +273,6 @@ def _model(module: nn.Module, method: Method | None, head: str | None, one: Mapp
     return model.freeze(layout)
 
 
-
 def _unfit(folder: RunFolder, problem: Exception) -> UsageError:
     why = f"it has no {problem}" if isinstance(problem, KeyError) else f"{problem!s:.300}"
     return UsageError(f"{folder}: the models do not fit this module or cannot be read ({why})")
