@@ -31,7 +31,7 @@ def check_agreement(run: Run, fleet: Simulation | Distributed) -> Run:
     x, answers = fleet.answers(ids, own, {name: models[name] for name in shared}, EXAMPLES)
     with torch.no_grad():
         for i, asked, scored in zip(ids.tolist(), x.cpu(), answers.cpu(), strict=True):
-            module = run.load_model(i)
+            module = run.load_model(position=i)
             kept = module(asked.clone())
             if differ(kept, scored) and not _rounded(module, asked, kept, scored):
                 gap = float((kept - scored).abs().max()) if kept.shape == scored.shape else float("inf")
