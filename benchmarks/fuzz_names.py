@@ -120,6 +120,12 @@ def drawn(draw, count, taken=(), cell=False):
     return found
 
 
+def is_number(word):
+    with contextlib.suppress(ValueError):
+        return np.isfinite(float(word)) or word.lower() == "nan"
+    return plain(word) in ("True", "False")
+
+
 def plain(name):
     return name_of(name.strip()).strip()
 
@@ -133,6 +139,8 @@ class Case:
         self.clients = drawn(draw, 4)
         self.classes = drawn(draw, draw.choice([2, 3]), cell=True)
         self.words = drawn(draw, 3)
+        while sum(is_number(word) for word in self.words) > 1:  # else their column may be one of numbers
+            self.words = drawn(draw, 3)
         self.numbers = draw.random() < 0.25  # a target that is a number
         self.kind = draw.choice(["csv", "csv", "parquet"])
         self.path = Path(f"t.{self.kind}")

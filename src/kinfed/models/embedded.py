@@ -1,5 +1,6 @@
 """Embedded: an MLP that reads each category of a table's text as a learned vector."""
 
+import keyword
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -57,7 +58,7 @@ class _Embeddings(nn.Module):
                 continue
             wide = width or min(WIDEST, -(-size // 2))
             key = "".join(c if is_quotable(c) and c != "." else "_" for c in column.name)
-            while hasattr(self, key):
+            while hasattr(self, key) or keyword.iskeyword(key):
                 key += "_"
             self.register_parameter(key, nn.Parameter(torch.randn(size, wide)))
             self.keys.append(key)
