@@ -95,7 +95,7 @@ def test_a_network_of_ones_own_trains_in_parts_and_is_loaded(kind, tmp_path, mon
     summary = RunFolder(Path("r")).read_summary()
     assert (summary.sharing["shared"]["tensors"], summary.sharing["personal"]["tensors"]) == (2, 2)
     assert summary.sharing["frozen"]["tensors"] == (1 if kind == "Text" else 4 if kind == "Series" else 2)
-    one, two = (dict(kinfed.load_model("r", client).state_dict()) for client in (0, 1))
+    one, two = (dict(kinfed.load_model("r", position=client).state_dict()) for client in (0, 1))
     same = {name.partition(".")[0]: torch.equal(one[name], two[name]) for name in one}
     assert same == {"words": True, "body": True, "head": False}
     out = kinfed.load_model("r", position=0)(torch.zeros(2, *summary.shape))

@@ -75,13 +75,13 @@ def test_a_category_is_a_row_of_its_matrix_and_a_new_one_is_zero():
 
 
 def test_any_name_of_a_column_names_its_embedding():
-    names = ["a.b", "a_b", "type", "training", "kind of shop", "größe"]
+    names = ["a.b", "a_b", "type", "training", "kind of shop", "größe", "import", "a\"b"]
     columns = Description("shop", tuple(Category(name, ("x", "y"), 2, 0, 0) for name in names))
-    module = MODELS["embedded"]((12,), 3, columns)
+    module = MODELS["embedded"]((16,), 3, columns)
     assert list(dict(module.embeddings.named_parameters())) == [
-        *("a_b", "a_b_", "type_", "training_", "kind of shop", "größe")
+        *("a_b", "a_b_", "type_", "training_", "kind of shop", "größe", "import_", "a_b__")
     ]
-    assert module(torch.eye(12)).shape == (12, 3)
+    assert module(torch.eye(16)).shape == (16, 3)
 
 
 @pytest.mark.parametrize(
