@@ -29,6 +29,7 @@ from page import put, version
 
 from kinfed import UsageError, load_model, load_run
 from kinfed.cli.predict import opened
+from kinfed.data.forms import MISSING
 from kinfed.data.words import name_of
 from kinfed.errors import RunError
 from kinfed.flower import plan
@@ -123,7 +124,7 @@ def drawn(draw, count, taken=(), cell=False):
 def is_number(word):
     with contextlib.suppress(ValueError):
         return np.isfinite(float(word)) or word.lower() == "nan"
-    return plain(word) in ("True", "False")
+    return plain(word) in ("True", "False") or word.lower() in MISSING
 
 
 def plain(name):

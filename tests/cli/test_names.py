@@ -99,6 +99,19 @@ def test_a_client_called_all_answers_its_own_rows(tmp_path, monkeypatch, capsys)
         assert kinfed.load_run("r").predictor()(frame).index.tolist() == [2, 5]
 
 
+def test_newcomers_of_any_name_get_models_that_are_read_back(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    table(("n", "s")).write_csv("t.csv")
+    words = ["--client", "site", "--target", "y", "--method", "fedavg", "--beside", "none", "--quiet"]
+    assert main(["run", "t.csv", "rounds=1", *words, "--out", "r"]) == 0
+    table(("*", "x/y", "a,b")).write_csv("new.csv")
+    assert main(["onboard", "r", "--data", "new.csv", "--newcomers", '"a,b",*,x/y', "--shots", "5", "--out", "j"]) == 0
+    capsys.readouterr()
+    assert main(["predict", "j", "new.csv"]) == 0
+    found = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [row["client"] for row in found] == ["*", "x/y", "a,b"] * 30
+
+
 def test_a_number_is_a_name_and_a_position_has_a_keyword():
     federation = kinfed.from_frame(table([*"1234"]), client="site", target="y")
     run = kinfed.fit(kinfed.Local(), federation, nn.Linear(1, 2), rounds=1)

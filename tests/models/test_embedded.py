@@ -75,7 +75,7 @@ def test_a_category_is_a_row_of_its_matrix_and_a_new_one_is_zero():
 
 
 def test_any_name_of_a_column_names_its_embedding():
-    names = ["a.b", "a_b", "type", "training", "kind of shop", "größe", "import", "a\"b"]
+    names = ["a.b", "a_b", "type", "training", "kind of shop", "größe", "import", 'a"b']
     columns = Description("shop", tuple(Category(name, ("x", "y"), 2, 0, 0) for name in names))
     module = MODELS["embedded"]((16,), 3, columns)
     assert list(dict(module.embeddings.named_parameters())) == [

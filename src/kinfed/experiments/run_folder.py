@@ -47,8 +47,8 @@ def followed(folder: Path) -> Path:
 
 
 def _quoted(name: str) -> str:
-    """A client's name as the owner in a key."""
-    return "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
+    """An owner as in a key."""
+    return STAR if name == ALL else "%2A" if name == STAR else name.replace("%", "%25").replace("/", "%2F")
 
 
 class Relations(NamedTuple):
@@ -224,16 +224,18 @@ class RunFolder:
         A name has %2F for a slash and %25 for a percent sign, and *, if that is all of it, is %2A. `method` is the name
         of a method that exports models in its own way; `identity` is that of the run's summary.
         """
-        layout, arrays = model.layout, dict[str, Tensor]()
+        layout, owned = model.layout, defaultdict[str, dict[str, Tensor]](dict)
         if history.kept_models:
-            arrays = {f"{STAR}/{name}": value for name, value in model.frozen.items()}
+            owned[ALL] |= model.frozen
         for part, values in history.kept_models.items():
             shared = part in history.shared
-            for name, own in zip(
-                [STAR] if shared else map(_quoted, history.names), [values] if shared else values, strict=True
-            ):
-                tensors = layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
-                arrays |= {f"{name}/{key}": value for key, value in tensors.items()}
+            for name, own in zip([ALL] if shared else history.names, [values] if shared else values, strict=True):
+                owned[name] |= layout.tensors(own) if part == "theta" and own.numel() == layout.size else {part: own}
+        self.write_tensors(owned, method, identity)
+
+    def write_tensors(self, owned: Mapping[str, Mapping[str, Tensor]], method: str = "", identity: str = "") -> None:
+        """Write tensors by owner, a client or `ALL`, and name, see `write_models`."""
+        arrays = {f"{_quoted(name)}/{key}": tensor for name, own in owned.items() for key, tensor in own.items()}
         about = {"names": QUOTED, "method": method, "identity": identity}
         checkpoint.write(arrays, self.models, {key: one for key, one in about.items() if one})
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..core import checkpoint, trees
+from ..core import trees
 from ..core.graph import Graph
 from ..core.history import spread
 from ..core.method import Method, Roster, exporter
@@ -23,7 +23,7 @@ from ..data.federation import Federation
 from ..errors import UsageError
 from ..experiments.own_parts import called
 from ..experiments.reopened import Reopened
-from ..experiments.run_folder import RunFolder
+from ..experiments.run_folder import ALL, RunFolder
 from ..experiments.saved import Saved
 from ..files import replacing
 from ..methods.fedavg_ft import FedAvgFT
@@ -234,18 +234,16 @@ def write(frozen: Frozen, outcomes: Sequence[Outcome], folder: RunFolder) -> Non
                 table.writerow([one.client, one.shots, name, f"{score:.7g}", one.existing if name == BEST else ""])
     if not best:
         return
-    arrays: dict[str, Tensor] = {f"*/{name}": value for name, value in frozen.model.frozen.items()}
+    owned: dict[str, dict[str, Tensor]] = {ALL: frozen.model.frozen}
     for name, one in best.items():
-        parts = dict(one.personal._asdict())
-        parts |= frozen.model.layout.tensors(parts.pop("theta"))
-        arrays |= {f"{name}/{key}": value for key, value in parts.items()}
+        owned[name] = dict(one.personal._asdict())
+        owned[name] |= frozen.model.layout.tensors(owned[name].pop("theta"))
     whole, columns = frozen.saved.summary, frozen.saved.description
     if columns is not None and columns.clients:
         columns = replace(columns, clients={name: one.own for name, one in best.items()})
         scale = {**(whole.scale or {}), **columns.scale()}
         whole = replace(whole, columns=columns.to_dict(), scale=scale)
-    marks = {"method": exporter(undivided(frozen.method)), "identity": whole.identity or ""}
-    checkpoint.write(arrays, folder.models, {key: one for key, one in marks.items() if one})
+    folder.write_tensors(owned, exporter(undivided(frozen.method)), whole.identity or "")
     folder.config.write_bytes(frozen.saved.folder.config.read_bytes())
     scores = [one.scores[frozen.name] for one in best.values()]
     folder.write_summary(
