@@ -150,7 +150,10 @@ def test_the_command_leaves_a_folder_that_compares_with_runs(experiment, tmp_pat
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     out = str(tmp_path / "a")
-    assert main(["reference", "graph-wavenet", *experiment, "reference.epochs=2", "--out", out, "--json", "--verbose"]) == 0
+    assert (
+        main(["reference", "graph-wavenet", *experiment, "reference.epochs=2", "--out", out, "--json", "--verbose"])
+        == 0
+    )
     said = capsys.readouterr()
     summary = json.loads(said.out)
     assert (summary["method"], summary["rounds"], summary["clients"]) == ("graph-wavenet", 2, 3)

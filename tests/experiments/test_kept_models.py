@@ -61,7 +61,9 @@ def test_the_clients_of_a_large_federation_are_asked_here_and_there(monkeypatch)
     asked = []
     real = kinfed.Run.load_model
     monkeypatch.setattr(agreement, "CLIENTS", 3)
-    monkeypatch.setattr(kinfed.Run, "load_model", lambda run, i: asked.append(i) or real(run, i))
+    monkeypatch.setattr(
+        kinfed.Run, "load_model", lambda run, position: asked.append(position) or real(run, position=position)
+    )
     fit(Local(), clients=8)
     assert asked == [0, 3, 6]
 

@@ -312,7 +312,7 @@ def test_the_task_of_the_page_is_known_to_all_that_people_read(capsys):
     beside = ["--beside", "local"]
     assert main(["run", *patients("p.csv"), "--method", "fedavg", *task, *beside, "--out", "out"]) == 0
     said = " ".join("".join(capsys.readouterr()).split())
-    assert "test f1, %" in said
+    assert "f1, %" in said
     assert "points on average" in said
     summary = RunFolder(Path("out")).read_summary()
     assert (summary.metric, summary.higher_is_better, summary.unit, summary.selects_high) == ("f1", True, "%", True)

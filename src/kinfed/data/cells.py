@@ -255,7 +255,7 @@ class Frame:
         if column.dtype == polars.String:
             values = self._cast(name)
             if np.isnan(values).any():
-                values = self._completed(column, values)
+                values = self._completed(name, values)
         elif column.dtype == polars.Datetime:
             values = np.full(len(column), np.inf)
         else:
@@ -285,14 +285,14 @@ class Frame:
             text += f"; {fix}, leave it empty if it is missing, or leave the column out with ignore"
         return text
 
-    def _completed(self, column: "polars.Series", values: Numbers) -> Numbers:
+    def _completed(self, name: str, values: Numbers) -> Numbers:
         """The numbers of text with those that only Python reads, truth values, and infinity for what is no number."""
-        missing = np.isnan(values)
+        column, missing = self.column(name), np.isnan(values)
         rest = Frame(self.name, column.filter(missing).to_frame(), self._place).words(column.name)
         entries = [entry.lower() for entry in rest.names]
         known = {"": math.nan, "nan": math.nan, **dict.fromkeys(MISSING, math.nan)}
         each = np.array([known.get(entry, _number(entry)) for entry in entries])
-        written = self._written.get(column.name)
+        written = self._written.get(name)
         if (written is not None and written.kind == "truth") or (missing.all() and not np.isfinite(each).any()):
             each = np.array([TRUTH.get(entry, value) for entry, value in zip(entries, each, strict=True)])
         result = values.copy()
