@@ -172,6 +172,14 @@ def test_truth_values_have_one_name_with_missing_ones_and_without(hole):
             assert kinfed.from_frame(data, client="y", target="who").classes == ("False", "True")
 
 
+def test_links_name_clients_as_cells_do(tmp_path):
+    (tmp_path / "links.csv").write_text("from,to\n1.0,true\n007,TRUE\n")
+    frame = table(("1.0", "true", "007", "x"))
+    federation = kinfed.from_frame(frame, client="site", target="y", edges=tmp_path / "links.csv")
+    assert federation.names == ("1", "007", "True", "x")
+    assert federation.graph.weights.tolist() == [[0, 0, 1, 0], [0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
 def test_an_input_that_is_constant_in_training_changes_no_answer(tmp_path):
     frame = table(year=[2024] * 120)
     with pytest.warns(UserWarning, match=r"'year' \(2024\) is the same in all training rows, so left out"):

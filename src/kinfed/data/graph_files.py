@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.graph import Graph, check_graph
 from ..errors import UsageError, nearest
+from .words import known_name
 
 
 def adjacency(weights: ArrayLike | Tensor) -> Graph:
@@ -188,7 +189,7 @@ def _from_arrays(path: Path, names: list[str], directed: bool, strangers: bool) 
         table = _square(held["adjacency"], "adjacency")
         if "names" not in held.files:
             return _of(names, table), False
-        order = [str(name) for name in held["names"].flat]
+        order = [known_name(str(name), names) for name in held["names"].flat]
     if len(order) != len(table) or len(set(order)) < len(order):
         raise UsageError(
             f"names must name the client of each of the {len(table)} rows of adjacency; it has {len(order)} names, "
@@ -218,7 +219,8 @@ def _table(links: Links, names: list[str], directed: bool, strangers: bool, empt
     if math.isinf(empty):
         table.fill_diagonal_(0)
     given: dict[tuple[int, int], tuple[str, float]] = {}
-    for place, a, b, value in links:
+    for place, begin, end, value in links:
+        a, b = known_name(begin, index), known_name(end, index)
         if not strangers:
             _known({a, b}, index, place)
         elif not {a, b} <= index.keys():

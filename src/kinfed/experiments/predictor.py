@@ -20,7 +20,7 @@ from ..data.federation import tensor_of
 from ..data.owners import Owners
 from ..data.reading import frame_of
 from ..data.series import Series
-from ..data.words import Codes, Words, name_of
+from ..data.words import Codes, Words, known_name, name_of
 from ..errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class Predictor:
 
     def _place(self, name: str) -> int:
         try:
-            return self._places[name]
+            return self._places[known_name(name, self._places)]
         except KeyError:
             raise UsageError(f"there is no client '{name}'; {nearest(name, self.names)}") from None
 
