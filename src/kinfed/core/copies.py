@@ -63,7 +63,9 @@ def check_tensors(module: nn.Module) -> None:
                 "it; change the gradient in the forward pass, by a torch.autograd.Function, or in an optimiser"
             )
     held = {**parameters, **dict(module.named_buffers())}
-    held = {name: t for name, t in held.items() if not is_lazy(t) and t.numel() and t.data_ptr()}  # some have no address
+    held = {
+        name: t for name, t in held.items() if not is_lazy(t) and t.numel() and t.data_ptr()
+    }  # some have no address
     spans = sorted((*_span(t), name) for name, t in held.items())
     last = -1, ""  # where the memory of all tensors so far ends, and whose that is
     for begin, end, name in spans:

@@ -18,6 +18,7 @@ from ..core.client import Training
 from ..core.engine import Participation, Rounds, check_seed
 from ..core.fleet import Fleet
 from ..core.history import History
+from ..core.layout import Layout
 from ..core.method import Method, model_for
 from ..core.model import Model
 from ..core.sharing import Sharing, divide
@@ -90,10 +91,7 @@ def fit(
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
-    whole: Fleet = fleet
-    if attack is not None and attackers.any():
-        history.honest = ~attackers
-        whole = AttackedFleet(fleet, attack, attackers.to(fleet.device), sharing.shared, seed)
+    whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
     at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
     execution.planned(sharing)
     tracked = followed(execution.track, checkpointer.folder, rounds.count, origin, sharing.layers)
@@ -165,6 +163,21 @@ def _corrupted(federation: Federation, attack: Attack | None, seed: int) -> tupl
         return federation, torch.zeros(len(federation), dtype=torch.bool)
     attackers = attack.attackers(federation.names, seed)
     return attack.corrupt(federation, attackers, seed), attackers
+
+
+def _attacked(
+    fleet: Simulation | Distributed,
+    history: History,
+    attack: Attack | None,
+    attackers: Tensor,
+    shared: Layout,
+    seed: int,
+) -> Fleet:
+    """The fleet with its attackers, [N] bool, at work, and the history told of those who are not."""
+    if attack is None or not attackers.any():
+        return fleet
+    history.honest = ~attackers
+    return AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
 
 
 def _model(method: Method, module: nn.Module | Model, federation: Federation, seed: int) -> Model:
