@@ -114,11 +114,12 @@ def _opened(path: Path, taken: UsageError) -> IO[str]:
         file = path.open("w")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                return file
         except BlockingIOError:
             file.close()
             raise taken from None
         except OSError:  # a file system without locks
             return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
         file.close()  # it was removed by the program that has just ended
