@@ -82,6 +82,10 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
         print(f"{name}  {entry['what']}")
         if entry.get("paper"):
             print(f"    {entry['paper']['title']} ({entry['paper']['year']})")
+        if args.name and entry.get("differs"):
+            print(f"    differs: {entry['differs']}")
+        for key, values in entry.get("grid", {}).items():
+            print(f"    grid: {key} = {', '.join(map(_toml, values))}")
         for key, value in entry.items():
             if key in ("methods", "columns"):
                 print(f"    {key}: {', '.join(value)}")
@@ -108,15 +112,17 @@ def _described(shelf: Shelf, name: str, given: int) -> dict[str, Any]:
         for key, p in parts.settings(part, given).items()
     ]
     what = (inspect.getdoc(part) or "").partition("\n")[0] if own_parts.is_path(name) else shelf.summary(name)
-    return {"what": what, "settings": settings}
+    grid = {key: list(map(parts.plain, values)) for key, values in getattr(part, "grid", {}).items()}
+    return {"what": what, **({"grid": grid} if grid else {}), "settings": settings}
 
 
 def _origin(name: str) -> dict[str, Any]:
-    """A method's family and paper; nothing for one from a file of yours."""
+    """A method's family, its paper and what differs from it; nothing for one from a file of yours."""
     for family, methods in FAMILIES.items():
         if name in methods:
             _, authors, year, title = methods[name]
-            return {"family": family, "paper": {"authors": authors, "year": year, "title": title} if title else None}
+            paper = {"authors": authors, "year": year, "title": title} if title else None
+            return {"family": family, "paper": paper, "differs": METHODS.differs(name)}
     return {}
 
 

@@ -1,8 +1,9 @@
 """Method: a federated method as pure functions of the server (all clients) and of one client."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -120,6 +121,7 @@ class Method(Settings, ABC):
     mixes: ClassVar[str] = ""  # the table [N, d] of the server's state that `send` mixes by the relation, if it does
     weighs: ClassVar[str] = ""  # how weights come about, in a clause, where `compared` has nothing
     refuses: ClassVar[str] = ""  # why a newcomer to a finished federation would be given nothing, if that is so
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values that its paper tries, by setting: "cells.alpha", say
     keeps: ClassVar[tuple[str, ...]] = ()  # patterns of tensors, of layers that it adds, which are personal in any case
 
     def __init_subclass__(cls) -> None:

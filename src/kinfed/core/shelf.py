@@ -67,11 +67,22 @@ class Shelf(Mapping[str, Any]):
         place = self._places[name]
         if not isinstance(place, str):
             return place.summary
-        module, _, attribute = place.partition(":")
-        folder = Path(sys.modules[self._package].__path__[0])
-        tree = ast.parse((folder / f"{module}.py").read_text(encoding="utf-8"))
+        tree = self._source(place)
         parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
-        return (ast.get_docstring(tree if self._by_file else parts[attribute]) or "").partition("\n")[0]
+        documented = tree if self._by_file else parts[place.partition(":")[2]]
+        return (ast.get_docstring(documented) or "").partition("\n")[0]
+
+    def differs(self, name: str) -> str:
+        """What a part does otherwise than its paper, as its file says it in a paragraph "Differs: ..."; "" if none."""
+        place = self._places[name]
+        text = "" if not isinstance(place, str) else ast.get_docstring(self._source(place)) or ""
+        paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
+        return next((one.removeprefix("Differs: ") for one in paragraphs if one.startswith("Differs: ")), "")
+
+    def _source(self, place: str) -> ast.Module:
+        """The syntax tree of a part's file."""
+        folder = Path(sys.modules[self._package].__path__[0])
+        return ast.parse((folder / f"{place.partition(':')[0]}.py").read_text(encoding="utf-8"))
 
     def _at(self, place: str) -> Any:
         module, _, attribute = place.partition(":")

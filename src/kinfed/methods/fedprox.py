@@ -1,6 +1,11 @@
-"""FedProx: FedAvg with a proximal term towards the shared model (Li et al., 2020, Algorithm 2)."""
+"""FedProx: FedAvg with a proximal term towards the shared model (Li et al., 2020, Algorithm 2).
+
+Differs: clients of a round are drawn alike and weighted by their numbers of examples, as in the released code; the
+paper's Algorithm 2 draws them by these numbers and weights them alike.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.client import towards
 from ..core.method import Params
@@ -16,6 +21,7 @@ class FedProx(Averaging):
     mu: NonNegative = 0.01  # pull towards the received model
     uniform: bool = False  # all clients have the same weight, however many examples they have
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
+    grid: ClassVar = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
     def start(self, roster):
         check_pull("fedprox", roster.training.optimiser, self.mu, setting="method.mu")
