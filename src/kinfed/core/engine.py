@@ -134,8 +134,7 @@ def run(
             "makes them, such as topologies or rotations, or leave by_group out"
         )
     whole, late = roster, latecomers(roster.seed, roster.tags, drawn.late)
-    # [n] clients that have joined, in the server's order
-    here = whole.others(late) if begin <= drawn.joins else whole.everyone
+    here = whole.others(late) if begin <= drawn.joins else whole.everyone  # [n] who has joined, in the server's order
     roster = whole.part(here) if len(here) < len(whole) else whole
     if begin == 0:
         with _server(method, 0):
@@ -175,6 +174,7 @@ def run(
         with held():  # an interruption comes before the round or after it
             history.add(round, down, size(uploads), evaluation, relation, diagnostics, examples)
             after(round, server)
+    whole.memo.clear()
     history.settle()
     return server
 

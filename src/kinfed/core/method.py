@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from .client import Client, Training
 from .copies import check_tensors, duplicate
 from .graph import Graph, Origin
 from .layout import Layout, head_of
+from .memo import Memo
 from .model import Model
 from .probe import Probe
 from .seeding import fold, generator, key, normal
@@ -59,6 +60,7 @@ class Roster:
     client_statistics: Tree = ()  # what the clients reported before round 1, [N, ...]
     round: int = 0
     probe: Probe | None = None  # asks models random inputs
+    memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 
     def __len__(self) -> int:
         return len(self.sizes)
