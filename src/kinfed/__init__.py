@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from .methods.fedrep import FedRep as FedRep
     from .methods.fedrod import FedRoD as FedRoD
     from .methods.fedsem import FedSem as FedSem
+    from .methods.hedge import Hedge as Hedge
     from .methods.heurfedamp import HeurFedAMP as HeurFedAMP
     from .methods.ifca import IFCA as IFCA
     from .methods.knn_per import KNNPer as KNNPer
@@ -186,6 +187,7 @@ _PLACES = {  # each public name, by its module
     "methods.fedrod": ("FedRoD",),
     "methods.fedsem": ("FedSem",),
     "methods.ifca": ("IFCA",),
+    "methods.hedge": ("Hedge",),
     "methods.heurfedamp": ("HeurFedAMP",),
     "methods.knn_per": ("KNNPer",),
     "methods.lg_fedavg": ("LGFedAvg",),

@@ -49,7 +49,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Moved": Holds(pairs=14),
     "Similarity": Holds(pairs=12),
     "PFedGAT": Holds(models=5, graphs=1),
-    "Hedge": Holds(pairs=4, cohort_pairs=6),
+    "Hedge": Holds(models=5, pairs=4, cohort_pairs=6, graphs=1),
     "Logits": Holds(pairs=4, cohort_pairs=3),
     "Projected": Holds(pairs=7, cohort_pairs=3),
     "Attention": Holds(cohort_pairs=30),

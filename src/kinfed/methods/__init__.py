@@ -15,6 +15,9 @@ class Listed(NamedTuple):
 
 
 FAMILIES: dict[str, dict[str, Listed]] = {
+    "kinfed's own": {
+        "hedge": Listed("hedge:Hedge"),
+    },
     "Alone, or one model for all": {
         "local": Listed("local:Local"),
         "fedavg": Listed(
