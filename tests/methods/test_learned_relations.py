@@ -285,15 +285,18 @@ def test_who_is_sent_what(roster):
     liking[0, 7], liking[0, 3], liking[0, 0] = 2.0, 1.0, 9.0
     seen = torch.arange(10) != 5
     server = Fomo(server.theta, seen, liking, server.weight)
-    drawn = set()
-    for t in range(40):
+    first, drawn = 0, set()
+    for t in range(400):
         chosen = method.chosen(replace(ten, round=t), server, torch.tensor([0, 5]))
         assert chosen.shape == (2, 4)
-        assert chosen[0, :2].tolist() == [7, 3]
-        assert len(set(chosen[0].tolist())) == 4
-        assert not {0, 5} & set(chosen[0].tolist())  # nor itself, nor who has no model yet
-        drawn |= set(chosen[0, 2:].tolist())
-    assert drawn == {1, 2, 4, 6, 8, 9}
+        mine = chosen[0].tolist()
+        assert len(set(mine)) == 4
+        assert not {0, 5} & set(mine)  # nor itself, nor who has no model yet
+        first += mine[0] == 7
+        drawn |= set(mine)
+    assert drawn == {1, 2, 3, 4, 6, 7, 8, 9}
+    assert abs(first / 400 - (0.5 + 0.5 / 8)) < 0.1  # four standard deviations: greedily, or by chance among eight
+    assert FedFomo(models=4, explore=0.0).chosen(ten, server, torch.tensor([0]))[0, :2].tolist() == [7, 3]
     few = method.chosen(ten.part(torch.arange(3)), method.start(ten.part(torch.arange(3))), torch.arange(3))
     assert few.tolist() == [[i] * 4 for i in range(3)]
 

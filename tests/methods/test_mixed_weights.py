@@ -114,7 +114,7 @@ def test_without_mixing_fedah_is_fedrep_with_the_mean_head(examples, noisy, perc
     training = Training(2, 3, SGD(0.1))
     fedah, fedrep = (
         examples(perceptron(), x, y, m, training=training, executor=executor)
-        for m in (FedAH(rate=0.0, head_epochs=3), FedRep(head_epochs=3))
+        for m in (FedAH(rate=0.0, head_epochs=3), FedRep(head_epochs=3, base_epochs=2))
     )
     theta = fedah.run(1).theta
     torch.testing.assert_close(theta[:9], fedrep.run(1).theta, rtol=0, atol=1e-14)

@@ -1,5 +1,3 @@
-from functools import partial
-
 import pytest
 import torch
 from torch.func import grad, vjp
@@ -10,7 +8,6 @@ from kinfed.errors import UsageError
 from kinfed.methods import PerFedAvg
 
 float64 = torch.float64
-paper = partial(PerFedAvg, hessian_free=True, adapt_steps=1)  # as published
 
 
 def test_first_order_by_hand(bowls, executor):
@@ -23,39 +20,31 @@ def test_first_order_by_hand(bowls, executor):
 @pytest.mark.parametrize("delta", [1e-3, 0.1, 10.0])
 def test_hessian_free_is_exact_on_quadratics(bowls, executor, delta):
     # (1 - alpha h)^2 h (w - b) = 0.64 * -4 = -2.56, for any delta.
-    method = paper(alpha=0.1, beta=1.0, delta=delta, steps=1)
+    method = PerFedAvg(alpha=0.1, beta=1.0, delta=delta, steps=1)
     trial = bowls(method, [3.0], h=2.0, start=1.0, executor=executor)
     assert float(trial.run(1).theta) == pytest.approx(3.56, abs=1e-12)
 
 
 def test_several_local_steps_and_a_uniform_mean(bowls, executor):
     # The distance to b shrinks by 1 - beta (1 - alpha h)^2 h a step, whatever the sizes.
-    method = paper(alpha=0.1, beta=0.05, steps=4)
+    method = PerFedAvg(alpha=0.1, beta=0.05, steps=4)
     trial = bowls(method, [0.0, 4.0], h=[1.0, 2.0], start=1.0, copies=[1, 5], executor=executor)
     one, two = (1 - 0.05 * 0.81) ** 4, 4 - 3 * (1 - 0.05 * 0.64 * 2) ** 4
     assert float(trial.run(1).theta) == pytest.approx((one + two) / 2, abs=1e-12)
 
 
 @pytest.mark.parametrize("optimiser", [SGD(0.1), Adam(0.001), SGD(0.01, momentum=0.9)])
-def test_rates_are_those_of_plain_training_or_else_a_tenth(bowls, executor, optimiser):
-    # F = (w - 3)^2 at w = 1: two steps w -> w - 0.1 * 2 * 0.8 (w - 3), and then 2 * 2 plain ones.
-    trial = bowls(PerFedAvg(length=2), [3.0], h=2.0, start=1.0, epochs=2, optimiser=optimiser, executor=executor)
-    assert float(trial.run(1).theta) == pytest.approx(3 - 2 * 0.84**2, abs=1e-12)
-    assert float(trial.headline) == pytest.approx(3 - 2 * 0.84**2 * 0.8**4, abs=1e-12)
+def test_the_rate_of_training_is_that_of_plain_sgd_or_else_a_tenth(bowls, executor, optimiser):
+    # F = (w - 3)^2 at w = 1: two steps w -> w - 0.1 * 2 * 0.98^2 (w - 3), and then the one that personalises.
+    trial = bowls(PerFedAvg(), [3.0], h=2.0, start=1.0, epochs=2, optimiser=optimiser, executor=executor)
+    left = 2 * (1 - 0.2 * 0.98**2) ** 2
+    assert float(trial.run(1).theta) == pytest.approx(3 - left, abs=1e-12)
+    assert float(trial.headline) == pytest.approx(3 - left * 0.98, abs=1e-12)
 
 
-def test_the_optimiser_is_left_aside_only_where_both_rates_are_given():
-    assert PerFedAvg().rates == PerFedAvg(alpha=0.1).rates == PerFedAvg(beta=0.1).rates == ()
-    assert PerFedAvg(alpha=0.1, beta=0.2).rates == ("alpha", "beta")
-
-
-@pytest.mark.parametrize(
-    ("method", "steps"), [(PerFedAvg(steps=3, length=2), 6), (PerFedAvg(steps=3, adapt_steps=1), 1)]
-)
-def test_length_of_adaptation(bowls, method, steps):
-    trial = bowls(method, [3.0], h=2.0, start=1.0)
-    assert float(trial.run(1).theta) == pytest.approx(3 - 2 * 0.84**3, abs=1e-12)
-    assert float(trial.headline) == pytest.approx(3 - 2 * 0.84**3 * 0.8**steps, abs=1e-12)
+def test_the_optimiser_is_left_aside_only_where_the_rate_of_training_is_given():
+    assert PerFedAvg().rates == PerFedAvg(alpha=0.1).rates == ()
+    assert PerFedAvg(beta=0.2).rates == ("alpha", "beta")
 
 
 def test_error_against_the_exact_hessian_is_of_second_order(examples, noisy, perceptron):
@@ -63,7 +52,7 @@ def test_error_against_the_exact_hessian_is_of_second_order(examples, noisy, per
     alpha = 0.3
 
     def moved(delta):
-        method = paper(alpha=alpha, beta=1.0, delta=delta, steps=1)
+        method = PerFedAvg(alpha=alpha, beta=1.0, delta=delta, steps=1)
         trial = examples(perceptron(), x, y, method, training=Training(1, 100, SGD(0.1)))
         return trial, trial.run(1).theta
 
@@ -82,7 +71,7 @@ def test_error_against_the_exact_hessian_is_of_second_order(examples, noisy, per
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_is_scored_after_steps_on_training_examples(bowls, executor, steps):
     # Training optimum 3, test optimum 0: adaptation must follow the former.
-    method = paper(alpha=0.1, beta=1.0, steps=1, adapt_steps=steps)
+    method = PerFedAvg(alpha=0.1, beta=1.0, steps=1, adapt_steps=steps)
     trial = bowls(method, [3.0], h=2.0, start=1.0, held=[0.0], executor=executor)
     trial.run(1)
     adapted = 3 + 0.56 * 0.8**steps
@@ -94,7 +83,7 @@ def test_is_scored_after_steps_on_training_examples(bowls, executor, steps):
 def test_the_three_batches_of_a_step_are_drawn_apart(bowls, executor):
     # Batches of one of three examples, each the only one to see its coordinate, with curvature 3: the example of D'
     # moves its coordinate by 3 b, times 1 - 0.1 * 3 if D drew it too, times the same if D'' did.
-    trial = bowls(paper(alpha=0.1, beta=1.0, steps=1, batch=1), [[1.0, 2.0, 4.0]], executor=executor)
+    trial = bowls(PerFedAvg(alpha=0.1, beta=1.0, steps=1, batch=1), [[1.0, 2.0, 4.0]], executor=executor)
     sent = trial.method.send(trial.roster, trial.method.start(trial.roster), trial.roster.everyone)
     shares = set()
     for round in range(40):
@@ -107,7 +96,7 @@ def test_the_three_batches_of_a_step_are_drawn_apart(bowls, executor):
 
 def test_running_statistics_follow_training_but_not_adaptation(examples, noisy, perceptron, executor):
     x, y = noisy(2, 2)
-    method = paper(alpha=0.1, beta=0.1, steps=5)
+    method = PerFedAvg(alpha=0.1, beta=0.1, steps=5)
     trial = examples(perceptron(norm=True), x, y, method, training=Training(1, 4, SGD(0.1)), executor=executor)
     server = trial.run(1)
     learned = trial.roster.layout.trainable
@@ -124,7 +113,6 @@ def test_running_statistics_follow_training_but_not_adaptation(examples, noisy, 
         ("delta", 0.0, "positive"),
         ("adapt_steps", -1, "zero or more"),
         ("steps", 0, "at least 1"),
-        ("length", 0, "at least 1"),
         ("batch", 0, "at least 1"),
     ],
 )

@@ -10,12 +10,11 @@ from torch import nn
 from kinfed import FedAvg, Local, UsageError
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
-from kinfed.core.layout import Layout
 from kinfed.core.method import model_for
 from kinfed.core.optimiser import SGD
 from kinfed.core.seeding import fold, key, normal, tags
 from kinfed.methods import PFedBayes
-from kinfed.methods.pfedbayes import RHO, paces, pulls
+from kinfed.methods.pfedbayes import RHO, pulls
 
 float64 = torch.float64
 
@@ -95,12 +94,11 @@ def naive(x, y, start, method, rounds, epochs, cohorts, off):
     start: [2, d]; off(t, i, step, number): [d] is the standard normal sample of a step. Returns w and each q.
     """
     w, own = start.copy(), [start.copy() for _ in x]
-    rate = method.lr * min(1, method.wide / w.shape[1]) if method.wide else method.lr
     for t in range(rounds):
         copies = {}
         for i in cohorts[t]:
             n, q, common = len(x[i]), own[i], w.copy()
-            adam, shared = Adam(rate), Adam(rate)
+            adam, shared = Adam(method.lr), Adam(method.lr)
             for step in range(epochs):
                 for number in range(method.steps):
                     eps = method.jitter * off(t, i, step, number)
@@ -122,9 +120,8 @@ def naive(x, y, start, method, rounds, epochs, cohorts, off):
     "method",
     [
         PFedBayes(),
-        PFedBayes(zeta=10.0, steps=5, sigma=0.3, lr=0.05, beta=0.5),
-        PFedBayes(jitter=0.5, wide=1),
-        PFedBayes(wide=0),
+        PFedBayes(zeta=0.3, steps=2, sigma=0.3, lr=0.05, beta=0.5),
+        PFedBayes(jitter=0.5),
     ],
     ids=str,
 )
@@ -147,20 +144,6 @@ def test_rounds_are_those_of_the_equations(method, share, examples, noisy, execu
     w, own = naive([v.numpy() for v in x], [v[:, 0].numpy() for v in y], start, method, rounds, epochs, cohorts, off)
     np.testing.assert_allclose(server.theta.view(2, 2).numpy(), w, rtol=0, atol=1e-11)
     np.testing.assert_allclose(trial.own.view(3, 2, 2).numpy(), own, rtol=0, atol=1e-11)
-
-
-def test_steps_are_shorter_by_the_inputs_of_a_layer_beyond_what_is_wide():
-    """A filter of 2 x 3 x 3 has 18 inputs, a unit of the dense layer 8; a layer's biases go at its pace."""
-    layout = Layout.of(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(8, 4)))
-    found = layout.tensors(paces(layout, layout.learned, 9))
-    assert {name: set(pace.flatten().tolist()) for name, pace in found.items()} == {
-        "0.weight": {0.5},
-        "0.bias": {0.5},
-        "2.weight": {1.0},
-        "2.bias": {1.0},
-    }
-    assert paces(layout, frozenset({"2.bias"}), 2).tolist() == [0.25] * 4
-    assert set(paces(layout, layout.learned, 0).tolist()) == {1.0}
 
 
 def test_the_server_averages_means_and_rho_by_examples(roster):

@@ -6,7 +6,7 @@ from torch import nn
 
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
-from kinfed.core.optimiser import SGD, Adam
+from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
 from kinfed.methods import PFedMe
 
@@ -15,13 +15,13 @@ float64 = torch.float64
 
 def test_the_proximal_point_by_hand(bowls, executor):
     """f = (theta - 3)^2 and lambda 15 from w = 1: (2 * 3 + 15) / 17; w goes 0.005 * 15 of the way."""
-    trial = bowls(PFedMe(pull=15.0, steps=400, share=0.075), [3.0], h=2.0, start=1.0, lr=0.05, executor=executor)
+    trial = bowls(PFedMe(steps=400, lr=0.05), [3.0], h=2.0, start=1.0, executor=executor)
     assert float(trial.run(1).theta) == pytest.approx(1.0176470588, abs=1e-9)
     assert float(trial.own) == pytest.approx(21 / 17, abs=1e-12)
 
 
 def test_five_steps_and_the_personal_model_is_what_is_scored(bowls):
-    trial = bowls(PFedMe(pull=15.0, steps=5, share=0.075), [3.0], h=2.0, start=1.0, lr=0.05)
+    trial = bowls(PFedMe(lr=0.05), [3.0], h=2.0, start=1.0)
     trial.run(1)
     theta = 1.0
     for _ in range(5):
@@ -32,7 +32,7 @@ def test_five_steps_and_the_personal_model_is_what_is_scored(bowls):
 
 
 def test_the_share_is_the_whole_way_for_averaged_personal_models(bowls):
-    trial = bowls(PFedMe(share=1.0, steps=1), [1.0, 5.0], lr=1.0, copies=[1, 3])
+    trial = bowls(PFedMe(share=1.0, steps=1, lr=1.0, pull=0.1), [1.0, 5.0], copies=[1, 3])
     assert float(trial.run(1).theta) == pytest.approx(4.0, abs=1e-14)
 
 
@@ -40,7 +40,7 @@ def test_nothing_to_learn_leaves_the_shared_model(bowls):
     assert float(bowls(PFedMe(), [1.0, 1.0], start=1.0).run(3).theta) == 1.0
 
 
-def naive(x, y, module, method, rounds, lr, batch, cohorts):
+def naive(x, y, module, method, rounds, cohorts):
     """Equations alone, with autograd for the data's gradient; batches are whole, so their order does not matter."""
     theta0 = torch.cat([p.detach().flatten() for p in module.parameters()])
     w, own = theta0.clone(), [theta0.clone() for _ in x]
@@ -60,7 +60,7 @@ def naive(x, y, module, method, rounds, lr, batch, cohorts):
             mine, theta = w, w
             for _ in range(2):  # epochs of one batch
                 for _ in range(method.steps):
-                    theta = theta - lr * (slope(theta, i) + method.pull * (theta - mine))
+                    theta = theta - method.lr * (slope(theta, i) + method.pull * (theta - mine))
                 mine = mine - method.share * (mine - theta)
             local[i], own[i] = mine, theta
         total = sum(len(x[i]) for i in local)
@@ -70,30 +70,15 @@ def naive(x, y, module, method, rounds, lr, batch, cohorts):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.67])
-@pytest.mark.parametrize("method", [PFedMe(pull=1.0), PFedMe(pull=3.0, steps=3, share=0.2, beta=1.5)], ids=str)
+@pytest.mark.parametrize("method", [PFedMe(), PFedMe(pull=3.0, steps=3, lr=0.1, share=0.2, beta=1.5)], ids=str)
 def test_rounds_are_those_of_the_equations(method, share, examples, noisy, perceptron, executor):
     x, y = noisy(3, 2, sizes=[7, 5, 9])
     trial = examples(perceptron(), x, y, method, training=Training(2, 20, SGD(0.1)), executor=executor)
     server = trial.run(4, participation=share)
     cohorts = [sample(replace(trial.roster, round=t), share).tolist() for t in range(4)]
-    w, own = naive(x, y, perceptron(), method, 4, 0.1, 20, cohorts)
+    w, own = naive(x, y, perceptron(), method, 4, cohorts)
     torch.testing.assert_close(server.theta, w, rtol=0, atol=1e-12)
     torch.testing.assert_close(trial.own, own, rtol=0, atol=1e-12)
-
-
-def test_any_optimiser_takes_the_steps(bowls):
-    """With decay, and moments that go on from batch to batch, as PyTorch's own would."""
-    trial = bowls(PFedMe(pull=0.5, steps=3), [3.0], h=2.0, start=1.0, epochs=2, optimiser=Adam(0.1, weight_decay=0.1))
-    w, theta = torch.ones(1, dtype=float64), torch.ones(1, dtype=float64, requires_grad=True)
-    optimiser = torch.optim.Adam([theta], lr=0.1, weight_decay=0.1)
-    for _ in range(2):
-        for _ in range(3):
-            optimiser.zero_grad()
-            ((theta - 3).square() + 0.25 * (theta - w).square()).sum().backward()
-            optimiser.step()
-        w = w + 0.5 * (theta.detach() - w)
-    torch.testing.assert_close(trial.run(1).theta, w, rtol=0, atol=1e-13)
-    torch.testing.assert_close(trial.own[0], theta.detach(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0])
@@ -110,7 +95,9 @@ def test_statistics_are_those_of_passes_over_the_examples(examples):
     """One batch of -1 and 3, twice: the mean goes to 1 by a tenth a pass, and the shared model half of that way."""
     x = [torch.tensor([[-1.0], [3.0]], dtype=float64)]
     module = nn.Sequential(nn.BatchNorm1d(1, affine=False), nn.Linear(1, 1)).double()
-    trial = examples(module, x, [torch.zeros(2, 1, dtype=float64)], PFedMe(), training=Training(2, 2, SGD(0.1)))
+    trial = examples(
+        module, x, [torch.zeros(2, 1, dtype=float64)], PFedMe(share=0.5), training=Training(2, 2, SGD(0.1))
+    )
     server = trial.run(1)
     entry = next(e for e in trial.roster.layout.entries if e.name.endswith("running_mean"))
     assert float(trial.own[0, entry.at]) == pytest.approx(0.19, abs=1e-14)
@@ -118,5 +105,5 @@ def test_statistics_are_those_of_passes_over_the_examples(examples):
 
 
 def test_a_pull_that_overshoots_is_refused(bowls):
-    with pytest.raises(UsageError, match=r"pfedme: lr \* pull is 3, but from 2 on"):
+    with pytest.raises(UsageError, match=r"pfedme: lr \* pull is 2\.7, but from 2 on"):
         bowls(PFedMe(pull=30.0), [1.0]).run(1)

@@ -121,7 +121,7 @@ CASES = {
     "ditto, no pull": Case(Ditto(pull=0.0), "own", *OWN),
     "ditto's shared model": Case(Ditto(pull=1.0), "shared", *SHARED),
     "pfedme, one step and all the way": Case(
-        PFedMe(steps=1, share=1.0, pull=3.0), "shared", *SHARED, norm=False, **ROUNDING
+        PFedMe(steps=1, share=1.0, pull=3.0, lr=0.2), "shared", *SHARED, norm=False, **ROUNDING
     ),
     "pfedbayes, alone and without samples": Case(
         PFedBayes(zeta=0.0, jitter=0.0, steps=1, lr=0.02), "own", *OWN, training=Training(2, 4, Adam(0.02)), norm=False
@@ -130,13 +130,13 @@ CASES = {
     "fedper, nothing personal": Case(FedPer(personal=()), "mixed", *SHARED),
     "lg-fedavg, nothing personal": Case(LGFedAvg(personal=()), "mixed", *UNIFORM),
     "lg-fedavg, the head personal": Case(LGFedAvg(personal=HEAD, uniform=False), "mixed", FedPer(), "mixed"),
-    "fedrep, the head untrained": Case(FedRep(head_epochs=0), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING),
+    "fedrep, the head untrained": Case(FedRep(head_epochs=0, base_epochs=2), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING),
     "fedrod, classes alike": Case(FedRoD(), "generic", *SHARED, **ROUNDING),
     "fedah, W 1, only the base": Case(
         FedAH(rate=0.0, head_epochs=0), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING
     ),
     "fedah, W 1, only the head": Case(
-        FedAH(rate=0.0, head_epochs=None, base_epochs=0), "mixed", FedAvg(frozen=BASE), "shared", **ROUNDING
+        FedAH(rate=0.0, head_epochs=2, base_epochs=0), "mixed", FedAvg(frozen=BASE), "shared", **ROUNDING
     ),
     "fedala, W 1": Case(FedALA(rate=0.0), "mixed", EachScored(), "mixed", exact=LOOP),
     "fedala, W 0": Case(FedALA(rate=0.0), "own", *OWN, norm=False, prepare=own_models_only, **ROUNDING),

@@ -66,7 +66,7 @@ BASE = {
         "steps": 2,
         "optimiser": SGD(0.5),
     },
-    "per-fedavg": {"alpha": 0.05, "beta": 0.1, "hessian_free": True, "adapt_steps": 1},
+    "per-fedavg": {"alpha": 0.05, "beta": 0.1},
     "fedaghn": {"home": 0.03, "sharpness": 3.0, "past": 0.0, "lr": 0.5, "feedback": "held-out", "tuning": Descent()},
 }
 VARIANTS = {
@@ -76,10 +76,10 @@ VARIANTS = {
     "fedprox": [{"mu": 0.5}, {"uniform": True}, {"noise": 0.1}, {"bn": "local"}],
     "fedprox-ft": [{"mu": 0.5, "epochs": 1}, {"length": 2}, {"mu": 0.5, "scope": "head"}, {"bn": "local"}],
     "ditto": [{"pull": 0.5}, {"epochs": 2}, {"bn": "local"}],
-    "pfedme": [{"pull": 0.5, "steps": 2}, {"share": 0.2, "beta": 1.5}, {"bn": "local"}],
+    "pfedme": [{"pull": 0.5, "steps": 2}, {"share": 0.2, "beta": 1.5}, {"lr": 0.2, "pull": 0.1}, {"bn": "local"}],
     "pfedbayes": [
         {"zeta": 1.0, "steps": 1},
-        {"lr": 0.02, "sigma": 0.1, "wide": 3},
+        {"lr": 0.02, "sigma": 0.1},
         {"jitter": 0.0, "beta": 0.5},
     ],
     "scaffold": [{"server_lr": 0.5}, {"option": 1}],
@@ -102,8 +102,7 @@ VARIANTS = {
         {"steps": 2},
         {"batch": 2},
         {"adapt_steps": 2},
-        {"adapt_steps": None, "length": 2},
-        {"alpha": None, "beta": None},
+        {"beta": None},
     ],
     "pfedhn": [
         {"embedding": 4, "hidden": 6, "layers": 1},
@@ -115,7 +114,7 @@ VARIANTS = {
     ],
     "knn-per": [
         {"neighbours": 2},
-        {"neighbours": 3, "scale": 1.0},
+        {"neighbours": 3, "scale": 0.5},
         {"neighbours": 3, "weight": 0.7, "bn": "local"},
     ],
     "pfedla": [

@@ -1,6 +1,11 @@
-"""Ditto: a personal model beside FedAvg's shared one, and pulled towards it (Li et al., 2021, Algorithm 1)."""
+"""Ditto: a personal model beside FedAvg's shared one, and pulled towards it (Li et al., 2021, Algorithm 1).
+
+Differs: the shared model is the mean by numbers of examples; the released code takes the plain one. The personal
+model's lambda is the same for all clients: the paper also chooses it for each by validation.
+"""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.client import towards
 from ..core.method import Params
@@ -16,9 +21,10 @@ class Ditto(Averaging):
     The shared model does not depend on $v_i$, which is what the client uses.
     """
 
-    pull: NonNegative = 0.05  # lambda: of the personal model to the shared one; 0 is Local
+    pull: NonNegative = 1.0  # lambda: of the personal model to the shared one; 0 is Local
     epochs: Count | None = None  # of the personal model's training; None: as many as of the shared one's
 
+    grid: ClassVar = {"pull": (0.1, 1.0, 2.0)}
     remedy = "lower the learning rate or method.pull"
 
     def start(self, roster):

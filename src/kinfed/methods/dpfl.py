@@ -1,4 +1,9 @@
-"""DPFL: each client adds others to its mean of models, one by one, as long as that helps it (Kharrat et al., 2025)."""
+"""DPFL: each client adds others to its mean of models, one by one, as long as that helps it (Kharrat et al., 2025).
+
+Differs: of the searches in the public code this is the greedy one, without chance, and an equal loss is no gain;
+candidates are what the client took before and others, as in FedFomo, where a first search among all clients finds them;
+the server passes models on.
+"""
 
 from dataclasses import dataclass
 

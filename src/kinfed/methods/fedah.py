@@ -1,4 +1,7 @@
-"""FedAH: personal heads that take from the shared one, number by number, what lowers their loss (Zhou et al., 2024)."""
+"""FedAH: personal heads that take from the shared one, number by number, what lowers their loss (Zhou et al., 2024).
+
+Differs: nothing; epochs are those of the released code.
+"""
 
 from dataclasses import dataclass
 
@@ -17,9 +20,9 @@ class FedAH(Averaging):
     Then it trains the head, and after it the base, as in FedRep; both are averaged.
     """
 
-    rate: NonNegative = 20.0  # learning rate of W; 0: it stays 1, and heads are those of all
+    rate: NonNegative = 1.0  # learning rate of W; 0: it stays 1, and heads are those of all
     mix_epochs: CountOrZero = 1  # passes over the training examples that learn W, in a round
-    head_epochs: CountOrZero | None = 5  # of the head, in a round; None: as many as in the training settings
+    head_epochs: CountOrZero = 1  # of the head, in a round
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
 
     def _head(self, client):

@@ -1,4 +1,8 @@
-"""FedALA: a client starts from a learned mixture of its own model and the shared one (Zhang et al., 2023)."""
+"""FedALA: a client starts from a learned mixture of its own model and the shared one (Zhang et al., 2023).
+
+Differs: weights of a client that first mixes do not descend until its loss settles: every round has mix_epochs passes,
+and they go on where they were.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -17,8 +21,8 @@ class FedALA(Averaging):
     Each number of $W$ descends in $[0, 1]$ on the loss at that start; the trained models are averaged.
     """
 
-    layers: tuple[str, ...] = ("*",)  # names or patterns of the tensors that are mixed; of others the shared ones
-    rate: NonNegative = 20.0  # learning rate of W; 0: it stays 1, and the method is FedAvg
+    layers: tuple[str, ...] = ("head.*",)  # names or patterns of the tensors that are mixed; of others the shared ones
+    rate: NonNegative = 1.0  # learning rate of W; 0: it stays 1, and the method is FedAvg
     share: Annotated[float, In("(0, 1]")] = 0.8  # of the training batches that a pass uses to learn W
     mix_epochs: CountOrZero = 1  # such passes in a round
 

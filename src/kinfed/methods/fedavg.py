@@ -1,4 +1,7 @@
-"""FedAvg: train the shared model everywhere, then average (McMahan et al., 2017, Algorithm 1)."""
+"""FedAvg: train the shared model everywhere, then average (McMahan et al., 2017, Algorithm 1).
+
+Differs: nothing.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,9 @@
-"""FedAvg-FT: FedAvg, then each client fine-tunes the shared model on its own data."""
+"""FedAvg-FT: FedAvg, then each client fine-tunes the shared model on its own data.
+
+Differs: of no single paper. Three readings are in use: the model after a round's ordinary local training (length=1, as
+in FedAGHN), the head alone after the last round (scope=head epochs=10, as in FedRep), or some rounds of tuning on a
+copy, as here.
+"""
 
 from dataclasses import dataclass
 from typing import Literal

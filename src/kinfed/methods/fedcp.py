@@ -1,4 +1,8 @@
-"""FedCP: a policy splits each example's features between a personal and a shared head (Zhang et al., 2023)."""
+"""FedCP: a policy splits each example's features between a personal and a shared head (Zhang et al., 2023).
+
+Differs: noise of the policy is for training only, and the first context is that of the initial head, where the released
+code draws both at random; lambda is 0 as released, and a table's value is set by pull.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,8 @@
-"""FedFomo: clients weigh each other's models by what these do to their own held-out loss (Zhang et al., 2021)."""
+"""FedFomo: clients weigh each other's models by what these do to their own held-out loss (Zhang et al., 2021).
+
+Differs: each place of what a client is sent is filled by chance with a constant probability, which the released code
+lowers from round to round; in the sums of weights by which others are chosen one below 0 counts as -1 at least.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -53,7 +57,7 @@ class FedFomo(Method):
     """
 
     models: Count = 5  # M: models of others that a client is sent
-    explore: Share = 0.3  # of these, how many are drawn at random
+    explore: Share = 0.3  # epsilon: with what probability each of these is drawn at random
     feedback: Literal["held-out", "validation", "train", "test"] = "held-out"  # the held-out examples
     origin = "learned"
 
@@ -65,13 +69,18 @@ class FedFomo(Method):
     def chosen(self, roster, server, cohort):
         """[K, M] the clients whose models each one of the cohort is sent; itself where there are no others."""
         count = min(self.models, len(roster) - 1)
-        drawn = int(self.explore * count)
         start = fold(key(roster.seed, "fedfomo", roster.round, device=cohort.device), roster.tags[cohort])
         luck = (fold(start[:, None], roster.tags) >> 12).to(torch.float64) / 2**52  # [K, N] from -0.5 to 0.5
         luck = luck - 1.0 * ~server.seen  # those who have taken part first
         luck = luck.masked_fill(cohort[:, None] == roster.everyone, -torch.inf)
-        best = (server.liking[cohort].double() + 1e-9 * luck).topk(count - drawn, dim=1).indices  # luck decides a draw
-        others = torch.cat([best, luck.scatter(1, best, -torch.inf).topk(drawn, dim=1).indices], 1)
+        best = server.liking[cohort].double() + 1e-9 * luck  # luck decides a draw
+        places = []
+        for place in range(count):
+            by_chance = (fold(start, -1 - place) >> 12).to(torch.float64) / 2**52 + 0.5 < self.explore  # [K]
+            other = torch.where(by_chance[:, None], luck, best).argmax(1, keepdim=True)
+            best, luck = (table.scatter(1, other, -torch.inf) for table in (best, luck))
+            places.append(other)
+        others = torch.cat(places, 1)
         others = torch.where(server.seen[others], others, cohort[:, None])
         return torch.cat([others, cohort[:, None].expand(-1, self.models - count)], 1)
 

@@ -1,4 +1,7 @@
-"""FedPAC: features drawn to shared centroids of classes, and heads combined where they help (Xu et al., 2023)."""
+"""FedPAC: features drawn to shared centroids of classes, and heads combined where they help (Xu et al., 2023).
+
+Differs: centroids are means over examples; the head's rate and its one epoch are those of the released code.
+"""
 
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -52,11 +55,12 @@ class FedPAC(Method):
     """
 
     pull: NonNegative = 1.0  # lambda: of features to the centroids of their classes, from the second round on
-    head_epochs: CountOrZero = 5  # of the head, in a round
+    head_epochs: CountOrZero = 1  # of the head, in a round
     base_epochs: CountOrZero | None = None  # of the base; None: as many as in the training settings
-    head_lr: Positive | None = None  # learning rate of the head; None: as in the training settings
+    head_lr: Positive | None = 0.1  # learning rate of the head; None: as in the training settings
     least: Share = 0.001  # weights of heads below this are taken as zero
     origin = "learned"
+    remedy = "lower the learning rate, method.head_lr or method.pull"
     weighs = "whose heads are combined follows from moments of the clients' features, which the server does not keep"
 
     def start(self, roster):

@@ -1,4 +1,7 @@
-"""FedPer: FedAvg whose clients keep their heads (Arivazhagan et al., 2019, Algorithms 1 and 2)."""
+"""FedPer: FedAvg whose clients keep their heads (Arivazhagan et al., 2019, Algorithms 1 and 2).
+
+Differs: nothing; the personal part is the head, the least that the paper keeps: personal names more.
+"""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,7 @@
-"""FedProx-FT: FedProx, then each client fine-tunes the shared model on its own data."""
+"""FedProx-FT: FedProx, then each client fine-tunes the shared model on its own data.
+
+Differs: of no single paper; the readings of FedAvg-FT apply, and tuning has FedProx's penalty.
+"""
 
 from dataclasses import dataclass
 

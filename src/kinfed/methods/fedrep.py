@@ -1,4 +1,7 @@
-"""FedRep: a shared representation under personal heads (Collins et al., 2021, Algorithm 1)."""
+"""FedRep: a shared representation under personal heads (Collins et al., 2021, Algorithm 1).
+
+Differs: nothing; epochs are those of the released code.
+"""
 
 from dataclasses import dataclass, field
 
@@ -13,8 +16,8 @@ class FedRep(Averaging):
     """A client first fits its personal part, here its head, to the received base, then the base to that part."""
 
     personal: tuple[str, ...] = field(default=("head.*",), kw_only=True)  # tensors that never leave a client
-    head_epochs: CountOrZero = 5  # of the personal part, in a round
-    base_epochs: CountOrZero | None = None  # of the shared part; None: as many as in the training settings
+    head_epochs: CountOrZero = 10  # of the personal part, in a round
+    base_epochs: CountOrZero = 1  # of the shared part
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,4 +1,8 @@
-"""FedRoD: a generic head trained on balanced classes, and a personal one on top of it (Chen and Chao, 2022)."""
+"""FedRoD: a generic head trained on balanced classes, and a personal one on top of it (Chen and Chao, 2022).
+
+Differs: the personal head is a layer, as in the paper's plain form; the form in which a hypernetwork writes it from a
+client's shares of classes is not offered.
+"""
 
 from dataclasses import dataclass
 

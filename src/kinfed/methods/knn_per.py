@@ -1,4 +1,7 @@
-"""kNN-Per: FedAvg's answers mixed with those of the nearest of a client's own examples (Marfoq et al., 2022)."""
+"""kNN-Per: FedAvg's answers mixed with those of the nearest of a client's own examples (Marfoq et al., 2022).
+
+Differs: the kernel is that of the released code, exp(-d^2 / f) with f features, where the text has exp(-d).
+"""
 
 import warnings
 from dataclasses import dataclass
@@ -37,13 +40,13 @@ class Memory(NamedTuple):
 @dataclass(frozen=True)
 class KNNPer(Averaging):
     r"""$\lambda_i\, k(y) + (1 - \lambda_i)\, \mathrm{softmax}(w(x))_y$, with $k(y)$ the share of class $y$ in the
-    $e^{-d^2 / s}$ of the nearest examples.
+    $e^{-d^2 / (s f)}$ of the nearest examples.
 
-    $d$ are distances of the features that the shared model's head sees. Nothing of the memory leaves the client.
+    $d$ are distances of the $f$ features that the shared model's head sees. Nothing of the memory leaves the client.
     """
 
     neighbours: Count = 10  # how many of a client's training examples answer; a client with fewer uses all
-    scale: Positive | None = None  # s, times the number of features; None: the mean d^2 of the neighbours found
+    scale: Positive = 1.0  # s, beside the number of features
     weight: Share | None = None  # lambda; None: of 0, 0.1, ..., 1 what the client's validation examples prefer
 
     def start(self, roster):
@@ -77,16 +80,15 @@ class KNNPer(Averaging):
         return {"mixed": memory, "shared": memory._replace(weight=torch.zeros_like(memory.weight))}
 
     def _best(self, client, memory):
-        """[] the weight with the least loss on the client's validation examples; 0 if it has none."""
+        """[] the least weight with the most right answers on the client's validation examples; 0 if it has none."""
         x, y, real = client.examples("validation")
         weights = torch.linspace(0, 1, GRID, dtype=real.dtype, device=real.device)
         if not len(y):
             return weights[0]
         model, own = self._answers(client.model, memory, x)
         mixed = torch.lerp(model, own, weights[:, None, None])  # [11, B, C]
-        right = mixed.gather(-1, y.expand(GRID, -1)[..., None])[..., 0]
-        losses = -(right.clamp(min=torch.finfo(right.dtype).tiny).log() * real).sum(1)
-        return weights.index_select(0, losses.argmin()[None])[0]
+        right = ((mixed.argmax(-1) == y) * real).sum(1)  # [11]
+        return torch.where(right == right.max(), weights, 1).min()
 
     def _answers(self, model, memory, x):
         """[B, C] probabilities of the shared model, and [B, C] of the neighbours."""
@@ -102,9 +104,8 @@ class KNNPer(Averaging):
         near, at = square.topk(min(self.neighbours, square.shape[1]), largest=False)
         there = near.isfinite()
         near = torch.where(there, near, 0)
-        mean = near.sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)
-        scale = mean.clamp(min=torch.finfo(z.dtype).tiny) if self.scale is None else self.scale * z.shape[1]
-        kernel = torch.where(there, (near[:, :1] - near) / scale, -torch.inf).softmax(1)  # the same to any power of e
+        apart = (near[:, :1] - near) / (self.scale * z.shape[1])  # the nearest has 0: shares are the same, and finite
+        kernel = torch.where(there, apart, -torch.inf).softmax(1)
         return torch.einsum("bk,bkc->bc", kernel, classes[at])
 
     def _mix(self, model, memory, x):

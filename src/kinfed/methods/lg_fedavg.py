@@ -1,4 +1,8 @@
-"""LG-FedAvg: FedAvg of the heads on top of layers that stay with their clients (Liang et al., 2020, Algorithm 1)."""
+"""LG-FedAvg: FedAvg of the heads on top of layers that stay with their clients (Liang et al., 2020, Algorithm 1).
+
+Differs: the head alone is shared, and training starts afresh; the authors share as many upper layers as a table says
+(personal names those that stay) and begin from a model that FedAvg has trained.
+"""
 
 from dataclasses import dataclass, field
 

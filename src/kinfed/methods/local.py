@@ -1,4 +1,7 @@
-"""Local: every client trains alone; the baseline of all personalisation."""
+"""Local: every client trains alone; the baseline of all personalisation.
+
+Differs: of no paper; it trains for as many rounds as the others, where some papers train until nothing improves.
+"""
 
 from dataclasses import dataclass
 

@@ -1,8 +1,13 @@
-"""pFedBayes: each weight is a Gaussian, and clients' ones are drawn to those that all share (Zhang et al., 2022)."""
+"""pFedBayes: each weight is a Gaussian, and clients' ones are drawn to those that all share (Zhang et al., 2022).
+
+Differs: sampled weights have their whole deviation, where the released code draws a thousandth of it; means begin as
+the model's initial weights; the divergence counts by B / n as the objective says, where that code divides it by the
+number of local iterations.
+"""
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import nn
@@ -12,7 +17,7 @@ from torch.utils._pytree import tree_map
 from ..core.method import Params, SharedParams
 from ..core.optimiser import Adam
 from ..core.seeding import fold, normal
-from ..core.settings import Count, CountOrZero, In, NonNegative, Positive
+from ..core.settings import Count, In, NonNegative, Positive
 from ..errors import UsageError
 from .bases import Averaging
 
@@ -29,32 +34,21 @@ def pulls(q, w):
     return own, (-own[0], -precision * (wider + apart.square()) / other_std * other_rho.sigmoid())
 
 
-def paces(layout, names, wide):
-    """[m] for each number of the named tensors: 1, or `wide` over the inputs of its layer where these are more."""
-    inputs = {}
-    for entry in layout.whole.entries:
-        layer = entry.name.rpartition(".")[0]
-        inputs[layer] = max(inputs.get(layer, 1), entry.shape[1:].numel())
-    known = [(e.shape.numel(), inputs[e.name.rpartition(".")[0]]) for e in layout.entries if e.name in names]
-    return torch.cat([torch.full((count,), min(1.0, wide / many) if wide else 1.0) for count, many in known])
-
-
 @dataclass(frozen=True)
 class PFedBayes(Averaging):
     r"""Client $i$ minimises $n_i E_{\theta \sim q_i}[F_i(\theta)] + \zeta\, KL(q_i \| w)$ over Gaussians $q_i$.
 
     On each batch `steps` steps on $q_i$, with one sample of the weights each, and one on its copy of $w$ down the same
     divergence, all by Adam. The server averages means and $\rho$. A client keeps $q_i$, whose means are its model.
-    A step of Adam moves all weights alike, so a unit's input moves in proportion to its number of inputs: hence `wide`.
     """
 
-    zeta: NonNegative = 0.3  # weight of the divergence from the shared Gaussians; 0: each client is alone
-    steps: Count = 2  # on a client's own Gaussians, on each batch
-    lr: Positive = 0.01  # Adam's rate, for a client's own Gaussians and for the shared ones
-    wide: CountOrZero = 64  # inputs of a layer above which its rate is lr times this over their number; 0: lr for all
-    sigma: Positive = 0.05  # standard deviation of every weight at first
+    zeta: NonNegative = 10.0  # weight of the divergence from the shared Gaussians; 0: each client is alone
+    steps: Count = 5  # on a client's own Gaussians, on each batch
+    lr: Positive = 0.001  # Adam's rate, for a client's own Gaussians and for the shared ones
+    sigma: Positive = 0.048587  # standard deviation of every weight at first: rho is -3
     jitter: NonNegative = 1.0  # by how much of its standard deviation a sampled weight is off its mean; 0: no samples
     beta: Annotated[float, In("(0, 1]")] = 1.0  # how far the server goes to the mean of the clients' copies
+    grid: ClassVar = {"zeta": (1.0, 10.0, 100.0)}
 
     @property
     def rates(self):
@@ -91,15 +85,14 @@ class PFedBayes(Averaging):
             raise UsageError(f"pfedbayes: training moves buffers ({', '.join(counts[:4])}): no sampled weights fit")
         means = {name for name in layout.learned if name + RHO in layout.names}
         at = [layout.index(frozenset(n + end for n in means), theta.device) for end in ("", RHO)]
-        pace = paces(layout, means, self.wide).to(theta)
-        pace = [pace * layout.trainable_on(theta.device)[places] for places in at]
+        moves = [layout.trainable_on(theta.device)[places] for places in at]
         q, w = ([model[places] for places in at] for model in (client.whole(state.theta), theta))
         memories = adam.init(q), adam.init(w)
         share = self.zeta / whole.size.to(theta.dtype)
 
         def step(now, grads, memory):
             moved, memory = adam.step(now, grads, memory)
-            return [torch.lerp(*each) for each in zip(now, moved, pace, strict=True)], memory
+            return [torch.where(*each) for each in zip(moves, moved, now, strict=True)], memory
 
         for batch in client.batches():
             before = q, w, memories

@@ -1,12 +1,16 @@
-"""pFedMe: personal models by Moreau envelopes of the clients' losses (Dinh et al., 2020, Algorithm 1)."""
+"""pFedMe: personal models by Moreau envelopes of the clients' losses (Dinh et al., 2020, Algorithm 1).
+
+Differs: the mean is by numbers of examples, as in the released code; the paper's is the plain one of the clients of a
+round.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ..core.method import Params, SharedParams
+from ..core.optimiser import SGD
 from ..core.settings import Count, In, Positive
 from .bases import Averaging
 from .parts.pulls import check_pull
@@ -20,15 +24,17 @@ class PFedMe(Averaging):
     \sum_i p_i w_i$. The client uses its last $\theta_i$, from which the steps on the next batch continue.
     """
 
-    pull: Positive = 0.1  # lambda: of a personal model to the client's copy of the shared one
-    steps: Count = 5  # K: on each batch, by the optimiser of the training settings
-    share: Annotated[float, In("(0, 1]")] = 0.5  # eta times lambda: of the way that w_i goes to the personal model
+    pull: Positive = 15.0  # lambda: of a personal model to the client's copy of the shared one
+    steps: Count = 5  # K: on each batch
+    lr: Positive = 0.09  # rate of these steps
+    share: Annotated[float, In("(0, 1]")] = 0.075  # eta times lambda: of the way that w_i goes to the personal model
     beta: Positive = 1.0  # how far the server goes to the mean of the w_i; 1: all the way
 
-    remedy = "lower the learning rate, method.pull or method.beta"
+    rates = ("lr",)
+    remedy = "lower method.lr, method.pull or method.beta"
 
     def start(self, roster):
-        check_pull("pfedme", roster.training.optimiser, self.pull)
+        check_pull("pfedme", SGD(self.lr), self.pull)
         return super().start(roster)
 
     def aggregate(self, roster, server, cohort, uploads):
@@ -40,18 +46,16 @@ class PFedMe(Averaging):
         return Params(client.model.theta)
 
     def train(self, client, state, received):
-        whole, layout, optimiser = client.undivided, client.undivided.model.layout, client.training.optimiser
+        whole, layout = client.undivided, client.undivided.model.layout
         theta = w = client.whole(received.theta)
-        learned, memory = layout.trainable_on(theta.device), optimiser.init([theta])
         pulled = torch.isin(torch.arange(layout.size), layout.index(client.model.layout.learned)).to(theta.device)
         for batch in client.batches():
-            before = theta, memory
+            before = theta
             for _ in range(self.steps):
                 grad = whole.gradient(theta, batch) + self.pull * pulled * (theta - w)
-                (after,), memory = optimiser.step([theta], [grad], memory)
-                theta = torch.where(learned, after, theta)  # weight decay is for what is learned
+                theta = torch.add(theta, grad, alpha=-self.lr)
             theta = layout.flatten(layout.tensors(theta) | whole.pass_over(theta, batch))
-            theta, memory = tree_map(batch.keep, before, (theta, memory))
+            theta = batch.keep(before, theta)
             w = batch.keep(w, torch.lerp(w, theta, self.share))
         upload = Params(client.part(w))
         return Params(client.part(theta)), upload  # a part of the model that stays is the personal model's

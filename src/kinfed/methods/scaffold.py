@@ -1,4 +1,7 @@
-"""SCAFFOLD: control variates correct client drift in local steps (Karimireddy et al., 2020, Algorithm 1)."""
+"""SCAFFOLD: control variates correct client drift in local steps (Karimireddy et al., 2020, Algorithm 1).
+
+Differs: nothing; option II, which the paper's experiments use.
+"""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
