@@ -130,7 +130,9 @@ CASES = {
     "fedper, nothing personal": Case(FedPer(personal=()), "mixed", *SHARED),
     "lg-fedavg, nothing personal": Case(LGFedAvg(personal=()), "mixed", *UNIFORM),
     "lg-fedavg, the head personal": Case(LGFedAvg(personal=HEAD, uniform=False), "mixed", FedPer(), "mixed"),
-    "fedrep, the head untrained": Case(FedRep(head_epochs=0, base_epochs=2), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING),
+    "fedrep, the head untrained": Case(
+        FedRep(head_epochs=0, base_epochs=2), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING
+    ),
     "fedrod, classes alike": Case(FedRoD(), "generic", *SHARED, **ROUNDING),
     "fedah, W 1, only the base": Case(
         FedAH(rate=0.0, head_epochs=0), "mixed", FedAvg(frozen=HEAD), "shared", **ROUNDING
