@@ -1,6 +1,6 @@
 """Defaults and `kinfed choose` where settings were tuned, and on traffic: python benchmarks/choose_known.py
 
-The three experiments with hidden groups (`src/kinfed/experiments`): every graph method with the settings that were
+The three experiments with hidden groups (`benchmarks/tuned`): every graph method with the settings that were
 tuned there, at its defaults, and the method that `choose` finds among defaults. Traffic: the subsets of METR-LA and
 PEMS-BAY in SFL's table 1, with every `--stride`-th window; methods at their defaults, and `choose`. Writes its parts
 of docs/results/strangers.md. The data sets are in `--data-dir`, or $KINFED_DATA.
@@ -26,7 +26,7 @@ from kinfed.experiments.launch import launch
 from kinfed.experiments.run_folder import RunFolder
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "strangers.md"
-EXPERIMENTS = Path(kinfed.__file__).parent / "experiments"
+EXPERIMENTS = Path(__file__).with_name("tuned")
 GROUPS = ("rotated-digits", "rotated-mnist", "cifar10-groups")
 TRAFFIC = ("papers/sfl/table1/metr_la_subset", "papers/sfl/table1/pems_bay_subset")
 METHODS = ("sfl", "pfedgat", "fedaghn", "fedcedar", "cfl", "fedamp")

@@ -1,8 +1,8 @@
-"""Every method on one embedded experiment: what it scores, what a round costs, what is sent.
+"""Every method on one experiment: what it scores, what a round costs, what is sent.
 
     python benchmarks/comparison_set.py rotated-digits --answers FILE --methods ditto,fedper
 
-writes a part of docs/results/comparison-set.md. The experiment is embedded, or a TOML file beside this program. FILE
+writes a part of docs/results/comparison-set.md. The experiment is a TOML file, in tuned or beside this program. FILE
 keeps what was measured: the same command again does the rest, and other methods join the table. A seed of a method is
 one run, and runs are made seed by seed, so that load on the machine meets all methods alike. All but the digits need
 KINFED_DATA.
@@ -19,15 +19,14 @@ from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from hidden_groups import train
+from hidden_groups import SETTINGS, train
 from page import keep, put
 
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import config
 from kinfed.methods import FAMILIES, METHODS
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "comparison-set.md"
-EXPERIMENTS = {name: config.EMBEDDED / f"{name}.toml" for name in ("rotated-digits", "rotated-mnist", "cifar10-groups")}
+EXPERIMENTS = {name: SETTINGS / f"{name}.toml" for name in ("rotated-digits", "rotated-mnist", "cifar10-groups")}
 EXPERIMENTS["cifar10-two-classes"] = Path(__file__).with_name("cifar10-two-classes.toml")
 BASES = ("local", "fedavg", "oracle")  # always among them: what all others are beside
 SEEDS = (0, 1, 2)

@@ -1,7 +1,8 @@
 """Do methods find hidden groups, and what is that worth? python benchmarks/hidden_groups.py EXPERIMENT
 
-Every method on rotated-digits, rotated-mnist or cifar10-groups (src/kinfed/experiments) over seeds 0 to 2, beside the
-oracle that averages inside the true groups; writes docs/results/EXPERIMENT.md. All but the digits need KINFED_DATA.
+Every method on rotated-digits, rotated-mnist or cifar10-groups over seeds 0 to 2, with the settings of
+benchmarks/tuned/EXPERIMENT.toml, beside the oracle that averages inside the true groups; writes
+docs/results/EXPERIMENT.md. All but the digits need KINFED_DATA.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from kinfed.core.tables import put
 from kinfed.experiments import config
 
 SEEDS = (0, 1, 2)
+SETTINGS = Path(__file__).with_name("tuned")
 PAGES = Path(__file__).parents[1] / "docs" / "results"
 DATA = Path(os.environ["KINFED_DATA"]) if "KINFED_DATA" in os.environ else None
 MAIN = ("local", "fedavg", "fedavg-ft", "panacea", "cfl", "sfl", "fedcedar", "fedamp", "fedaghn", "pfedgat")
@@ -141,7 +143,7 @@ def main():
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("experiment", choices=["rotated-digits", "rotated-mnist", "cifar10-groups"])
     name = asked.parse_args().experiment
-    source = str(config.EMBEDDED / f"{name}.toml")
+    source = str(SETTINGS / f"{name}.toml")
     digits = name == "rotated-digits"
     found = {method: measure(source, method) for method in ("oracle", *(METHODS if digits else MAIN))}
     head = "| method | model | accuracy, % | over clients | worst 5 % | relation | AUROC |"
@@ -154,7 +156,7 @@ def main():
         f"# {name}: what finding hidden groups is worth",
         "",
         f"Written by `python benchmarks/hidden_groups.py {name}`; settings are those of",
-        f"`src/kinfed/experiments/{name}.toml`, chosen on validation data of other seeds by",
+        f"`benchmarks/tuned/{name}.toml`, chosen on validation data of other seeds by",
         f"`python benchmarks/tune_hidden_groups.py {tuned}`.",
         "",
         *textwrap.wrap(tried(tuned), 110, break_on_hyphens=False),

@@ -164,6 +164,7 @@ def test_every_command_on_a_page_is_one_that_kinfed_takes(page, tmp_path, monkey
     Path("mine.py").write_text(python_block("docs/own-parts.md"))
     Path("loss.py").write_text(python_blocks("docs/own-parts.md")[1])
     Path("config.toml").write_text('method = "local"\n' + config.DEFAULT.read_text())
+    Path("benchmarks").symlink_to(ROOT / "benchmarks")
     Path("my-run").mkdir()
     shutil.copy("config.toml", "my-run")  # as the command above it leaves
     Path("choice").mkdir()

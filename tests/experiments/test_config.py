@@ -22,8 +22,6 @@ from kinfed.experiments.config import EMBEDDED, override, read, resolve, write
 from kinfed.experiments.parts import call, make, settings
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
-from kinfed.methods.parts.graph_learning import Similarity
-from kinfed.methods.parts.graph_qp import QP
 from kinfed.methods.parts.model_attention import Cosine
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
@@ -177,20 +175,28 @@ def holds(table, asked):
     return all(holds(table[k], v) for k, v in asked.items()) if isinstance(asked, dict) else table == asked
 
 
-def test_tuned_settings_of_the_embedded_experiments_fit():
-    for path in EMBEDDED.glob("*.toml"):
-        raw = tomllib.loads(path.read_text())
-        for name in METHODS:
-            found = resolve({**raw, "method": name})
-            assert holds(found.table["method"], raw.get("methods", {}).get(name, {}))
+@pytest.mark.parametrize("path", sorted(EMBEDDED.glob("*.toml")), ids=lambda path: path.stem)
+def test_an_embedded_experiment_has_no_methods_settings_and_its_tuned_ones_fit(path):
+    """A method has one set of defaults; what was tuned for these data is given explicitly, by a file beside it."""
+    raw = tomllib.loads(path.read_text())
+    assert set(raw) == {"rounds", "federation", "model", "training"}
+    tuned = tomllib.loads((Path(__file__).parents[2] / "benchmarks" / "tuned" / path.name).read_text())
+    for name, chosen in tuned.pop("methods").items():
+        found = resolve({**tuned, "method": name, "methods": {name: chosen}})
+        assert holds(found.table["method"], chosen)
+    assert tuned == raw
 
 
-def test_a_tuned_part_is_changed_in_the_settings_that_are_named():
-    assert resolve(read("panacea", ["method.optimiser.lr=0.5"])).method.optimiser == Adam(0.5)  # which was tuned
-    assert resolve(read("panacea", ["method.optimiser.name=sgd"])).method.optimiser == SGD()
-    assert resolve(read("sfl", ["method.structure.beta=0.5"])).method.structure == Similarity(neighbours=3, beta=0.5)
-    assert resolve(read("sfl", ["method.structure=similarity"])).method.structure == Similarity(neighbours=3)
-    assert resolve(read("sfl", ["method.structure=qp"])).method.structure == QP()
+def test_a_part_that_a_config_sets_is_changed_in_the_settings_that_are_named(tmp_path):
+    own = tmp_path / "own.toml"
+    own.write_text(config.DEFAULT.read_text() + '[methods.pfedhn]\noptimiser = { name = "adam", lr = 0.001 }\n')
+
+    def optimiser(*overrides):
+        return resolve(read(str(own), ["method.name=pfedhn", *overrides])).method.optimiser
+
+    assert optimiser("method.optimiser.lr=0.5") == Adam(0.5)  # of the one that is set
+    assert optimiser("method.optimiser=adam") == Adam(0.001)
+    assert optimiser("method.optimiser.name=sgd") == SGD()
 
 
 def test_a_method_runs_the_embedded_experiment():

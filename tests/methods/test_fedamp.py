@@ -10,7 +10,6 @@ from kinfed.core.client import Training
 from kinfed.core.method import Params
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.errors import RunError, UsageError
-from kinfed.experiments import config
 from kinfed.methods import FedAMP
 from kinfed.methods.parts.model_attention import Cosine, Gaussian
 
@@ -233,12 +232,6 @@ def test_neighbours_are_the_nearest(roster):
     graph = method.graph(known, Params(theta), known.everyone)
     assert (graph > 0).nonzero()[:, 1].view(8, 2).tolist() == [[i, i + 4] for i in range(4)] * 2
     assert graph[0, 4] == pytest.approx(0.1 * math.exp(-0.01))
-
-
-@pytest.mark.parametrize("experiment", sorted(config.EMBEDDED.glob("*.toml")), ids=lambda path: path.stem)
-def test_embedded_settings_keep_every_own_weight_positive(experiment):
-    found = config.resolve(config.read(str(experiment), ["method.name=fedamp"]))
-    assert found.method.attention.alpha * (found.table["federation"]["clients"] - 1) <= found.method.attention.sigma
 
 
 def test_cosine_attention_by_hand(roster):
