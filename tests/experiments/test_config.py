@@ -308,7 +308,7 @@ def test_sources_that_cannot_be_read(tmp_path):
         ({"method": {"name": "sfl", "begin": 1}}, "method.begin must be one of 'own', 'mixed', 'shared'; got 1"),
         ({"method": {"name": "sfl", "structure": "similar"}}, "method.structure: there is no 'similar'; did you mean"),
         ({"method": {"name": "sfl", "personal": "head"}}, "method.personal must be a list; got 'head'"),
-        ({"method": {"name": "fedrep", "base_epochs": "2"}}, "base_epochs must be a whole number or left out; got '2'"),
+        ({"method": {"name": "fedah", "base_epochs": "2"}}, "base_epochs must be a whole number or left out; got '2'"),
         ({"training": {"optimiser": "sdg"}}, "training.optimiser: there is no 'sdg'; did you mean 'sgd'"),
         ({"training": {"epoch": 2}}, "unknown key 'training.epoch'; did you mean 'epochs'"),
         ({"training": 2}, "training must be a table; got 2"),
