@@ -36,7 +36,6 @@ NETWORKS = {"pfedhn", "panacea", "pfedla"}  # have a limit of their own for the 
 CASES = [(name, {}) for name in METHODS if name not in NETWORKS]
 CASES += [("pfedgat", {"graph": graph}) for graph in (Attention(), Logits(), Projected())]
 CASES += [("sfl", {"structure": Moved()}), ("sfl", {"structure": Similarity()})]
-CASES += [("fedaghn", {"granularity": "model"})]
 
 
 class Live(TorchDispatchMode):
@@ -137,10 +136,8 @@ def test_the_parts_by_hand():
     assert listed[2].bytes == 0
     assert footprint(METHODS["fedamp"](), layout, 9000, 0.25, Rounds(20))[3].bytes == 0  # then none is kept
     three = Layout.of(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)))
-    aghn, one = (METHODS["fedaghn"](granularity=kind) for kind in ("module", "model"))
-    assert (
-        footprint(aghn, three, 100, 1.0, Rounds(1))[3].bytes == 3 * footprint(one, three, 100, 1.0, Rounds(1))[3].bytes
-    )
+    of_each, of_all = (footprint(METHODS[name](), three, 100, 1.0, Rounds(1)) for name in ("fedaghn", "fedamp"))
+    assert of_each[3].bytes == 3 * of_all[3].bytes
 
     class Mine(METHODS["fedamp"]):
         """A method of one's own holds what the one does that it is made from."""

@@ -35,7 +35,6 @@ from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.model_attention import Cosine, Gaussian, called
-from kinfed.methods.parts.tuning import Pooled
 from kinfed.ops.sparsify import project_simplex
 
 
@@ -89,11 +88,8 @@ def test_pfedgraph_projects_its_cosines_onto_a_mean(federation):
 
 
 def test_fedaghn_makes_a_softmax_of_cosines_of_updates(federation):
-    method = FedAGHN(granularity="model", tuning=Pooled(), lr=0.0, home=0.3, sharpness=4.0)
-    found, relation, _ = told(method, federation)
-    scores = 4 * found.values.clone()
-    if not method.tuning.includes_itself:
-        scores.fill_diagonal_(-torch.inf)
+    found, (relation,), _ = told(FedAGHN(lr=0.0, home=0.3, sharpness=4.0), federation)  # of a model of one layer
+    scores = 4 * found.values.clone().fill_diagonal_(-torch.inf)
     others = scores.softmax(1)
     mine = torch.eye(5) * relation.diagonal()
     expected = others / others.fill_diagonal_(0).sum(1, keepdim=True) * (1 - relation.diagonal())[:, None] + mine

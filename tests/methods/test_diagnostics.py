@@ -87,7 +87,7 @@ def test_sfl_tells_its_pull_and_the_distance_from_the_neighbourhood(bowls, execu
 @pytest.mark.parametrize("shared", [False, True])
 def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, shared):
     x, y = noisy(3, 2)
-    method = FedAGHN(feedback="train", lr=0.5, tuning=Printed("descent", shared=shared))
+    method = Printed(lr=0.5, sign="descent", shared=shared)
     trial = examples(perceptron(), x, y, method, training=Training(1, 4, SGD(0.1)))
     server = trial.run(3)
     found = trial.history.diagnostics[-1]

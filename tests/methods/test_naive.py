@@ -27,7 +27,6 @@ from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.graph_learning import Similarity
 from kinfed.methods.parts.heads import FullHeads
-from kinfed.methods.parts.tuning import Descent
 from kinfed.papers.fedaghn import ablations
 from kinfed.papers.panacea.printed import Printed
 from kinfed.simulation.execution import Execution
@@ -266,22 +265,21 @@ def test_pfedgat(settings, share, rounds):
 
 AGHNS = [
     {"feedback": "test"},
-    {"feedback": "train", "tuning": ablations.Printed()},
-    {"feedback": "train", "tuning": ablations.Printed("descent", shared=True)},
-    {"feedback": "test", "tuning": ablations.Printed("descent", without="p")},
-    {"feedback": "train", "tuning": ablations.Printed("descent", without="q")},
-    {"feedback": "test", "granularity": "model"},
+    {},
+    {"sign": "printed"},
+    {"sign": "descent", "shared": True},
+    {"sign": "descent", "without": "p", "feedback": "test"},
+    {"sign": "descent", "without": "q"},
 ]
 
 
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), *ROUNDS])
 @pytest.mark.parametrize("settings", AGHNS, ids=str)
 def test_fedaghn(settings, share, rounds):
-    method = FedAGHN(home=0.3, sharpness=2.0, past=0.0, lr=0.5, **{"tuning": Descent(), **settings})
+    kind = ablations.Printed if "sign" in settings else FedAGHN
+    method = kind(home=0.3, sharpness=2.0, lr=0.5, **settings)
     ours = Ours(method, share, rounds)
-    layers = [range(9)] if method.granularity == "model" else LAYERS
-    without = getattr(method.tuning, "without", "")
-    shared = getattr(method.tuning, "shared", False)
+    layers, without, shared = LAYERS, settings.get("without", ""), settings.get("shared", False)
     alone = without == "p"  # then a client is one of those in its own softmax
     own = [ours.theta.copy() for _ in range(N)]
     change, seen = [np.ones(9) for _ in range(N)], set()
@@ -333,7 +331,7 @@ def test_fedaghn(settings, share, rounds):
             if shared:
                 by_p, by_q = np.full(2, by_p.sum()), np.full(2, by_q.sum())
             slopes[i] = by_p, by_q
-        sign = -1.0 if method.tuning == ablations.Printed() else 1.0
+        sign = -1.0 if settings.get("sign") == "printed" else 1.0
         for i in cohort:
             own[i], change[i] = trained[i], moved[i]
             if not alone:

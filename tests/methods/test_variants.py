@@ -39,9 +39,7 @@ from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.model_attention import Cosine, Gaussian
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
-from kinfed.methods.parts.tuning import Descent, Pooled
 from kinfed.ops import similarity, sketch
-from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.execution import Execution
@@ -67,7 +65,7 @@ BASE = {
         "optimiser": SGD(0.5),
     },
     "per-fedavg": {"alpha": 0.05, "beta": 0.1},
-    "fedaghn": {"home": 0.03, "sharpness": 3.0, "past": 0.0, "lr": 0.5, "feedback": "held-out", "tuning": Descent()},
+    "fedaghn": {"sharpness": 3.0, "lr": 0.5, "feedback": "held-out"},
 }
 VARIANTS = {
     "local": [{}],
@@ -199,14 +197,11 @@ VARIANTS = {
     ],
     "fedaghn": [
         {"home": 0.5, "sharpness": -1.0, "lr": 0.1},
-        {"feedback": "train", "tuning": Printed()},
-        {"feedback": "test", "granularity": "tensor"},
-        {"granularity": "model", "tuning": Printed("descent", without="p")},
+        {"feedback": "train"},
+        {"feedback": "test"},
+        {"feedback": "validation"},
         {"lr": 0.0},
-        {"tuning": Printed("descent", shared=True)},
-        *({"tuning": Printed("descent", without=w)} for w in ("q", "p-q", "self")),
         {"neighbours": 2},
-        {"past": 0.5, "feedback": "validation", "tuning": Pooled()},
     ],
     "pfedgat": [
         {"graph": Attention(heads=3, width=2, slope=0.1), "lr": 0.1},

@@ -18,7 +18,6 @@ from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.parts.known_graph import Known
 from kinfed.papers import published_table
-from kinfed.papers.fedaghn.ablations import Printed
 from kinfed.papers.published_table import CONTROL, OURS_ONLY, Row
 
 PAPERS = ("fedaghn", "fedcedar", "panacea", "pfedgat", "sfl")
@@ -36,10 +35,10 @@ PRINTED = {
     ),
     "pfedgat/table3/cifar10/50": (50, 50, 64, 5, 0.01, {"graph": Attention(heads=8)}),
     "fedaghn/table1/cifar10/dirichlet": (
-        200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "tuning": Printed(), "feedback": "train"}
+        200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "sign": "printed", "feedback": "train"}
     ),
-    "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"tuning": Printed()}),
-    "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "tuning": Printed()}),
+    "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"sign": "printed"}),
+    "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "sign": "printed"}),
     "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2, "feature": "params"}),
     "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "encoder": GCN(3, 100), "steps": 10}),
     "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder": FullHeads(3, 100), "steps": 10}),

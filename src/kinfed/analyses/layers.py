@@ -68,11 +68,15 @@ def _by_kind(graph: Tensor, pairs: Tensor) -> Array:
 def _refuse_one_graph(study: Study) -> None:
     """Raise UsageError, before anything is run, if the method has one graph for all layers.
 
-    Methods that can have several have the setting `granularity`.
+    Methods that have several say so by `by_layer`, which is a setting of those that have several only if asked.
     """
-    if getattr(study.experiment().method, "granularity", "model") == "model":
-        able = [name for name, method in METHODS.items() if "granularity" in parts.settings(method)]
+    if not getattr(study.experiment().method, "by_layer", False):
+        able = [
+            f"{name} with method.by_layer=true" if "by_layer" in parts.settings(method) else name
+            for name, method in METHODS.items()
+            if hasattr(method, "by_layer")
+        ]
         raise UsageError(
             f"layers needs a graph for each layer, and {study.method} has one for all of them; choose "
-            f"{' or '.join(able)} with method.granularity = module or tensor"
+            f"{' or '.join(able)}"
         )

@@ -79,7 +79,7 @@ def footprint(
     cohort, evaluations = max(1, round(share * clients)), -(-rounds.last // rounds.evaluate_every)
     names = list(_names(method))
     holds = Holds(*map(sum, zip(*(HOLDS[name] for name in names), strict=True)))
-    layers = 1 if getattr(method, "granularity", "") == "model" else len(layout.layers)
+    layers = len(layout.layers) if getattr(method, "by_layer", True) else 1
     pairs = (holds.pairs + layers * holds.layer_pairs) * clients**2 + holds.cohort_pairs * cohort**2
     if getattr(method, "neighbours", 0):  # lists in their place
         pairs = 0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch.func import vjp
@@ -50,6 +50,7 @@ class PFedLA(GraphMethod):
     layers: Count = 3  # layers below the last
     optimiser: SGD | Adam | Optimiser = Adam(0.005)  # of the hypernetworks
     memory: Positive = 4.0  # GiB that networks, gradients and optimiser may take; more is refused
+    by_layer: ClassVar[bool] = True
     weighs = "a hypernetwork learns the weights from how local training changes the mixtures, and compares no clients"
 
     def start(self, roster):

@@ -4,15 +4,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ...core.layout import Layout
-from ...methods.parts.tuning import Descent
+from ...core.method import Roster
+from ...methods.fedaghn import FedAGHN, Server
 from ...methods.pfedla import PFedLA
 
 
 @dataclass(frozen=True)
-class Printed(Descent):
+class Printed(FedAGHN):
     """The rule that is printed and that the released code runs, by which p and q climb the training loss.
 
     The appendix's "frozen" p and q are lr=0. Its ablations without p are not defined: here the own model is then one
@@ -27,21 +29,27 @@ class Printed(Descent):
     def includes_itself(self) -> bool:
         return self.without in ("p", "p-q")
 
-    def count(self, groups: int) -> int:
-        return 1 if self.shared else groups
-
-    def start(self, p: float, q: float) -> tuple[float, float]:
-        return 0.0 if self.without in ("p", "p-q", "self") else p, 1.0 if self.without in ("q", "p-q") else q
-
-    def rates(self, lr: float) -> tuple[float, float]:
-        rate = lr if self.sign == "descent" else -lr
+    @property
+    def speeds(self) -> tuple[float, float]:
+        rate = self.lr if self.sign == "descent" else -self.lr
         return (
             0.0 if self.without in ("p", "p-q", "self") else rate,
             0.0 if self.without in ("q", "p-q") else rate,
         )
 
-    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor], lr: float) -> tuple[Tensor, ...]:
-        return super().step(values, [g.sum(0, keepdim=True) for g in grads] if self.shared else grads, lr)
+    def start(self, roster: Roster) -> Server:
+        server: Server = super().start(roster)
+        home, sharpness = server.home[:, :1] if self.shared else server.home, server.sharpness
+        return server._replace(
+            home=torch.zeros_like(home) if self.without in ("p", "p-q", "self") else home,
+            sharpness=(torch.ones_like(sharpness) if self.without in ("q", "p-q") else sharpness)[:, : home.shape[1]],
+        )
+
+    def step(self, values: Iterable[Tensor], grads: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        moved: tuple[Tensor, ...] = super().step(
+            values, [g.sum(0, keepdim=True) for g in grads] if self.shared else grads
+        )
+        return moved
 
 
 @dataclass(frozen=True)
