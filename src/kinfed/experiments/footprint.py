@@ -37,7 +37,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
     "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "PFedGraph": Holds(models=4.4, uploads=0.6, pairs=14, graphs=1),
-    "FedAGHN": Holds(models=5, uploads=4, pairs=0.4, layer_pairs=5.3, layer_graphs=1),
+    "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
     "FedFomo": Holds(models=11, uploads=4.5, pairs=10, graphs=1),
     "DPFL": Holds(models=21, uploads=9, pairs=10, graphs=1),
     "FedPAC": Holds(models=3, uploads=2, pairs=2, cohort_pairs=11, layer_graphs=1),
