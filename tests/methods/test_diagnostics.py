@@ -11,7 +11,7 @@ from torch import nn
 from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
-from kinfed.methods import SFL, FedAGHN, FedAvg, FedCedar, Local, Panacea, PFedGAT
+from kinfed.methods import SFL, FedAvg, FedCedar, Local, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.learned_graph import Projected

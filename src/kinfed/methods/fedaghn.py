@@ -84,7 +84,11 @@ class FedAGHN(GraphMethod):
         "sharpness": (0.1, 0.2, 0.5, 1.0, 3.0, 10.0),
     }
     by_layer: ClassVar[bool] = True
-    includes_itself: ClassVar[bool] = False  # whether a client's own model is one more entry of the softmax
+
+    @property
+    def includes_itself(self) -> bool:
+        """Whether a client's own model is one more entry of the softmax."""
+        return False
 
     @property
     def speeds(self) -> tuple[float, float]:
