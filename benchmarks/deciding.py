@@ -173,7 +173,7 @@ ASKED = {
         "Does the printed sign keep FedAGHN from a gain?",
         "papers/fedaghn/table1/cifar10/pathological",
         "rounds=5 evaluate_every=1",
-        {"printed": "", "descent": "method.tuning=descent"},
+        {"printed": "", "descent": "method=fedaghn"},
         "After local training the printed sign has {printed/own} %, the other {descent/own} %; before it "
         "{printed/mixed} and {descent/mixed} %. So after five rounds, with one seed, the sign is not what keeps "
         "FedAGHN behind Local.",
