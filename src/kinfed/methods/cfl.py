@@ -1,16 +1,28 @@
-"""CFL: clusters of clients, split in two when their updates disagree (Sattler et al., 2020)."""
+"""CFL: clusters of clients, split in two when their updates disagree (Sattler et al., 2020).
 
+Differs: `eps1` and `eps2`, for which the paper gives no values, are those of its authors' notebook; members count
+equally in their cluster's mean, as in that notebook, where the paper weights them by their examples; and `gamma`, which
+the paper asks for without a value, is off.
+"""
+
+import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from ..core.layout import Layout
 from ..core.method import Compared, Method, Params
-from ..core.settings import Count, CountOrZero
+from ..core.settings import Count, CountOrZero, NonNegative
 from ..core.tables import blank, put, take
 from ..core.trees import PerClient, Shared
-from ..ops.mixing import mix
-from .parts.cluster_splits import Cosines, Lengths, cosines, likest
+from ..ops.clustering import cluster_means, cluster_weights
+from ..ops.mixing import weighted_mean
+from ..ops.similarity import cosine, gram, inner_by_layer
+
+PATIENCE = 10  # rounds after which it is said that nothing was split yet
 
 
 class Server(NamedTuple):
@@ -18,20 +30,23 @@ class Server(NamedTuple):
 
     theta: Shared  # [C, d] one model a cluster
     label: PerClient  # [N] int64 each client's cluster
-    change: PerClient  # [N, d] what is kept of each client's updates: their sum, or the latest
+    change: PerClient  # [N, d] each client's latest update
     seen: PerClient  # [N] bool, has taken part
 
 
 @dataclass(frozen=True)
 class CFL(Method):
-    """A cluster splits in two where its members' updates disagree: `split` says when, and who goes where.
+    r"""A cluster splits where $\|\mathrm{mean}\,\Delta_i\| < \varepsilon_1$ and $\max \|\Delta_i\| > \varepsilon_2$.
 
-    The paper's rule is `Lengths()`, by thresholds on lengths of the latest updates; ours compares cosines of the
-    updates summed over rounds. With partial participation a cluster is judged once all of its members have taken part.
+    The cut minimises the largest cosine of two updates across it (Algorithm 1), which is single linkage. With partial
+    participation a cluster is judged once all of its members have taken part, by the latest update of each.
     """
 
-    split: Cosines | Lengths = Cosines()  # when a cluster splits, and where
-    begin: CountOrZero = 1  # rounds before clusters may split
+    eps1: NonNegative = 0.4  # a cluster may split if its mean update is shorter than this
+    eps2: NonNegative = 1.6  # and one member's update is longer than this
+    linkage: Literal["single", "complete"] = "single"  # how clients are merged before the cut; public codes: complete
+    gamma: NonNegative = 0.0  # a split needs sqrt((1 - largest cosine across the cut) / 2) above this
+    begin: CountOrZero = 0  # rounds before clusters may split
     min_size: Count = 1  # a cluster with this many members or fewer is not split
     origin = "learned"
 
@@ -46,29 +61,52 @@ class CFL(Method):
     def aggregate(self, roster, server, cohort, uploads):
         sent = self.send(roster, server, cohort).theta
         moved = torch.sub(uploads.theta, sent, out=blank(len(cohort), sent))
-        change = put(server.change, cohort, self.split.remember(take(server.change, cohort), moved))
+        change = put(server.change, cohort, moved)
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
         label, parents = server.label.clone(), []
         for cluster in range(len(server.theta)):
             members = (server.label == cluster).nonzero().squeeze(1)
             parts = [members]
             if roster.round >= self.begin and len(members) > self.min_size and seen[members].all():
-                parts = self._split(members, take(change, members), roster.layout)
+                parts = self.split(members, take(change, members), roster.layout)
             for part in parts:
                 label[part] = len(parents)
                 parents.append(cluster)
+        self._warn(roster, len(server.theta), len(parents), change)
         # Every cluster moves by the mean update of its members in the cohort, and stays if there are none.
-        member = torch.nn.functional.one_hot(label[cohort], len(parents)).T.to(moved.dtype)  # [C, K]
-        theta = mix(member / member.sum(1, keepdim=True).clamp(min=1), moved, roster.layout)
-        return Server(theta.add_(server.theta[parents]), label, change, seen)
+        theta = server.theta[parents]
+        theta += cluster_means(label[cohort], moved, torch.zeros_like(theta), roster.layout)
+        return Server(theta, label, change, seen)
 
-    def _split(self, members, change, layout):
-        """The members as one group or two; change: [K, d] is what is kept of their updates."""
-        first = self.split.cut(change, layout)
-        if first is None:
+    def split(self, members, change, layout):
+        """The members: [K] as one group or two; change: [K, d] is the latest update of each."""
+        mean, longest = lengths(change, layout)
+        if mean >= self.eps1 or longest <= self.eps2:
             return [members]
-        first = first.to(members.device)
+        alike = cosines(change, layout).cpu().numpy()
+        if not np.isfinite(alike).all():  # updates too long to be compared
+            return [members]
+        first = halves(alike, self.linkage)
+        if np.sqrt(max(0.0, 1 - alike[np.ix_(first, ~first)].max()) / 2) <= self.gamma:
+            return [members]
+        first = torch.from_numpy(first).to(members.device)
         return sorted((members[first], members[~first]), key=lambda part: int(part[0]))
+
+    def _warn(self, roster, before, now, change):
+        """Says once in a run that thresholds do not fit its updates: that nothing was split, or everybody."""
+        if 2 < len(roster) == now > before:
+            what = "all clients are alone now, which is Local from here on"
+        elif now == 1 and roster.round == self.begin + PATIENCE - 1 and len(roster) > self.min_size:
+            what = f"{PATIENCE} rounds have split nothing, which is FedAvg so far"
+        else:
+            return
+        mean, longest = lengths(change, roster.layout)
+        warnings.warn(
+            f"cfl: round {roster.round + 1}: {what}; a split needs a mean update shorter than eps1={self.eps1:g} (it "
+            f"is {mean:.2g}) and one longer than eps2={self.eps2:g} (the longest is {longest:.2g}): set both to fit "
+            "this data, or use kin, which has no thresholds",
+            stacklevel=2,
+        )
 
     def add_clients(self, roster, server, newcomers):
         """A newcomer is put into the largest cluster, from which its updates may split it."""
@@ -81,15 +119,18 @@ class CFL(Method):
     def join(self, roster, server, newcomers, uploads):
         """A newcomer's first update says whose it is most like, on average over a cluster's members: there it stays."""
         moved = uploads.theta - self.send(roster, server, newcomers).theta
-        label = likest(moved, server.change, roster.layout, server.label.masked_fill(~server.seen, -1))
+        alike = inner_by_layer(moved, server.change, roster.layout).sum(0)
+        rows, columns = (t[:, roster.layout.trainable_on(t.device)].norm(dim=1) for t in (moved, server.change))
+        alike = cosine(alike, rows, columns, eps=0.0)  # [M, N]
+        mean = [alike[:, server.seen & (server.label == c)].mean(1) for c in range(len(server.theta))]
+        label = torch.stack(mean).nan_to_num(-torch.inf).argmax(0)  # NaN is the mean of nobody
         label = torch.where(server.seen[newcomers], server.label[newcomers], label)
         return server._replace(
             label=put(server.label, newcomers, label), seen=server.seen.index_fill(0, newcomers, True)
         )
 
     def relation(self, roster, server, cohort):
-        same = (server.label[:, None] == server.label[None, :]).to(server.theta.dtype)
-        return same / same.sum(1, keepdim=True)
+        return cluster_weights(server.label, torch.ones_like(server.seen)).to(server.theta.dtype)
 
     def compared(self, roster, server):
         return Compared("cosine of updates", cosines(server.change, roster.layout))
@@ -103,3 +144,25 @@ class CFL(Method):
 
     def personalise(self, client, state, received):
         return {"cluster": received, "own": state}
+
+
+def lengths(change: Tensor, layout: Layout) -> tuple[float, float]:
+    """How long the mean of updates: [K, d] is, and the longest of them."""
+    mean = weighted_mean(change, torch.ones(len(change), device=change.device))
+    longest = torch.stack([change[:, layer.trainable].norm(dim=1) for layer in layout.layers]).norm(dim=0).max()
+    return float(mean[layout.trainable_on(change.device)].norm()), float(longest)
+
+
+def cosines(change: Tensor, layout: Layout) -> Tensor:
+    """[K, K] of clients' updates: [K, d]; 0 with one that has none."""
+    return cosine(gram(change[:, layer.trainable] for layer in layout.layers).inner, eps=0.0)
+
+
+def halves(alike: np.ndarray, linkage: str) -> np.ndarray:
+    """[K] bool one of the two groups that hierarchical clustering by cosines: [K, K] merges last."""
+    from scipy.cluster import hierarchy  # here, as it would add to every start
+    from scipy.spatial.distance import squareform
+
+    tree = hierarchy.linkage(squareform(1 - alike, checks=False), linkage)
+    first: np.ndarray = hierarchy.cut_tree(tree, 2)[:, 0] == 0
+    return first

@@ -1,22 +1,24 @@
-"""FedCedar: models are clustered anew each round, and the centres mixed along their own graph (Wang et al., 2024)."""
+"""FedCedar: models are clustered anew each round, and the centres mixed along their own graph (Wang et al., 2024).
+
+Differs: negative cosines, for which the paper's normalisation may give weights far outside [0, 1], count as zero.
+"""
 
 import warnings
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..core.method import Compared, Method, Params
+from ..core.layout import Layout
+from ..core.method import Compared, Method, Params, Roster
 from ..core.seeding import key
-from ..core.settings import CountOrZero
+from ..core.settings import Count, CountOrZero
 from ..core.tables import put, take
 from ..core.trees import PerClient, Shared
-from ..ops.clustering import cluster
+from ..ops.clustering import Clusters, cluster, nearest
 from ..ops.mixing import mix
-from ..ops.similarity import cosine
-from .parts.cluster_splits import likest
-from .parts.cosine_weights import Relu, Softmax, spread_of
-from .parts.described import Feature, described, named
+from ..ops.similarity import cosine, gram
 
 COLLAPSED = 0.01  # of the centres' spread
 
@@ -36,19 +38,14 @@ class Server(NamedTuple):
 
 @dataclass(frozen=True)
 class FedCedar(Method):
-    r"""k-means of the cohort's models; $\hat V = R^P V$, the rows of $R$ weights from $\cos(v_k, v_l)$ summing to one.
+    r"""k-means of the cohort's models; $\hat V = R^P V$ with $R_{kl} \propto \max(0, \cos(v_k, v_l))$ in rows of sum 1.
 
-    A client of the last cohort is sent its cluster's $\hat v_k$, all others the mean of all (Section 3.5). The paper's
-    recipe, `clusters=5`, `steps=2`, `feature="params"` and `similarity=Relu()`, mixes centres until they are nearly the
-    same, so it is not the default. Ablations: AS-1 is `clusters=0`, AS-2 `steps=0`, AS-3 `distribution="mean"`.
+    A client of the last cohort is sent its cluster's $\hat v_k$, all others the mean of all (Section 3.5). Centres are
+    means, so k-means minimises squared distances, not the printed sum of distances (Equation 1).
     """
 
-    clusters: CountOrZero = 0  # K, the number of clusters; 0: every client of the cohort is a node of its own
-    steps: CountOrZero = 1  # P, how often the centres are mixed along their graph
-    # of clients: how far models moved from the initial one, models, models minus their mean, or what models answer
-    feature: Feature = "moved"
-    similarity: Relu | Softmax = Softmax()  # how cosines of the centres become weights
-    distribution: Literal["precise", "mean"] = "precise"  # "mean": all clients are sent the mean of the mixed centres
+    clusters: Count = 5  # K, the number of clusters
+    steps: CountOrZero = 2  # P, how often the centres are mixed along their graph (Equation 2); 0: AS-2
     origin = "learned"
 
     def start(self, roster):
@@ -59,45 +56,49 @@ class FedCedar(Method):
         return Server(theta, one, one, forgotten, nobody, nothing, nothing + 1, nothing > 0)
 
     def send(self, roster, server, cohort):
-        return Params(self._deal(server, server.theta, cohort))
+        return Params(self.deal(server, server.theta, cohort))
 
     def relation(self, roster, server, cohort):
-        return self._deal(server, server.graph[:, server.label] * server.share, roster.everyone)
+        return self.deal(server, server.graph[:, server.label] * server.share, roster.everyone)
 
     def compared(self, roster, server):
         known = server.label >= 0  # in the last cohort
         alike = server.alike[server.label][:, server.label].masked_fill(~(known[:, None] & known), torch.nan)
-        of = "" if self.clusters == 0 else ", of clusters"
-        return Compared(named(self.feature) + of, alike)
+        return Compared("cosine of the centres of clusters of models", alike)
 
-    def _deal(self, server, nodes, cohort):
+    def deal(self, server: Server, nodes: Tensor, cohort: Tensor) -> Tensor:
         """[K, ...] the row of nodes: [C, ...] for each client, or their mean."""
-        label = server.label[cohort]
-        label = label if self.distribution == "precise" else torch.full_like(label, -1)
         nodes = torch.cat([nodes, nodes.mean(0, keepdim=True)])
-        return take(nodes, label % len(nodes))  # -1 is the last row
+        return take(nodes, server.label[cohort] % len(nodes))  # -1 is the last row
+
+    def cluster(self, roster: Roster, cohort: Tensor, theta: Tensor) -> tuple[Clusters, Tensor]:
+        """The cohort's models theta: [K, d] in clusters, and the cosines [C, C] of their centres."""
+        vectors = gram((theta[:, layer.trainable] for layer in roster.layout.layers), torch.float64)
+        draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
+        found = cluster(vectors, self.clusters, draw, roster.tags[cohort])
+        return found, cosine(found.weights @ vectors.inner @ found.weights.T, eps=0.0)
 
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
             warnings.warn(
-                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}; set fewer clusters",
+                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so there are no "
+                "more clusters than that; set fewer, or a higher participation",
                 stacklevel=2,
             )
-        vectors = described(self.feature, roster, uploads.theta)
-        draw = key(roster.seed, "fedcedar", roster.round, device=roster.tags.device)
-        clusters = cluster(vectors, self.clusters, draw, roster.tags[cohort])
-        alike = cosine(clusters.weights @ vectors.inner @ clusters.weights.T, eps=0.0)  # [C, C]
+        clusters, alike = self.cluster(roster, cohort, uploads.theta)
         alike.fill_diagonal_(1)  # also for a centre of length zero
-        graph = torch.linalg.matrix_power(self.similarity.weights(alike), self.steps)
-        centres = mix(clusters.weights, uploads.theta, roster.layout) if self.clusters else uploads.theta
+        rows = alike.clamp(min=0)
+        graph = torch.linalg.matrix_power(rows / rows.sum(1, keepdim=True), self.steps)
+        centres = mix(clusters.weights, uploads.theta, roster.layout)
         theta = mix(graph, centres, roster.layout)
         before, left = spread_of(centres, roster.layout), spread_of(theta, roster.layout)
         spread = torch.where(before > 0, left / before, 1.0)
-        collapsed = bool(spread < COLLAPSED) and self.feature != "moved" and self.distribution == "precise"
+        collapsed = bool(spread < COLLAPSED)
         if collapsed and not server.warned:
             warnings.warn(
                 f"fedcedar: round {roster.round + 1}: mixing leaves {float(spread):.2g} of the distance between the "
-                "centres, so all clients are sent nearly the same mean; use feature='moved' and similarity='softmax'",
+                "centres, so all clients are sent nearly the same mean; set fewer steps, or use kin, which compares "
+                "how far models moved",
                 stacklevel=2,
             )
         label = put(torch.full_like(server.label, -1), cohort, clusters.label)
@@ -106,9 +107,9 @@ class FedCedar(Method):
         return Server(theta, graph, alike, label, share, objective, spread, server.warned | collapsed)
 
     def join(self, roster, server, newcomers, uploads):
-        """A newcomer is sent the mixed centre towards which its first update led, from the mean of all."""
-        mean, before = server.theta.mean(0), server.label[newcomers]
-        label = likest(uploads.theta - mean, server.theta - mean, roster.layout)
+        """A newcomer is sent the mixed centre to which its first model comes nearest, trained from the mean of all."""
+        at, before = roster.layout.trainable_on(newcomers.device), server.label[newcomers]
+        label = nearest(uploads.theta[:, at], server.theta[:, at])
         return server._replace(label=put(server.label, newcomers, torch.where(before < 0, label, before)))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
@@ -125,3 +126,9 @@ class FedCedar(Method):
     def personalise(self, client, state, received):
         untuned = client.whole(received.theta)  # before tuning changes its personal part, if it has one
         return {"tuned": Params(client.whole(client.descend(received.theta))), "received": Params(untuned)}
+
+
+def spread_of(nodes: Tensor, layout: Layout) -> Tensor:
+    """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
+    apart = [nodes[:, layer.trainable] - nodes[:, layer.trainable].mean(0) for layer in layout.layers]
+    return torch.stack([part.norm() for part in apart]).norm()

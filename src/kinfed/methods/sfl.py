@@ -1,19 +1,26 @@
-"""SFL: models are propagated along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1)."""
+"""SFL: models are propagated along a graph of the clients, known or learned (Chen et al., 2022, Algorithm 1).
 
+Differs: whole models are multiplied by the normalised graph, as in the released code, where the paper names a graph
+network; lambda and the number of steps, which it does not give, are 0.3 (released) and 1; without a known graph one is
+learned (SFL*), by similarities of models where the paper gives an objective only (Equations 5 and 6).
+"""
+
+import warnings
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..core.client import towards
-from ..core.method import Method, Params, SharedParams
-from ..core.settings import CountOrZero, NonNegative, Share
+from ..core.graph import Origin
+from ..core.method import Compared, Method, Params, Roster, SharedParams
+from ..core.settings import Count, CountOrZero, NonNegative, Positive, Settings, Share
 from ..core.tables import active, put
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.mixing import mix, power
-from .parts.graph_learning import Moved, Similarity
-from .parts.graph_qp import QP
-from .parts.known_graph import Known
+from ..ops.similarity import gram, in_medians
+from ..ops.sparsify import largest, nearest_mixtures, to_rows, with_itself
 
 
 class Server(NamedTuple):
@@ -23,7 +30,6 @@ class Server(NamedTuple):
     seen: PerClient  # [N] bool, has taken part
     links: Pairwise  # [N, N] A + I: the graph, self-links included
     mixing: Pairwise  # [N, N] the weights that the last aggregation derived from it: U = mixing V
-    sketch: PerClient  # [N, s] of V, if the structure compares sketches; else [N, 0]
 
 
 class Sent(NamedTuple):
@@ -34,20 +40,113 @@ class Sent(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Known(Settings):
+    """The graph is known and stays; where none is known it is learned, as by `Similarity()`."""
+
+    def start(self, roster: Roster) -> Tensor:
+        """[N, N] the first links, one of every client to itself among them: complete where no graph is known."""
+        if roster.graph is None:
+            return roster.theta.new_ones(len(roster), len(roster))
+        return with_itself(roster.graph.weights.to(roster.theta))
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return roster.graph.origin if roster.graph is not None else "learned"
+
+    def learn(self, roster: Roster, server: Server, newcomer: Tensor, pull: float) -> Tensor:
+        """[N, N] the links of the next round; newcomer: [N] bool took part for the first time."""
+        return server.links
+
+    def compared(self, roster: Roster, server: Server) -> Compared:
+        """What links are made of."""
+        return Compared("weight of the known link", server.links)
+
+    def add_clients(self, roster: Roster, server: Server, newcomers: Tensor) -> Tensor:
+        """[N, N] the links once newcomers: [M] have joined."""
+        return self.start(roster)
+
+
+@dataclass(frozen=True)
+class Similarity(Known):
+    r"""SFL\*: $A \leftarrow (1 - \beta) A + \beta S$ with $S_{ij} = e^{-d_{ij}^2 / 2 \sigma^2}$ of the nearest K.
+
+    d_ij is the distance of two clients' models, sigma^2 the median of its square over pairs; rows are divided by their
+    sums. If no graph is known, A starts complete, and a client's first row is S alone.
+    """
+
+    neighbours: Count = 30  # K: most links of a client, itself included
+    beta: Share = 0.05  # share of the new graph S in the next one
+
+    def origin_of(self, roster: Roster) -> Origin:
+        return "oracle" if roster.graph is not None and roster.graph.origin == "oracle" else "learned"
+
+    def learn(self, roster: Roster, server: Server, newcomer: Tensor, pull: float) -> Tensor:
+        found, first = self.find(roster, server, pull), newcomer[:, None] & (roster.graph is None)
+        beta = first.to(found.dtype).clamp(min=self.beta)  # 1 where the first row, of the complete graph, says nothing
+        return torch.where(server.seen[:, None], torch.lerp(to_rows(server.links), to_rows(found), beta), server.links)
+
+    def find(self, roster: Roster, server: Server, pull: float) -> Tensor:
+        """[N, N] the graph by the similarity of the current models."""
+        square = self.compared(roster, server).values.nan_to_num(0.0)
+        alike, itself = torch.exp(-square / 2), torch.eye(len(roster), dtype=torch.bool, device=square.device)
+        linked = largest(alike.masked_fill(~server.seen, -1).masked_fill(itself, torch.inf), self.neighbours)
+        linked &= server.seen | itself
+        return self.weigh(to_rows(alike * linked), linked, square, pull)
+
+    def distances(self, roster: Roster, server: Server) -> Tensor:
+        """[N, N] squared distances of the clients' models, over parameters."""
+        entries = [server.theta[:, e.at] for e in roster.layout.entries if e.trainable]
+        return gram(entries).distances.to(server.links.dtype)
+
+    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+        """[N, N] rows of weights, from those by similarity, the links, and squared distances in medians."""
+        return alike
+
+    def compared(self, roster: Roster, server: Server) -> Compared:
+        both = server.seen[:, None] & server.seen
+        square = in_medians(self.distances(roster, server), both.clone().fill_diagonal_(False))
+        return Compared("squared distance of models, in medians", square.masked_fill(~both, torch.nan))
+
+    def add_clients(self, roster: Roster, server: Server, newcomers: Tensor) -> Tensor:
+        """In the others' rows, newcomers get the share that the known graph gives them, if there is one."""
+        links, new = self.start(roster), torch.isin(roster.everyone, newcomers)
+        given = to_rows(links) * new * (roster.graph is not None)
+        learned = (1 - given.sum(1, keepdim=True)) * to_rows(server.links * ~new) + given
+        return torch.where(server.seen[:, None], learned, links)
+
+
+@dataclass(frozen=True)
+class QP(Similarity):
+    r"""SFL\*, Equation 6: on the same links row i is the mixture a of models that minimises
+    $\lambda \|v_i - \sum_j a_j v_j\|^2 / \sigma^2 + \gamma \|a - S_i\|^2$.
+    """
+
+    gamma: Positive = 1.0  # weight of the distance to the similarities S
+
+    def weigh(self, alike: Tensor, linked: Tensor, square: Tensor, pull: float) -> Tensor:
+        centre = torch.eye(len(square), dtype=torch.float64, device=square.device) - 1 / len(square)
+        inner = -pull / 2 * centre @ square.double() @ centre  # lambda times the centred models' inner products
+        return nearest_mixtures(inner, alike.double(), linked, self.gamma).to(square.dtype)
+
+
+@dataclass(frozen=True)
 class SFL(Method):
     r"""$U = \rho P^m V + (1 - \rho) V$, $P = D^{-1}(A + I)$, $w = \frac1N \sum_i u_i$.
 
     Client i minimises $F_i(v) + \lambda (R(v, w) + R(v, u_i))$ with $R(a, b) = \frac12 \|a - b\|^2$ and $\lambda = 0$
-    in the first round. With a `structure` that is learned this is SFL*. Algorithm 1: begin="own" and pull=0.3; released
-    code: steps=3 and begin="shared".
+    in the first round. With a `structure` that is learned, or without a known graph, this is SFL*. Released code:
+    steps=3, begin="shared" and pull=0, as its regulariser has no gradient.
     """
 
     steps: CountOrZero = 1  # m: propagation steps: how often models are averaged with their neighbours'
     rho: Share = 1.0  # weight of the propagated model in u; the rest is the client's own model
-    pull: NonNegative = 0.0  # lambda: weight of the proximal terms towards w and towards u
-    begin: Literal["own", "mixed", "shared"] = "mixed"  # where local training starts: v (own), u (mixed) or w (shared)
-    structure: Known | Moved | Similarity | QP = Known()  # the graph: known, or learned from the models
+    pull: NonNegative = 0.3  # lambda: weight of the proximal terms towards w and towards u
+    begin: Literal["own", "mixed", "shared"] = "own"  # where local training starts: v (own), u (mixed) or w (shared)
+    structure: Known | Similarity | QP = Known()  # the graph: known, or learned from the models
     mixes = "theta"
+
+    def rule(self, roster):
+        """The structure: where a graph should be known and is not, the learned one."""
+        return Similarity() if roster.graph is None and type(self.structure) is Known else self.structure
 
     def origin_of(self, roster):
         return self.structure.origin_of(roster)
@@ -55,8 +154,7 @@ class SFL(Method):
     def start(self, roster):
         theta = roster.copies()
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        sketch = self.structure.sketches(roster, theta[:1]).repeat(len(roster), 1)
-        return Server(theta, nobody, self.structure.start(roster), torch.eye(len(roster)).to(theta), sketch)
+        return Server(theta, nobody, self.structure.start(roster), torch.eye(len(roster)).to(theta))
 
     def send(self, roster, server, cohort):
         rows = torch.cat([server.mixing[cohort], self.read_out(server)[None]])
@@ -64,15 +162,16 @@ class SFL(Method):
         return Sent(mixed[:-1], mixed[-1])
 
     def aggregate(self, roster, server, cohort, uploads):
+        if roster.round == 0 and self.rule(roster) is not self.structure:
+            warnings.warn(
+                "sfl: this data set has no graph of the clients, so one is learned, as by method.structure=similarity "
+                "(SFL*); to use a known one set federation.graph",
+                stacklevel=2,
+            )
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
-        after = Server(
-            put(server.theta, cohort, uploads.theta),
-            seen,
-            server.links,
-            self.propagate(server.links, seen),
-            put(server.sketch, cohort, self.structure.sketches(roster, uploads.theta)),
-        )
-        return after._replace(links=self.structure.learn(roster, after, seen & ~server.seen, self.pull))
+        theta = put(server.theta, cohort, uploads.theta)
+        after = Server(theta, seen, server.links, self.propagate(server.links, seen))
+        return after._replace(links=self.rule(roster).learn(roster, after, seen & ~server.seen, self.pull))
 
     def propagate(self, links, seen):
         """[N, N] the weights of V in U: rho P^m + (1 - rho) I, without clients that have never taken part.
@@ -92,7 +191,7 @@ class SFL(Method):
     def add_clients(self, roster, server, newcomers):
         """A newcomer is sent the mixture by its links; its model enters the others' mixtures once it has trained."""
         wide = super().add_clients(roster, server, newcomers)
-        wide = wide._replace(links=self.structure.add_clients(roster, wide, newcomers))
+        wide = wide._replace(links=self.rule(roster).add_clients(roster, wide, newcomers))
         rows = self.propagate(wide.links, wide.seen)[newcomers]
         return wide._replace(mixing=put(wide.mixing, newcomers, rows))
 
@@ -100,7 +199,7 @@ class SFL(Method):
         return server.mixing
 
     def compared(self, roster, server):
-        return self.structure.compared(roster, server)
+        return self.rule(roster).compared(roster, server)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         update = (uploads.theta - sent.mixed)[:, roster.layout.trainable_on(cohort.device)].norm(dim=1)

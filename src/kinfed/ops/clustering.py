@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
+from ..core.layout import Layout
 from ..core.seeding import fold, uniform
+from .mixing import mix
 from .similarity import Gram
 
 RESTARTS = 10
@@ -40,17 +42,31 @@ def count_distinct(apart: Tensor) -> int:
 def cluster(vectors: Gram, count: int, key: Tensor, tags: Tensor) -> Clusters:
     """B vectors in at most `count` clusters: as many as there are different vectors, if these are fewer.
 
-    With `count` 0 every vector is a cluster of its own. Random draws depend on key: [] and on each vector's tag, of
-    tags: [B], so the order of the vectors does not matter.
+    Random draws depend on key: [] and on each vector's tag, of tags: [B], so the order of the vectors does not matter.
     """
-    if not count:
-        alone = torch.eye(len(tags), dtype=torch.float64, device=tags.device)
-        return Clusters(alone.argmax(1), alone, torch.zeros_like(alone[0]))
     apart = distances(vectors)
     count = min(count, count_distinct(apart))
     like = apart.new_empty(RESTARTS * count)
     lots = vmap(lambda tag_key: uniform(tag_key, like))(fold(key, tags)) + 2**-24  # never 0
     return kmeans(apart, count, lots.T.view(RESTARTS, count, -1))
+
+
+def cluster_means(label: Tensor, theta: Tensor, before: Tensor, layout: Layout) -> Tensor:
+    """[C, d] the mean of each cluster's rows of theta: [K, d], by label: [K]; of none, its row of before: [C, d]."""
+    member = F.one_hot(label, len(before)).T.to(theta.dtype)  # [C, K]
+    count = member.sum(1, keepdim=True)
+    return torch.where(count > 0, mix(member / count.clamp(min=1), theta, layout), before)
+
+
+def cluster_weights(label: Tensor, known: Tensor) -> Tensor:
+    """[N, N] row i has equal weights for all of known: [N] bool that are in client i's cluster, by label: [N]."""
+    rows = ((label[:, None] == label) & known).double()
+    return rows / rows.sum(1, keepdim=True)
+
+
+def nearest(theta: Tensor, centres: Tensor) -> Tensor:
+    """[K] int64 the centre, of centres: [C, m], nearest to each row of theta: [K, m]; of equal ones the first."""
+    return torch.stack([(theta - centre).square().sum(1) for centre in centres]).argmin(0)
 
 
 def kmeans(apart: Tensor, count: int, lots: Tensor) -> Clusters:

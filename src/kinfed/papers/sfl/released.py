@@ -9,8 +9,7 @@ from torch.func import grad
 
 from ...core.method import Roster
 from ...core.optimiser import SGD
-from ...core.trees import Tree
-from ...methods.parts.graph_learning import Similarity
+from ...methods.sfl import Server, Similarity
 from ...ops.sparsify import largest, to_rows
 
 WIDTH, STEPS = 40, 10  # of the node tables and layers; of the optimiser in a round
@@ -25,13 +24,13 @@ class Released(Similarity):
     to one, models are compared as uploaded, and the graph is used from the next round on.
     """
 
-    def learn(self, roster: Roster, server: Tree, newcomer: Tensor, pull: float) -> Tensor:
+    def learn(self, roster: Roster, server: Server, newcomer: Tensor, pull: float) -> Tensor:
         rate = self.beta if roster.graph is not None else 1.0
         learned = to_rows(self.find(roster, server, pull))
         new = torch.lerp(to_rows(self.start(roster)), learned, torch.full_like(learned[:, :1], rate))
         return torch.where(server.seen[:, None], new, server.links)
 
-    def find(self, roster: Roster, server: Tree, pull: float) -> Tensor:
+    def find(self, roster: Roster, server: Server, pull: float) -> Tensor:
         distance, draw = self.distances(roster, server).sqrt(), roster.generator("sfl")
         tables = [roster.normal(f"sfl.{side}.{roster.round}", WIDTH) for side in ("left", "right")]
         maps = [((2 * torch.rand(WIDTH + 1, WIDTH, generator=draw) - 1) / WIDTH**0.5).to(distance) for _ in tables]

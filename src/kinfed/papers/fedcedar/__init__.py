@@ -1,0 +1,1 @@
+"""FedCedar's ablations, which its Table 2 prints."""
