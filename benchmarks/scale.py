@@ -31,8 +31,8 @@ from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.features import Sketch
 from kinfed.methods.parts.graph_hypernetwork import GCN
-from kinfed.methods.parts.graph_learning import Similarity
 from kinfed.methods.parts.heads import ChunkedHeads
+from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
 from kinfed.simulation.simulation import Simulation
 
@@ -44,7 +44,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "fedavg-ft": ({}, 100_000),
     "fedrep": ({}, 100_000),  # this and the next have private states
     "local": ({}, 100_000),
-    "sfl": ({"structure": Similarity(neighbours=20, sketch=512)}, 10_000),
+    "sfl": ({"structure": Similarity(neighbours=20)}, 10_000),
     "pfedgat": ({"graph": Attention(features=Sketch(), neighbours=20)}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),

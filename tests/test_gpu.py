@@ -17,7 +17,6 @@ from kinfed import METHODS, SGD, Adam, Federation, Participation, RunError, Trai
 from kinfed.attacks import ATTACKS
 from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
-from kinfed.methods.parts.cluster_splits import Lengths
 from kinfed.models import MODELS
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -38,7 +37,7 @@ CPU = torch.device("cpu")
 SIZES = (6, 9, 8, 13, 5, 11)  # examples: unequal, so that batches are filled up and clients end early
 TRAINING = Training(epochs=1, batch=4, optimiser=SGD(0.1))
 LATE = Participation(0.5, late=0.3, joins=1)
-SETTINGS = {"cfl": {"begin": 0, "split": Lengths(10.0, 0.0), "min_size": 2}, "panacea": {"embedding": 4, "steps": 3}}
+SETTINGS = {"cfl": {"begin": 0, "eps1": 10.0, "eps2": 0.0, "min_size": 2}, "panacea": {"embedding": 4, "steps": 3}}
 EXECUTORS = ("loop", "vmap", "fused")
 FEW = ("vmap", *(pytest.param(name, marks=pytest.mark.slow) for name in ("loop", "fused")))
 

@@ -25,8 +25,8 @@ from kinfed.experiments import footprint as module
 from kinfed.experiments.footprint import check, footprint
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.graph_learning import Moved, Similarity
 from kinfed.methods.parts.learned_graph import Logits, Projected
+from kinfed.methods.sfl import Similarity
 from kinfed.simulation import devices
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -35,7 +35,7 @@ CPU = torch.device("cpu")
 NETWORKS = {"pfedhn", "panacea", "pfedla"}  # have a limit of their own for the network that writes models
 CASES = [(name, {}) for name in METHODS if name not in NETWORKS]
 CASES += [("pfedgat", {"graph": graph}) for graph in (Attention(), Logits(), Projected())]
-CASES += [("sfl", {"structure": Moved()}), ("sfl", {"structure": Similarity()})]
+CASES += [("sfl", {"structure": Similarity()})]
 
 
 class Live(TorchDispatchMode):

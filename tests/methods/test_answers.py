@@ -15,10 +15,9 @@ from kinfed.core.probe import Probe
 from kinfed.core.seeding import key, normal
 from kinfed.core.tasks import Classification, Regression
 from kinfed.experiments import parts
-from kinfed.methods import SFL, FedAMP, FedCedar, HeurFedAMP, PFedGAT, PFedGraph
+from kinfed.methods import FedAMP, HeurFedAMP, PFedGAT, PFedGraph
 from kinfed.methods.parts.answers import Answers
 from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.graph_learning import Moved, Similarity
 from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.methods.parts.model_attention import Cosine, compared
 from kinfed.simulation.execution import Execution
@@ -29,10 +28,7 @@ EVERY = {
     "fedamp": FedAMP(attention=Cosine(compare=FEW)),
     "fedamp, nearest": FedAMP(attention=Cosine(compare=FEW), neighbours=1),
     "heurfedamp": HeurFedAMP(attention=Heuristic(compare=Answers(5, pooled=True, moved=False))),
-    "sfl": SFL(structure=Moved(sketch=FEW)),
-    "sfl, distances": SFL(structure=Similarity(sketch=FEW)),
     "pfedgraph": PFedGraph(compare=FEW),
-    "fedcedar": FedCedar(feature=FEW, clusters=2),
     "pfedgat": PFedGAT(graph=Attention(heads=2, width=3, features=FEW)),
 }
 
@@ -143,7 +139,6 @@ def test_inputs_are_the_same_in_every_round_and_other_with_another_seed():
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.filterwarnings("ignore:sfl", "ignore:fedcedar")
 def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, tmp_path):
     """With BatchNorm, whose running statistics are part of what answers."""
     method = EVERY[name]
@@ -158,7 +153,6 @@ def test_executors_agree_and_a_resumed_run_ends_with_the_same_bits(name, tmp_pat
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.filterwarnings("ignore:sfl", "ignore:fedcedar")
 def test_with_a_personal_head_the_server_asks_with_the_initial_one(name):
     found = go(replace(EVERY[name], personal=("head.*",)))
     assert found.sharing.count("personal")[0] == 2

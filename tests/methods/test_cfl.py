@@ -1,4 +1,6 @@
 import math
+import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -8,15 +10,14 @@ from kinfed.core.method import Params
 from kinfed.errors import UsageError
 from kinfed.methods import CFL, FedAvg
 from kinfed.methods.cfl import Server
-from kinfed.methods.parts.cluster_splits import Cosines, Lengths
 
 float64 = torch.float64
 PAIRS = torch.tensor([[1.0, 0.0], [0.9, 0.1], [-1.0, 0.1], [-0.9, 0.0]], dtype=float64)
 
 
-def printed(eps1, eps2, linkage="complete", gamma=0.0, **settings):
-    """With the paper's rule."""
-    return CFL(split=Lengths(eps1, eps2, linkage, gamma), **{"begin": 0, "min_size": 2, **settings})
+def printed(eps1, eps2, linkage="complete", **settings):
+    """As its public codes cut, if nothing else is said."""
+    return CFL(eps1=eps1, eps2=eps2, linkage=linkage, **{"min_size": 2, **settings})
 
 
 def groups(label):
@@ -171,67 +172,65 @@ def test_state_has_the_clients_first(roster):
     assert [tuple(t.shape) for t in server] == [(1, 2), (3,), (3, 2), (3,)]
 
 
-@pytest.mark.parametrize("wrong", [{"begin": -1}, {"min_size": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"begin": -1}, {"min_size": 0}, {"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}, {"gamma": -1.0}]
+)
 def test_refuses(wrong):
     with pytest.raises(UsageError, match=rf"^CFL\.{next(iter(wrong))} must be "):
         CFL(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"linkage": "average"}, {"eps1": -1.0}, {"eps2": -1.0}])
-def test_refuses_lengths(wrong):
-    with pytest.raises(UsageError, match=rf"^Lengths\.{next(iter(wrong))} must be "):
-        Lengths(**wrong)
+def test_the_latest_updates_count(roster):
+    """Two rounds that agree, and then one in which the halves go apart."""
+    known, method = roster(4, size=2), CFL(eps1=0.4, eps2=0.5)
+    server = method.start(known)
+    for round, change in enumerate((torch.ones(4, 2), torch.ones(4, 2), PAIRS)):
+        assert len(server.theta) == 1
+        server = aggregate(method, replace(known, round=round), server, change.double())
+    torch.testing.assert_close(server.change, PAIRS, rtol=0, atol=1e-14)
+    assert groups(server.label) == {frozenset({0, 1}), frozenset({2, 3})}
 
 
-def test_cosines_by_hand(roster):
-    change = directions(0, 20, 90, 110)
-    within = math.cos(math.radians(20))
-    across = (math.cos(math.pi / 2) * 2 + math.cos(math.radians(70)) + math.cos(math.radians(110))) / 4
-    mean = (2 * within + 4 * across) / 6  # 0.313
-    known, halves = roster(4, size=2), {frozenset({0, 1}), frozenset({2, 3})}
-    for low, gap, splits in [
-        (mean - 1e-9, within - across - 1e-9, True),
-        (mean - 1e-9, within - across + 1e-9, False),
-        (mean + 1e-9, 2.0, True),
-    ]:
-        method = CFL(split=Cosines(low, gap), begin=0)
-        server = aggregate(method, known, method.start(known), change)
-        assert groups(server.label) == (halves if splits else {frozenset(range(4))})
-
-
-def test_cosines_say_the_same_at_every_scale(roster):
-    known, method = roster(6, size=4), CFL(begin=0)
-    for seed in range(10):
-        change = torch.randn(6, 4, generator=torch.Generator().manual_seed(seed), dtype=float64) + 0.5
-        labels = [aggregate(method, known, method.start(known), scale * change).label for scale in (1e-6, 1, 1e6)]
-        assert torch.equal(labels[0], labels[1])
-        assert torch.equal(labels[2], labels[1])
-
-
-def test_clients_that_are_alike_stay_together_and_those_that_differ_end_alone(roster):
-    known = roster(6, size=6)
-    for change, count in ((torch.ones(6, 6, dtype=float64) + torch.eye(6, dtype=float64), 1), (torch.eye(6), 6)):
-        method, server = CFL(begin=0), CFL().start(known)
-        for _ in range(5):
-            server = aggregate(method, known, server, change.double())
-        assert len(server.theta) == count
-
-
-def test_one_that_differs_does_not_leave_alone_while_the_others_agree(roster):
-    known, method = roster(4, size=2), CFL(begin=0)
-    server = aggregate(method, known, method.start(known), directions(0, 5, 10, 80))
+def test_updates_that_are_too_long_to_compare_split_nothing(roster):
+    known, method = roster(4, size=2), CFL(eps1=1.0, eps2=0.0)
+    server = aggregate(method, known, method.start(known), 1e200 * directions(0, 180, 0, 180))
     assert len(server.theta) == 1
 
 
-def test_cosines_are_of_updates_summed_over_rounds(roster):
-    known, method = roster(4, size=2), CFL(begin=2)
-    noise = directions(0, 90, 180, 270) * 3
+def told(method, known, change, rounds):
+    """The warnings of so many rounds with the same updates: [N, d]."""
     server = method.start(known)
-    for round, change in enumerate((PAIRS + noise, PAIRS - noise, PAIRS)):
-        known = replace(known, round=round)
-        server = aggregate(method, known, server, change)
-    torch.testing.assert_close(server.change, 3 * PAIRS, rtol=0, atol=1e-12)
-    assert groups(server.label) == {frozenset({0, 1}), frozenset({2, 3})}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for round in range(rounds):
+            server = aggregate(method, replace(known, round=round), server, change)
+    return [str(one.message) for one in seen]
+
+
+def test_thresholds_that_do_not_fit_are_told_of_once(roster):
+    known, away = roster(4, size=2), directions(0, 90, 180, 270)
+    for method, change, last, said in (
+        (CFL(), away, 15, "round 10: 10 rounds have split nothing, .* shorter than eps1=0.4 .*, or use kin"),
+        (CFL(begin=2), away, 15, "round 12: 10 rounds have split nothing"),
+        (CFL(eps1=9.0, eps2=0.0), away, 5, "round [23]: all clients are alone now"),
+    ):
+        (line,) = told(method, known, change, last)
+        assert re.match(f"cfl: {said}", line)
+        assert "\n" not in line
+    assert not told(CFL(eps1=0.4, eps2=0.5), known, PAIRS, 15)
+
+
+def test_a_newcomer_stays_in_the_cluster_whose_updates_are_like_its_first(roster):
+    known, everyone = roster(4, size=2), roster(5, size=2)
+    method = CFL(eps1=0.4, eps2=0.5)
+    server = aggregate(method, known, method.start(known), PAIRS)
+    newcomer = torch.tensor([4])
+    for way in (0, 2):
+        joined = method.add_clients(everyone, server, newcomer)
+        sent = method.send(everyone, joined, newcomer).theta
+        found = method.join(everyone, joined, newcomer, Params(sent + PAIRS[way]))
+        assert int(found.label[4]) == int(server.label[way])
+        assert torch.equal(found.theta, server.theta)
 
 
 def test_a_newcomer_is_put_into_the_largest_cluster(roster):

@@ -1,5 +1,6 @@
 """IFCA and FedSem: one model a cluster."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -11,46 +12,36 @@ from kinfed import UsageError
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
 from kinfed.core.optimiser import SGD
-from kinfed.methods import CFL, IFCA, FedAvg, FedSem
+from kinfed.methods import IFCA, FedAvg, FedSem, fedsem, ifca
 from kinfed.methods.ifca import Upload, shuffled
-from kinfed.methods.parts.centres import Server
 
 float64 = torch.float64
 FOUR = [[3.0, 0.1], [3.1, -0.1], [-3.0, 0.1], [-2.9, 0.2]]  # two groups, opposite
 
 
-def served(theta, label, change=None):
-    theta = torch.as_tensor(theta, dtype=float64)
-    label = torch.tensor(label)
-    return Server(theta, label, torch.zeros(len(label), theta.shape[1], dtype=float64) if change is None else change)
+def served(method, theta, label):
+    kind = ifca.Server if isinstance(method, IFCA) else fedsem.Server
+    return kind(torch.as_tensor(theta, dtype=float64), torch.tensor(label))
 
 
-@pytest.mark.parametrize("method", [IFCA(clusters=1), FedSem(clusters=1)], ids=str)
-@pytest.mark.parametrize("weights", [True, False])
-def test_one_cluster_is_fedavg(method, weights, examples, noisy, perceptron, executor):
+def test_one_cluster_is_uniform_fedavg(examples, noisy, perceptron, executor):
     x, y = noisy(3, 2, sizes=[7, 5, 9])
     training = Training(2, 3, SGD(0.1, momentum=0.9))
     ours, fedavg = (
         examples(perceptron(norm=True), x, y, m, training=training, executor=executor)
-        for m in (replace(method, uniform=weights), FedAvg(uniform=weights))
+        for m in (FedSem(clusters=1), FedAvg(uniform=True))
     )
     one, other = (t.run(4, participation=0.67).theta for t in (ours, fedavg))
     torch.testing.assert_close(one[0], other, rtol=0, atol=1e-14)
-    torch.testing.assert_close(ours.history.relations[-1], one_row(ours))
-
-
-def one_row(trial):
-    """Row i of a relation with one cluster: everybody who has taken part, by weight."""
-    weights = torch.ones(3) if trial.method.uniform else trial.roster.sizes.float()
-    cohorts = [sample(replace(trial.roster, round=t), 0.67) for t in range(4)]
+    cohorts = [sample(replace(ours.roster, round=t), 0.67) for t in range(4)]
     seen = torch.zeros(3).index_fill(0, torch.cat(cohorts), 1.0)
-    return (weights * seen / (weights * seen).sum()).expand(3, 3)
+    torch.testing.assert_close(ours.history.relations[-1], (seen / seen.sum()).expand(3, 3))
 
 
 def test_clients_choose_by_their_loss_by_hand(bowls, executor):
     """Models at 0 and 10; a client's loss at w is (w - b)^2 / 2, so 4.9 goes with 0, and 5.1 with 10, as 5 does not."""
-    trial = bowls(IFCA(clusters=2, begin="random", uniform=True), [4.9, 5.1, 1.0, 5.0], lr=0.5, executor=executor)
-    before = served([[0.0], [10.0]], [-1] * 4, torch.zeros(4, 0))
+    trial = bowls(IFCA(clusters=2), [4.9, 5.1, 1.0, 5.0], lr=0.5, executor=executor)
+    before = served(trial.method, [[0.0], [10.0]], [-1] * 4)
     trial.roster = replace(trial.roster, round=1)
     cohort, uploads = trial.fleet.train(0, trial.roster.everyone, trial.method.send(trial.roster, before, None))
     assert uploads.cluster.tolist() == [0, 1, 0, 0]  # of equal ones the first
@@ -65,22 +56,22 @@ def test_clients_choose_by_their_loss_by_hand(bowls, executor):
 def test_the_worked_choice(roster):
     losses = torch.tensor([[0.2, 0.9], [0.8, 0.3], [0.1, 0.5], [0.4, 0.4]])
     uploads = Upload(torch.tensor([[1.0], [7.0], [3.0], [8.0]], dtype=float64), losses.argmin(1))
-    method = IFCA(clusters=2, begin="random")
+    method = IFCA(clusters=2)
     sizes = roster(4, sizes=[1, 1, 2, 1])
-    after = method.aggregate(sizes, served([[0.0], [0.0]], [-1] * 4), sizes.everyone, uploads)
-    assert after.theta[:, 0].tolist() == [(1 + 2 * 3 + 8) / 4, 7.0]
+    after = method.aggregate(sizes, served(method, [[0.0], [0.0]], [-1] * 4), sizes.everyone, uploads)
+    assert after.theta[:, 0].tolist() == [4.0, 7.0]
 
 
 def test_centres_by_hand(roster):
     """Models 0, 1, 9, 11, 4 and centres 0, 10: the last goes with 0, and the centres to 5/3 and 10."""
     uploads = type("Uploads", (), {"theta": torch.tensor([[0.0], [1.0], [9.0], [11.0], [4.0]], dtype=float64)})
-    known = roster(5)
-    after = FedSem(clusters=2).aggregate(known, served([[0.0], [10.0]], [0] * 5), known.everyone, uploads)
+    known, method = replace(roster(5), round=1), FedSem(clusters=2)
+    after = method.aggregate(known, served(method, [[0.0], [10.0]], [0] * 5), known.everyone, uploads)
     assert after.label.tolist() == [0, 0, 1, 1, 0]
     assert after.theta[:, 0].tolist() == pytest.approx([5 / 3, 10.0])
     few = torch.tensor([2, 3])
     uploads.theta = uploads.theta[:2]
-    alone = FedSem(clusters=2).aggregate(known, served([[0.0], [10.0]], [0, 0, 1, 1, -1]), few, uploads)
+    alone = method.aggregate(known, served(method, [[0.0], [10.0]], [0, 0, 1, 1, -1]), few, uploads)
     assert alone.label.tolist() == [0, 0, 0, 0, -1]
     assert alone.theta[:, 0].tolist() == [0.5, 10.0]  # nobody came: it stays
     assert FedSem().labels(alone).tolist() == [0] * 5
@@ -90,15 +81,16 @@ def test_centres_by_hand(roster):
 @pytest.mark.parametrize("kind", ["plain", "norm"])
 def test_steps_of_the_server_are_those_of_the_equations(kind, share, roster, perceptron):
     draw, rng = torch.Generator().manual_seed(4), np.random.default_rng(4)
-    known = roster(8, perceptron(kind == "norm"), sizes=[3, 5, 2, 9, 4, 4, 1, 7])
+    known = replace(roster(8, perceptron(kind == "norm"), sizes=[3, 5, 2, 9, 4, 4, 1, 7]), round=2)
     d, learned = len(known.theta), known.layout.trainable.numpy()
     cohort = torch.from_numpy(np.sort(rng.choice(8, int(8 * share), replace=False)))
-    before = served(torch.randn(3, d, generator=draw, dtype=float64), [2, -1, 0, 1, 1, 0, 2, -1])
+    before = torch.randn(3, d, generator=draw, dtype=float64), [2, -1, 0, 1, 1, 0, 2, -1]
     uploads = Upload(torch.randn(len(cohort), d, generator=draw, dtype=float64), torch.tensor([2, 0, 2, 0, 0, 2, 2, 0]))
     uploads = uploads._replace(cluster=uploads.cluster[: len(cohort)])
-    for method in (IFCA(clusters=3, begin="random"), FedSem(clusters=3), FedSem(clusters=3, uniform=True)):
-        after = method.aggregate(known, before, cohort, uploads)
-        centres, sent = before.theta.numpy(), uploads.theta.numpy()
+    for method in (IFCA(clusters=3), FedSem(clusters=3)):
+        server = served(method, *before)
+        after = method.aggregate(known, server, cohort, uploads)
+        centres, sent = server.theta.numpy(), uploads.theta.numpy()
         if isinstance(method, IFCA):
             label = uploads.cluster.tolist()
         else:
@@ -106,48 +98,54 @@ def test_steps_of_the_server_are_those_of_the_equations(kind, share, roster, per
         assert after.label[cohort].tolist() == label
         for c in range(3):
             members = [a for a, at in enumerate(label) if at == c]
-            weight = [1 if method.uniform else int(known.sizes[cohort[a]]) for a in members]
-            wanted = (
-                sum(w * sent[a] for w, a in zip(weight, members, strict=True)) / sum(weight) if members else centres[c]
-            )
+            wanted = sum(sent[a] for a in members) / len(members) if members else centres[c]
             np.testing.assert_allclose(after.theta[c], wanted, rtol=0, atol=1e-12)
         absent = ~torch.isin(known.everyone, cohort)
-        assert torch.equal(after.label[absent], before.label[absent])
+        assert torch.equal(after.label[absent], server.label[absent])
 
 
-@pytest.mark.parametrize("method", [IFCA(), FedSem(), IFCA(clusters=2), FedSem(clusters=2)], ids=str)
-def test_opposite_clients_part_after_the_first_round(method, bowls):
+def test_opposite_clients_part_after_the_first_round(bowls):
     """Each cluster then moves to the mean of its own."""
-    trial = bowls(method, FOUR)
-    first = trial.run(1)
+    method = FedSem(clusters=2)
     wanted = torch.tensor([[3.05, 0.0], [-2.95, 0.15]], dtype=float64)
-    for server, way in ((first, 0.1), (bowls(method, FOUR).run(120), 1.0)):
+    for server, way in ((bowls(method, FOUR).run(1), 0.1), (bowls(method, FOUR).run(120), 1.0)):
         ours, theirs = int(server.label[0]), int(server.label[2])
         assert server.label.tolist() == [ours, ours, theirs, theirs]
         torch.testing.assert_close(server.theta[[ours, theirs]], way * wanted, atol=1e-4 * way, rtol=0)
 
 
-@pytest.mark.parametrize("method", [IFCA(), FedSem()], ids=str)
-def test_opposite_clients_never_stay_together(method, bowls):
-    """Cohorts of one: with one client known there is nothing to cut; who comes late is known by its own sum."""
-    trial = bowls(method, FOUR, every=1)
-    server = trial.run(12, participation=0.25)
-    together = server.label[:, None] == server.label
-    assert not together[:2, 2:].any()
-    if isinstance(method, IFCA):  # in FedSem who comes late and is cut off stays near the model that it then has
-        assert together[:2, :2].all()
-        assert together[2:, 2:].all()
+def test_the_first_centres_are_those_of_k_means_and_no_more_than_clients(bowls):
+    trial = bowls(FedSem(clusters=3), FOUR)
+    with pytest.warns(UserWarning, match="clusters=3 is more than the clients of the first round, 2") as seen:
+        server = trial.run(5, participation=0.5)
+    assert len(seen) == 1
+    assert len(server.theta) == 2
+    still = bowls(FedSem(clusters=3), FOUR, lr=1e-300).run(1)  # nobody moved: all models are one
+    assert still.theta.shape == (1, 2)
+    assert torch.isfinite(still.theta).all()
 
 
-def test_clusters_by_updates_are_those_of_cfl(examples, noisy, perceptron):
-    """Both cut the same sums by the same rule; CFL makes one cut a round, so here of two groups."""
-    x, y = noisy(6, 2, sizes=[40] * 6)
-    y = [v + 4 * (-1) ** i * u[:, :1] for i, (u, v) in enumerate(zip(x, y, strict=True))]
-    labels = []
-    for method in (IFCA(), FedSem(), CFL(begin=0)):
-        label = examples(perceptron(), x, y, method, training=Training(2, 10, SGD(0.1))).run(2).label
-        labels.append((label[:, None] == label).tolist())
-    assert labels[0] == labels[1] == labels[2] == [[True, False] * 3, [False, True] * 3] * 3
+def test_a_start_that_suits_all_is_told_of_once(bowls):
+    for b, said in (([[3.0, 0.1]] * 4, True), (FOUR, False)):
+        trial = bowls(IFCA(clusters=2), b, start=[[2.0, -2.0]])
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            trial.run(8)
+        found = [str(one.message) for one in seen]
+        assert [one.startswith("ifca: round 5: all clients chose one of the 2 models") for one in found] == [
+            True
+        ] * said
+
+
+def test_newcomers_belong_where_the_rule_puts_them(roster):
+    everyone, newcomer = replace(roster(3), round=4), torch.tensor([2])
+    uploads = Upload(torch.tensor([[9.0]], dtype=float64), torch.tensor([1]))
+    for method in (IFCA(clusters=2), FedSem(clusters=2)):
+        joined = method.add_clients(everyone, served(method, [[0.0], [10.0]], [0, 0]), newcomer)
+        assert joined.label.tolist() == [0, 0, -1]
+        found = method.join(everyone, joined, newcomer, uploads)
+        assert found.label.tolist() == [0, 0, 1]
+        assert found.theta[:, 0].tolist() == [0.0, 10.0]
 
 
 def test_random_models_are_the_first_one_in_another_order(roster, perceptron):
@@ -165,9 +163,9 @@ def test_random_models_are_the_first_one_in_another_order(roster, perceptron):
 
 def test_a_step_of_fedsem_brings_models_and_centres_closer(roster):
     draw = torch.Generator().manual_seed(1)
-    known, method = roster(30, nn.Linear(4, 1).double()), FedSem(clusters=3)
+    known, method = replace(roster(30, nn.Linear(4, 1).double()), round=1), FedSem(clusters=3)
     uploads = type("Uploads", (), {"theta": torch.randn(30, 5, generator=draw, dtype=float64)})
-    server, costs = served(uploads.theta[:3], [0] * 30), []
+    server, costs = served(method, uploads.theta[:3], [0] * 30), []
     for _ in range(4):
         server = method.aggregate(known, server, known.everyone, uploads)
         costs.append(float((uploads.theta - server.theta[server.label]).square().sum()))
@@ -176,17 +174,14 @@ def test_a_step_of_fedsem_brings_models_and_centres_closer(roster):
 
 
 def test_bad_input_is_one_line(bowls):
-    with pytest.raises(UsageError, match="ifca: begin='random' needs clusters"):
-        bowls(IFCA(begin="random"), FOUR).run(1)
-    for method in (IFCA(clusters=5), FedSem(clusters=5)):
-        with pytest.warns(UserWarning, match=r"clusters=5 is more than there are clients, 4, so some have no member"):
-            bowls(method, FOUR).run(2)
+    with pytest.warns(UserWarning, match=r"clusters=5 is more than there are clients, 4, so some have no member"):
+        bowls(IFCA(clusters=5), FOUR).run(2)
     with pytest.raises(UsageError, match=r"no tensor of the model matches 'hed.\*'"):
         bowls(FedSem(layers=("hed.*",)), FOUR).run(1)
 
 
 def test_models_of_all_clusters_go_down(bowls):
-    trial = bowls(IFCA(clusters=2, begin="random"), FOUR)
+    trial = bowls(IFCA(clusters=2), FOUR)
     trial.run(1)
     assert trial.history.bytes_down == 4 * 2 * 2 * 8
     assert trial.history.bytes_up == 4 * (2 * 8 + 8)

@@ -25,8 +25,6 @@ from kinfed.experiments.fit import fit
 from kinfed.experiments.results import save
 from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.cluster_splits import Lengths
-from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.parts.model_attention import Gaussian
@@ -40,10 +38,10 @@ ROUNDS = 4
 NO_STATISTICS = {"pfedbayes"}  # methods that take no running statistics: they get LayerNorm in place of BatchNorm
 LATE = Participation(0.6, late=0.3, joins=2)  # two of the six
 SETTINGS = {
-    "cfl": {"begin": 2, "split": Lengths(10.0, 0.0), "min_size": 2},
+    "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0, "min_size": 2},
     "ifca": {"clusters": 2},
     "fedsem": {"clusters": 2},
-    "fedcedar": {"clusters": 2, "similarity": Softmax(0.5)},
+    "fedcedar": {"clusters": 2},
     "fedamp": {"attention": Gaussian(0.1, 1.0)},
     "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
     "pfedhn": {"hidden": 7},

@@ -13,7 +13,6 @@ from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAvg, FedCedar, Local, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.cosine_weights import Softmax
 from kinfed.methods.parts.learned_graph import Projected
 from kinfed.papers.fedaghn.ablations import Printed
 
@@ -75,7 +74,7 @@ def test_a_method_that_sends_nothing_has_nothing_to_say(bowls):
 
 
 def test_sfl_tells_its_pull_and_the_distance_from_the_neighbourhood(bowls, executor):
-    trial = related(bowls(SFL(pull=0.3, begin="own"), B, executor=executor), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
+    trial = related(bowls(SFL(), B, executor=executor), [[0, 1, 0], [1, 0, 1], [0, 1, 0]])
     server = trial.run(1)
     sent = trial.method.send(trial.roster, server, trial.roster.everyone)
     after = trial.run(2, begin=1, server=server)
@@ -100,12 +99,13 @@ def test_fedaghn_tells_p_and_q_by_layer(examples, noisy, perceptron, shared):
 
 
 def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
-    method = FedCedar(clusters=3, steps=1, feature="params", similarity=Softmax(0.5))
+    method = FedCedar(clusters=3, steps=1)
     trial = bowls(method, B, lr=1.0, executor=executor)  # one step of rate 1 ends at b
     trial.run(1)
     found, v = trial.history.diagnostics[0], torch.tensor(B, dtype=float64)
     unit = v / v.norm(dim=1, keepdim=True)
-    mixed = (unit @ unit.T / 0.5).softmax(1) @ v
+    alike = (unit @ unit.T).clamp(min=0)
+    mixed = alike / alike.sum(1, keepdim=True) @ v
     left = (mixed - mixed.mean(0)).norm() / (v - v.mean(0)).norm()
     close(found["spread"], left)
     assert int(found["clusters"]) == 3

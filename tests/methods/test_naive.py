@@ -23,11 +23,11 @@ from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
 from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
-from kinfed.methods.parts.graph_learning import Similarity
 from kinfed.methods.parts.heads import FullHeads
+from kinfed.methods.sfl import Similarity
 from kinfed.papers.fedaghn import ablations
+from kinfed.papers.fedcedar.ablations import Mean, Nodes
 from kinfed.papers.panacea.printed import Printed
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
@@ -358,55 +358,38 @@ def partitions(items, count):
             yield [[item for item, at in zip(items, label, strict=True) if at == c] for c in range(count)]
 
 
-CEDARS = [
-    {"similarity": Relu()},
-    {},
-    {"similarity": Softmax(0.5), "feature": "params"},
-    {"similarity": Softmax(0.1), "feature": "centred", "steps": 2},
-    {"clusters": 0},
-    {"distribution": "mean"},
-]
+CEDARS = [FedCedar(clusters=2), FedCedar(clusters=2, steps=0), FedCedar(clusters=1), Nodes(), Mean(clusters=2, steps=1)]
 
 
 @pytest.mark.parametrize(("share", "rounds"), ROUNDS)
-@pytest.mark.parametrize("settings", CEDARS, ids=str)
+@pytest.mark.parametrize("method", CEDARS, ids=str)
 @pytest.mark.filterwarnings("ignore:fedcedar")
-def test_fedcedar(settings, share, rounds):
-    method = FedCedar(**{"clusters": 2, **settings})
+def test_fedcedar(method, share, rounds):
     ours = Ours(method, share, rounds)
     mixed, belongs = [ours.theta], {}  # of the last round: mixed centres, and whose is which client's
     start = lambda i: mixed[belongs[i]] if i in belongs else sum(mixed) / len(mixed)  # noqa: E731
     for cohort in ours.cohorts:
         sent = {i: start(i) for i in cohort}
         upload = {i: descended(sent[i], ours.train[i]) for i in cohort}
-        middle = sum(upload.values()) / len(cohort)
-        feature = {
-            i: {"params": w, "centred": w - middle, "moved": w - ours.theta}[method.feature] for i, w in upload.items()
-        }
 
-        def cost(clusters, feature=feature):
+        def cost(clusters, upload=upload):
             total = 0.0
             for members in clusters:
-                centre = sum(feature[i] for i in members) / len(members)
-                total += sum(np.sum((feature[i] - centre) ** 2) for i in members)
+                centre = sum(upload[i] for i in members) / len(members)
+                total += sum(np.sum((upload[i] - centre) ** 2) for i in members)
             return total
 
-        best = min(partitions(cohort, method.clusters or len(cohort)), key=cost)
+        best = min(partitions(cohort, len(cohort) if isinstance(method, Nodes) else method.clusters), key=cost)
         centres = [sum(upload[i] for i in c) / len(c) for c in best]
-        nodes = [sum(feature[i] for i in c) / len(c) for c in best]
         graph = []
-        for k, a in enumerate(nodes):
-            cos = [1.0 if k == m else dot(a, b) / math.sqrt(dot(a, a) * dot(b, b)) for m, b in enumerate(nodes)]
-            if method.similarity == Relu():
-                row = [max(0.0, c) for c in cos]
-            else:
-                row = list(softmax([c / method.similarity.tau for c in cos]))
+        for a in centres:
+            row = [max(0.0, dot(a, b) / math.sqrt(dot(a, a) * dot(b, b))) for b in centres]
             graph.append([r / sum(row) for r in row])
         mixed = centres
         for _ in range(method.steps):
             mixed = [sum(graph[k][m] * mixed[m] for m in range(len(mixed))) for k in range(len(mixed))]
         belongs = {i: k for k, c in enumerate(best) for i in c}
-        if method.distribution == "mean":
+        if isinstance(method, Mean):
             belongs = {}
     for found in ours.server.theta.numpy():  # clusters are numbered as they please
         assert min(np.abs(found - v).max() for v in mixed) < 1e-9

@@ -82,6 +82,14 @@ class OwnLayers(PFedLA):
         return server._replace(network=network._replace(offset=network.offset + 1e4 * torch.eye(len(roster))))
 
 
+class FirstModel(IFCA):
+    """Clusters that all start from the initial model."""
+
+    def start(self, roster):
+        server = super().start(roster)
+        return server._replace(theta=roster.theta.repeat(self.clusters, 1))
+
+
 def own_models_only(trial):
     """Give FedALA weights of 0, as if all clients had trained before."""
     theta = trial.roster.theta.repeat(len(trial.roster), 1)
@@ -156,9 +164,8 @@ CASES = {
         FedAtt(step=1.0), "shared", *UNIFORM, data="alike", training=WHOLE, norm=False, **EVERYONE
     ),
     "cfl, before it begins": Case(CFL(begin=100), "cluster", *UNIFORM, **EVERYONE),
-    "ifca, one cluster": Case(IFCA(clusters=1), "cluster", *SHARED, **ROUNDING),
-    "fedsem, one cluster": Case(FedSem(clusters=1, uniform=True), "cluster", *UNIFORM, **ROUNDING),
-    "ifca, a cluster for each": Case(IFCA(clusters=3), "cluster", *OWN, **EVERYONE),
+    "ifca, one cluster": Case(FirstModel(clusters=1), "cluster", *UNIFORM, **ROUNDING),
+    "fedsem, one cluster": Case(FedSem(clusters=1), "cluster", *UNIFORM, **ROUNDING),
     "fedsem, a cluster for each": Case(FedSem(clusters=3), "cluster", *OWN, **EVERYONE),
     "pfedla, equal scores": Case(PFedLA(**STILL), "mixed", *UNIFORM, **EVERYONE),
     "pfedla, highest for oneself": Case(OwnLayers(**STILL), "own", *OWN, **EVERYONE),
@@ -219,8 +226,6 @@ TWINS = {
     FedAH(rate=2.0): "mixed",
     FedALA(): "mixed",
     LGFedAvg(uniform=False): "mixed",
-    IFCA(clusters=2, begin="random"): "cluster",
-    FedSem(clusters=1): "cluster",
     KNNPer(neighbours=3, weight=0.5): "shared",
 }
 

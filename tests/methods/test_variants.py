@@ -22,23 +22,20 @@ from kinfed.core.method import Method, model_for
 from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
-from kinfed.methods import METHODS, FedCedar
+from kinfed.methods import METHODS, SFL
 from kinfed.methods.parts.answers import Answers
 from kinfed.methods.parts.attention import Attention, DynamicAttention
-from kinfed.methods.parts.cluster_splits import Cosines, Lengths
-from kinfed.methods.parts.cosine_weights import Relu, Softmax
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
 from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
-from kinfed.methods.parts.graph_learning import Moved, Similarity
-from kinfed.methods.parts.graph_qp import QP
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.parts.model_attention import Cosine, Gaussian
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
+from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
 from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
@@ -51,7 +48,9 @@ ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
 SMALL = Attention(heads=2, width=3)
 ASKED = Answers(4, pooled=True, moved=False)
 BASE = {
-    "cfl": {"begin": 1, "split": Lengths(10.0, 0.0), "min_size": 2},
+    "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0, "linkage": "complete", "min_size": 2},
+    "ifca": {"clusters": 2},
+    "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
     "pfedgat": {"graph": SMALL, "lr": 1.0, "feedback": "held-out"},
     "fedavg-ft": {"length": 1},
@@ -133,40 +132,21 @@ VARIANTS = {
         {"decoder": ChunkedHeads(hidden=5, chunk=6, code=3, memory=0.1)},
         {"decoder": ChunkedHeads(layers=2, hidden=5, chunk=9, code=3)},
     ],
-    "cfl": [{"begin": 3}, {"min_size": 4}]
-    + [
-        {"split": split}
-        for split in (
-            Lengths(0.1, 0.0),
-            Lengths(10.0, 9.0),
-            Lengths(10.0, 0.0, "single", 0.1),
-            Cosines(0.9),
-            Cosines(gap=0.0),
-        )
-    ],
-    "ifca": [{}, {"clusters": 2, "uniform": True}, {"clusters": 3, "begin": "random"}, {"clusters": 2, "bn": "local"}],
-    "fedsem": [{}, {"clusters": 2, "uniform": True}, {"clusters": 3, "layers": ("head.*",)}, {"bn": "local"}],
+    "cfl": [{"begin": 3}, {"min_size": 4}, {"eps1": 0.1}, {"eps2": 9.0}, {"linkage": "single", "gamma": 0.1}],
+    "ifca": [{"clusters": 3}, {"bn": "local"}],
+    "fedsem": [{"layers": ("head.*",)}, {"bn": "local"}],
     "sfl": [
         {"steps": 2, "rho": 0.5},
         {"pull": 0.7, "begin": "mixed"},
         {"pull": 0.0, "begin": "shared"},
         {"structure": Similarity(neighbours=3, beta=0.5)},
         {"begin": "own"},
-        {"structure": Moved(neighbours=3, beta=0.7, tau=0.2)},
-        {"structure": Moved(sketch=8)},
-        {"structure": Moved(sketch=ASKED)},
-        {"structure": Similarity(neighbours=3, sketch=8)},
-        {"structure": QP(neighbours=3, beta=0.5, sketch=8, gamma=0.5)},
+        {"structure": QP(neighbours=3, beta=0.5, gamma=0.5)},
         {"structure": Released()},
     ],
     "fedcedar": [
-        {"clusters": 0},
-        {"feature": "centred"},
+        {"clusters": 3},
         {"steps": 0},
-        {"similarity": Softmax(0.3)},
-        {"similarity": Relu(), "feature": "params"},
-        {"distribution": "mean"},
-        {"feature": ASKED},
     ],
     "fedamp": [
         {"attention": Cosine(tau=0.3, share=0.5)},
@@ -365,9 +345,9 @@ def assert_varied(kind, tried, where, own=False):
 
 def test_a_part_without_a_variant_of_its_own_is_noticed():
     for tried, lacks in (
-        ([FedCedar(similarity=Softmax(0.3))], "no variant of fedcedar has a Relu as similarity"),
-        ([FedCedar(similarity=Relu()), FedCedar()], "no variant of fedcedar.similarity changes tau"),
+        ([SFL(structure=Similarity(3, 0.5))], "no variant of sfl has a QP as structure"),
+        ([SFL(structure=Similarity(3, 0.5)), SFL(structure=QP())], "no variant of sfl.structure changes gamma"),
     ):
-        settings = [replace(one, clusters=2, steps=0, feature="params", distribution="mean") for one in tried]
+        settings = [replace(one, steps=2, rho=0.5, pull=0.0, begin="mixed") for one in tried]
         with pytest.raises(AssertionError, match=lacks):
-            assert_varied(FedCedar, [*settings, FedCedar(feature="centred"), FedCedar(feature=ASKED)], "fedcedar")
+            assert_varied(SFL, [*settings, SFL(begin="shared")], "sfl")

@@ -16,7 +16,7 @@ from kinfed.experiments.reproduction import MEASURES
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
-from kinfed.methods.parts.known_graph import Known
+from kinfed.methods.sfl import Known
 from kinfed.papers import published_table
 from kinfed.papers.published_table import CONTROL, OURS_ONLY, Row
 

@@ -81,8 +81,8 @@ class FedCedar(Method):
     def aggregate(self, roster, server, cohort, uploads):
         if roster.round == 0 and self.clusters > len(cohort):
             warnings.warn(
-                f"fedcedar: a round has {len(cohort)} clients, fewer than clusters={self.clusters}, so there are no "
-                "more clusters than that; set fewer, or a higher participation",
+                f"fedcedar: clusters={self.clusters} is more than the clients of a round, {len(cohort)}, so there are "
+                "no more clusters than that; set fewer, or a higher participation",
                 stacklevel=2,
             )
         clusters, alike = self.cluster(roster, cohort, uploads.theta)
@@ -131,4 +131,5 @@ class FedCedar(Method):
 def spread_of(nodes: Tensor, layout: Layout) -> Tensor:
     """[] root of the summed squared distances of nodes: [C, d] to their mean, over trainable entries."""
     apart = [nodes[:, layer.trainable] - nodes[:, layer.trainable].mean(0) for layer in layout.layers]
-    return torch.stack([part.norm() for part in apart]).norm()
+    spread: Tensor = torch.stack([part.norm() for part in apart]).norm()
+    return spread

@@ -64,8 +64,8 @@ class FedSem(Method):
         """[K] int64 the first round's clients in clusters, by how far their models moved: [K, m]; and how many are."""
         if self.clusters > len(cohort):
             warnings.warn(
-                f"fedsem: the first round has {len(cohort)} clients, fewer than clusters={self.clusters}, so there are "
-                "no more clusters than that; set fewer, or a higher participation",
+                f"fedsem: clusters={self.clusters} is more than the clients of the first round, {len(cohort)}, so "
+                "there are no more clusters than that; set fewer, or a higher participation",
                 stacklevel=2,
             )
         draw = key(roster.seed, "centres", device=roster.tags.device)
