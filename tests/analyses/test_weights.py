@@ -57,7 +57,7 @@ def test_every_run_has_its_methods_own_settings_and_the_partition_that_was_descr
     attention = {"name": "gaussian", "alpha": 0.7, "sigma": 20.0, "pull": 0.1}
     assert table("pathological-fedamp")["method"]["attention"] == attention
     assert table("pathological-cfl")["method"]["begin"] == 3
-    assert table("pathological-cfl")["method"]["split"]["eps1"] == 0.8  # of the experiment's file
+    assert table("pathological-cfl")["method"]["eps1"] == 0.4
     assert table("pathological-cfl")["federation"]["partition"] == {"name": "pathological", "classes_per_client": 5}
     assert table("label_groups-fedamp")["federation"]["partition"] == {
         "name": "label_groups",

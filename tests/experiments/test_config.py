@@ -23,7 +23,6 @@ from kinfed.experiments.parts import call, make, settings
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
 from kinfed.methods.parts.model_attention import Cosine
-from kinfed.methods.sfl import QP, Similarity
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 

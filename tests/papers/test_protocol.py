@@ -39,7 +39,7 @@ PRINTED = {
     ),
     "fedaghn/table1/tiny_imagenet/pathological-resnet18": (40, 20, 64, 5, 0.01, {"sign": "printed"}),
     "fedaghn/table3/cifar10/groups": (200, 20, 64, 5, 0.01, {"home": 0.03, "lr": 0.005, "sign": "printed"}),
-    "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2, "feature": "params"}),
+    "fedcedar/table1/cifar10/shards": (100, 30, 16, 5, 0.01, {"clusters": 5, "steps": 2}),
     "panacea/table2/fl60": (800, 5, 64, 50, None, {"embedding": 100, "encoder": GCN(3, 100), "steps": 10}),
     "panacea/table2/tpt48": (800, 5, 64, 50, None, {"decoder": FullHeads(3, 100), "steps": 10}),
     "panacea/table2/metr_la": (800, 5, 64, 50, None, {"reconstruction": 0.1, "steps": 10}),
@@ -194,7 +194,7 @@ def test_a_file_of_your_own_goes_first(tmp_path, monkeypatch):
 
 def test_other_methods_have_the_papers_settings_for_them():
     found = config.resolve(config.read("papers/fedaghn/table1/cifar10/dirichlet", ["method.name=cfl"]))
-    assert (found.method.split.eps1, found.method.split.eps2) == (0.5, 0.5)
+    assert (found.method.eps1, found.method.eps2) == (0.5, 0.5)
 
 
 def test_names_are_listed_and_a_wrong_one_is_put_right(capsys):
