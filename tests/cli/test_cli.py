@@ -226,7 +226,7 @@ def test_compare_and_list(tmp_path, capsys):
         (["analyse", "weigths", "fedavg"], "there is no analysis 'weigths'; did you mean 'weights'?"),
         (["analyse", "defence", "cfl", "analysis=1000"], "analysis must be a table; got 1000"),
         (
-            ["sweep", "per-fedavg", "training.optimiser=3,-0.5"],
+            ["sweep", "pfedme", "training.optimiser=3,-0.5"],
             "training.optimiser must be 'sgd' or 'adam' or 'FILE.py",
         ),
         (["run", "fedavg", "training.epochs=true"], "training.epochs must be a whole number; got True"),
@@ -296,22 +296,22 @@ def test_options_that_nobody_knows_end_in_one_line_too(words, capsys):
 
 
 def test_an_optimiser_that_the_method_leaves_aside_is_told_if_somebody_set_it(capsys, tmp_path):
-    said = "kinfed: warning: per-fedavg ignores training.optimiser; its rates are method.alpha and method.beta\n"
+    said = "kinfed: warning: pfedme ignores training.optimiser; its rates are method.lr\n"
     own, small = tmp_path / "own.toml", ["rounds=1", *SMALL[1:], "--quiet", "--out"]
     own.write_text(DEFAULT.read_text())
     for number, (source, lr, told) in enumerate(
         (
-            ("per-fedavg", "training.optimiser.lr=5", said),
-            (str(own), "method=per-fedavg", said),
-            ("per-fedavg", "training.epochs=1", ""),
+            ("pfedme", "training.optimiser.lr=5", said),
+            (str(own), "method=pfedme", said),
+            ("pfedme", "training.epochs=1", ""),
             (str(tmp_path / "0" / "config.toml"), "rounds=1", ""),  # written by the run before, with every setting
             ("fedavg", "training.optimiser.lr=0.1", ""),
         )
     ):
         assert kinfed_run(capsys, "run", source, lr, *small, str(tmp_path / str(number))) == (0, "", told)
-    grid = ["training.optimiser.lr=0.1,0.2", "--method", "local,per-fedavg", *small, str(tmp_path / "grid")]
+    grid = ["training.optimiser.lr=0.1,0.2", "--method", "local,pfedme", *small, str(tmp_path / "grid")]
     _, _, told = kinfed_run(capsys, "sweep", "local", *grid)
-    assert told == said.replace("method.", "methods.per-fedavg.")
+    assert told == said.replace("method.", "methods.pfedme.")
 
 
 def test_broken_config_files(capsys, tmp_path):

@@ -1,5 +1,6 @@
 """Which runs a sweep is made of, and which setting wins."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,13 +10,14 @@ from kinfed.experiments import config
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.experiments.study import Study
 from kinfed.experiments.sweep import parse, sweep
+from kinfed.methods import METHODS
 from kinfed.simulation.execution import Execution
 
 
 @pytest.fixture
 def ask(tmp_path):
-    return lambda *texts, methods=(), table=(): sweep(
-        Study(config.read("fedprox", list(table)), Execution(), tmp_path), methods, texts
+    return lambda *texts, methods=(), table=(), by_paper=False: sweep(
+        Study(config.read("fedprox", list(table)), Execution(), tmp_path), methods, texts, by_paper
     )
 
 
@@ -68,6 +70,27 @@ def test_a_setting_of_one_method_is_tried_even_where_the_config_has_one(ask):
     assert [(table["mu"], table["noise"]) for table in tables] == [(1.0, 0.5), (2.0, 0.5)]
 
 
+def test_a_papers_grid_is_tried_but_for_what_is_named(ask):
+    def settings(*texts, methods=("fedprox", "ditto")):
+        return [one.values for one in ask(*texts, methods=methods, by_paper=True).settings()]
+
+    fedprox = [{"methods.fedprox.mu": mu} for mu in ("0.001", "0.01", "0.1", "1.0")]
+    assert settings() == fedprox + [{"methods.ditto.pull": pull} for pull in ("0.1", "1.0", "2.0")]
+    assert settings("methods.ditto.pull=3,4")[4:] == [{"methods.ditto.pull": pull} for pull in ("3", "4")]
+    assert settings("method.mu=0.5,5", methods=()) == [{"method.mu": mu} for mu in ("0.5", "5")]
+    with pytest.raises(UsageError, match="no grid is printed for local, fedavg; there is one for fedprox, ditto"):
+        settings(methods=("local", "ditto", "fedavg"))
+    with pytest.raises(UsageError, match="--method: there is no 'fedporx'; did you mean 'fedprox'"):
+        settings(methods=("fedporx",))
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].grid])
+def test_a_papers_grid_is_of_settings_that_the_method_has(name, ask):
+    wanted = ask(methods=(name,), by_paper=True)
+    tried = math.prod(map(len, METHODS[name].grid.values()))
+    assert len({wanted.study.experiment(overrides).method for overrides in wanted.runs().values()}) == tried > 1
+
+
 def test_an_unequal_budget_is_told(ask):
     both = {"methods": ["fedprox", "local"]}
     assert ask("methods.fedprox.mu=0.1,1", "rounds=3,5", **both).check() == [
@@ -82,10 +105,10 @@ def test_an_unequal_budget_is_told(ask):
 
 
 def test_one_optimiser_after_another_is_tried_only_where_it_makes_a_difference(ask):
-    wanted = ask("training.optimiser.lr=0.1,0.2", "training.batch=8,16", methods=["fedprox", "per-fedavg"])
-    assert [one.name for one in wanted.settings() if one.method == "per-fedavg"] == [
-        "per-fedavg/training.batch=8",
-        "per-fedavg/training.batch=16",
+    wanted = ask("training.optimiser.lr=0.1,0.2", "training.batch=8,16", methods=["fedprox", "pfedme"])
+    assert [one.name for one in wanted.settings() if one.method == "pfedme"] == [
+        "pfedme/training.batch=8",
+        "pfedme/training.batch=16",
     ]
     assert wanted.check()[-1].startswith("NOT AN EQUAL BUDGET")
 

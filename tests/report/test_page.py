@@ -6,11 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from kinfed.cli import main
 from kinfed.errors import UsageError
 from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
+from kinfed.methods import METHODS
 from kinfed.report import contents as contents_module
 from kinfed.report.contents import contents
 from kinfed.report.explained import settings
@@ -108,6 +110,8 @@ def test_the_verdict_comes_first_and_cautions_are_said(pair, tmp_path, run_of):
     assert "Cannot tell from 40 test examples of 4 clients" in sentence
     assert "+12.5 points on average over learning alone" in sentence
     assert "<b>No Local</b>" not in text
+    for name in ("fedaghn", "local"):
+        assert str(escape(f"{METHODS.summary(name)} Differs: {METHODS.differs(name)}")) in text
     lone = run_of(tmp_path / "lone", [[0.5, 0.6, 0.7, 0.9]], leaking=True, caution="tested on what it trained on")
     text = page([lone])
     assert "<h1>Local is not among these runs</h1>" in text

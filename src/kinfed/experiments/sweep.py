@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from ..errors import UsageError
 from ..methods import METHODS
 from . import own_parts
 from .config import Experiment
-from .parts import take
+from .parts import plain, take
 from .run_folder import RunFolder
 from .study import Finding, Row, Score, Study, score
 
@@ -202,10 +203,24 @@ def parse(texts: Sequence[str]) -> dict[str, list[str]]:
     return grid
 
 
-def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
+def paper_grid(methods: Sequence[str]) -> dict[str, list[str]]:
+    """The settings that each method's paper tries and their values, in the form of `parse`; UsageError without any."""
+    grids = {name: take(METHODS, name, "--method").grid for name in methods}
+    if without := [name for name, grid in grids.items() if not grid]:
+        having = ", ".join(name for name in METHODS if METHODS[name].grid)
+        raise UsageError(f"--grid paper: no grid is printed for {', '.join(without)}; there is one for {having}")
+    return {
+        f"methods.{own_parts.called(name)}.{key}": [json.dumps(plain(value)) for value in values]
+        for name, grid in grids.items()
+        for key, values in grid.items()
+    }
+
+
+def sweep(study: Study, methods: Sequence[str], texts: Sequence[str], by_paper: bool = False) -> Sweep:
     """The requested sweep: `methods`, or the study's own if there are none, and key=a,b,c texts.
 
-    If these name no seeds the config's are used. Raises UsageError.
+    With `by_paper`, also what each method's paper tries, for settings that the texts do not name. If these name no
+    seeds the config's are used. Raises UsageError.
     """
     grid = parse(texts)
     for key in ("method", "method.name"):
@@ -216,6 +231,10 @@ def sweep(study: Study, methods: Sequence[str], texts: Sequence[str]) -> Sweep:
     if len(set(map(own_parts.called, methods))) < len(methods):
         raise UsageError("--method names a method twice, or two classes of one name")
     methods = methods or [study.method]
+    if by_paper:
+        for key, values in paper_grid(methods).items():
+            if f"method.{key.split('.', 2)[2]}" not in grid:  # which the texts name for every method
+                grid.setdefault(key, values)
     for key in grid:
         if key.startswith("methods.") and _owner(key) not in map(own_parts.called, methods):
             raise UsageError(f"{key} is a setting of {_owner(key)}, which is not swept; name it with --method")

@@ -21,6 +21,7 @@ from ..errors import UsageError, log_failure, several
 from ..experiments.run_folder import RunFolder
 from ..experiments.tested import verdict
 from ..files import replacing
+from ..methods import METHODS
 from . import explained
 from .compare import read_tested
 from .contents import Contents, attempt, contents, word
@@ -145,11 +146,19 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
             _method(row, label, one, scale, i == gathered.main)
             for i, (row, label, one) in enumerate(zip(rows, gathered.labels, summaries, strict=True))
         ],
+        "papers": _papers(summaries),
         "settings": explained.settings(config),
         "commands": list(_commands(gathered)),
         "has_local": gathered.at("local") is not None,
         "folder": main.folder,
     }
+
+
+def _papers(summaries: Sequence[Summary]) -> list[str]:
+    """What each method is, and what it does otherwise than its paper, as its file says it."""
+    names = [name for name in dict.fromkeys(one.method for one in summaries) if name in METHODS]
+    differs = {name: METHODS.differs(name) for name in names}
+    return [METHODS.summary(name) + f" Differs: {differs[name]}" * bool(differs[name]) for name in names]
 
 
 def _commands(gathered: Gathered) -> Iterator[tuple[str, str]]:
