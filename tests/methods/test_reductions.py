@@ -129,7 +129,7 @@ CASES = {
     "ditto, no pull": Case(Ditto(pull=0.0), "own", *OWN),
     "ditto's shared model": Case(Ditto(pull=1.0), "shared", *SHARED),
     "pfedme, one step and all the way": Case(
-        PFedMe(steps=1, share=1.0, pull=3.0, lr=0.2), "shared", *SHARED, norm=False, **ROUNDING
+        PFedMe(steps=1, share=1.0, pull=3.0, lr=0.2), "shared", *SHARED, training=PLAIN, norm=False, **ROUNDING
     ),
     "pfedbayes, alone and without samples": Case(
         PFedBayes(zeta=0.0, jitter=0.0, steps=1, lr=0.02), "own", *OWN, training=Training(2, 4, Adam(0.02)), norm=False
@@ -149,8 +149,14 @@ CASES = {
         FedAH(rate=0.0, head_epochs=2, base_epochs=0), "mixed", FedAvg(frozen=BASE), "shared", **ROUNDING
     ),
     "fedala, W 1": Case(FedALA(rate=0.0), "mixed", EachScored(), "mixed", exact=LOOP),
-    "fedala, W 0": Case(FedALA(rate=0.0), "own", *OWN, norm=False, prepare=own_models_only, **ROUNDING),
-    "fedpac, own heads": Case(OwnHeads(pull=0.0), "combined", FedRep(), "mixed", **EVERYONE),
+    "fedala, W 0": Case(FedALA(layers=("*",), rate=0.0), "own", *OWN, norm=False, prepare=own_models_only, **ROUNDING),
+    "fedpac, own heads": Case(
+        OwnHeads(pull=0.0, head_epochs=5, head_lr=None, base_epochs=1),
+        "combined",
+        FedRep(head_epochs=5),
+        "mixed",
+        **EVERYONE,
+    ),
     "fedamp, no attention": Case(FedAMP(Gaussian(alpha=0.0)), "own", *OWN),
     "fedamp by cosines, no share": Case(FedAMP(Cosine(share=0.0)), "own", *OWN),
     "heurfedamp, nothing from others": Case(HeurFedAMP(Heuristic(home=1.0)), "own", *OWN, **ROUNDING),

@@ -84,14 +84,14 @@ VARIANTS = {
     "lg-fedavg": [{"uniform": False}, {"noise": 0.1}, {"bn": "local"}],
     "fedrep": [{"head_epochs": 1}, {"base_epochs": 2}],
     "fedrod": [{"bn": "local"}],
-    "fedah": [{"rate": 0.3, "mix_epochs": 2}, {"head_epochs": 1, "base_epochs": 0}, {"bn": "local"}],
+    "fedah": [{"rate": 0.3, "mix_epochs": 2}, {"head_epochs": 2, "base_epochs": 0}, {"bn": "local"}],
     "fedpac": [
         {"pull": 0.3, "head_epochs": 2, "base_epochs": 0},
         {"head_lr": 0.05, "least": 0.2},
         {"head_epochs": 0, "bn": "local"},
     ],
     "fedcp": [{"pull": 0.5}, {"bn": "local"}],
-    "fedala": [{"rate": 5.0, "share": 0.5, "mix_epochs": 2}, {"layers": ("head.*",)}, {"bn": "local"}],
+    "fedala": [{"rate": 5.0, "share": 0.5, "mix_epochs": 2}, {"layers": ("*",)}, {"bn": "local"}],
     "per-fedavg": [
         {"alpha": 0.1},
         {"beta": 0.2, "delta": 0.01},

@@ -74,7 +74,7 @@ class FedFomo(Method):
         luck = luck - 1.0 * ~server.seen  # those who have taken part first
         luck = luck.masked_fill(cohort[:, None] == roster.everyone, -torch.inf)
         best = server.liking[cohort].double() + 1e-9 * luck  # luck decides a draw
-        places = []
+        places = [cohort.new_zeros(len(cohort), 0)]
         for place in range(count):
             by_chance = (fold(start, -1 - place) >> 12).to(torch.float64) / 2**52 + 0.5 < self.explore  # [K]
             other = torch.where(by_chance[:, None], luck, best).argmax(1, keepdim=True)
