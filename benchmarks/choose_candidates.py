@@ -1,9 +1,9 @@
 """Which methods should choose try? python benchmarks/choose_candidates.py --keep DIR
 
-On the sixteen federations of tune_strangers.py every candidate, at every rate, is trained to the end; then the race of
-`kinfed choose` is run among some of the methods, from the scores that it would have seen. Points of test accuracy over
-the better of Local and FedAvg at the configured rate, and the CPU seconds of what was trained beside FedAvg's. The runs
-are kept in DIR: the same command again does the rest. Writes a part of docs/choose.md.
+On the sixteen federations of tune_federations.py every candidate, at every rate, is trained to the end; then the race
+of `kinfed choose` is run among some of the methods, from the scores that it would have seen. Points of test accuracy
+over the better of Local and FedAvg at the configured rate, and the CPU seconds of what was trained beside FedAvg's. The
+runs are kept in DIR: the same command again does the rest. Writes a part of docs/choose.md.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import page
 import torch
-from tune_strangers import cases
+from tune_federations import cases
 
 import kinfed
 from kinfed.experiments import race

@@ -3,7 +3,7 @@
 The three experiments with hidden groups (`benchmarks/tuned`): every graph method with the settings that were
 tuned there, at its defaults, and the method that `choose` finds among defaults. Traffic: the subsets of METR-LA and
 PEMS-BAY in SFL's table 1, with every `--stride`-th window; methods at their defaults, and `choose`. Writes its parts
-of docs/results/strangers.md. The data sets are in `--data-dir`, or $KINFED_DATA.
+of docs/results/federations.md. The data sets are in `--data-dir`, or $KINFED_DATA.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from kinfed.experiments.choice_folder import Request, choose_in
 from kinfed.experiments.launch import launch
 from kinfed.experiments.run_folder import RunFolder
 
-PAGE = Path(__file__).parents[1] / "docs" / "results" / "strangers.md"
+PAGE = Path(__file__).parents[1] / "docs" / "results" / "federations.md"
 EXPERIMENTS = Path(__file__).with_name("tuned")
 GROUPS = ("rotated-digits", "rotated-mnist", "cifar10-groups")
 TRAFFIC = ("papers/sfl/table1/metr_la_subset", "papers/sfl/table1/pems_bay_subset")

@@ -1,6 +1,6 @@
 """By which rule to choose a method: python benchmarks/choose_rules.py [--seeds 1]
 
-On the sixteen federations of tune_strangers.py every candidate of `kinfed choose` is trained to the end on two folds;
+On the sixteen federations of tune_federations.py every candidate of `kinfed choose` is trained to the end on two folds;
 then rules choose from the validation scores that they would have seen. Points of test accuracy over the better of Local
 and FedAvg at the configured rate, and what the candidates trained cost in runs of FedAvg. Writes a part of
 docs/choose.md.
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import page
 import torch
-from tune_strangers import cases
+from tune_federations import cases
 
 import kinfed
 from kinfed.experiments import race

@@ -1,29 +1,31 @@
 """docs/results/leaderboard.md, from the tables that other programs have committed: python benchmarks/leaderboard.py"""
 
 import csv
+import json
 import re
 from pathlib import Path
 from statistics import mean
 
+import federations
 from page import put
-
-from kinfed.methods import FAMILIES
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGE = RESULTS / "leaderboard.md"
-STRANGERS = (  # short names of the nine, in the order of their numbers
-    "opposite customers",
-    "customers alike",
-    "digits, alike",
-    "digits, rotated",
-    "digits, renamed",
-    "digits, noisy labels",
-    "digits, rotated, uneven",
-    "digits, half the classes",
-    "316 persons",
-)
+FEDERATIONS = {  # short names
+    "shops with opposite customers": "opposite customers",
+    "small shops, customers alike": "customers alike",
+    "digits, everyone alike": "digits, alike",
+    "digits, four rotations": "digits, rotated",
+    "digits, everyone names them differently": "digits, renamed",
+    "digits, a third has random labels": "digits, noisy labels",
+    "digits, four rotations, 25 to 150 each": "digits, rotated, uneven",
+    "digits, groups see half of them": "digits, half the classes",
+    "316 persons, 24 answers each": "316 persons",
+    "clothes, everyone alike": "clothes, alike",
+    "clothes, three groups name them differently": "clothes, renamed",
+    "clothes, half in negative, 20 to 240 each": "clothes, negatives",
+}
 SETS = {"rotated-digits": "rotated digits", "rotated-mnist": "rotated MNIST"}
-GROUPS = "cifar10-groups"
 SCORES = {"accuracy_pct": "accuracy, %", "mean_accuracy_pct": "accuracy, %", "MAE": "MAE", "mse_1e-3": "1,000 MSE"}
 LEAKS = {"oracle"}  # what no method could know
 
@@ -51,18 +53,23 @@ def number(cell):
     return float(found[0]) if found else None
 
 
-def strangers():
-    """Gains over the better of Local and FedAvg in points: {data: {method: gain}}, under the library's own training."""
-    own = part("strangers.md", "now").split("\n### ")[2]
-    found = {name: {} for name in STRANGERS}
-    for method, _, _, *cells in rows_of(own):
-        for name, cell in zip(STRANGERS, cells, strict=False):
-            if method not in LEAKS and "," not in method and number(cell) is not None and cell != "---:":
-                found[name][method] = number(cell)
-    for name, gains in found.items():
-        gains.pop("method", None)
-        assert {"local", "fedavg"} <= set(gains), name
-    return found
+def gains_of(rows):
+    """Points over the better of Local and FedAvg, mean over seeds, under the library's own training, by data and row.
+
+    rows: by name the settings of each, as `federations.blocks` has them.
+    """
+    kept = json.loads(federations.KEPT.read_text())["own"]
+    data = {}
+    for case, title in FEDERATIONS.items():
+        found = kept[case]
+        alone, shared = (federations.row(found, [settings]) for settings in federations.BASES[:2])
+        data[title] = {}
+        for name, settings in rows.items():
+            runs = federations.row(found, settings)
+            if runs and all("mean" in run for run in runs):
+                better = max(federations.average(base[: len(runs)], case) for base in (alone, shared))
+                data[title][name] = federations.average(runs, case) - better
+    return data
 
 
 def compared(name):
@@ -78,42 +85,35 @@ def compared(name):
     return gains, tuned, few
 
 
-def groups():
-    """Gains on CIFAR-10 in groups at the methods' defaults."""
-    scores = {cells[0]: number(cells[1]) for cells in rows_of(part("strangers.md", GROUPS)) if number(cells[1])}
-    better = max(scores["local"], scores["fedavg"])
-    return {name.strip("*"): round(score - better, 1) for name, score in scores.items()}
-
-
 def board():
-    """The table of all methods over the data sets."""
-    data = strangers()
-    nine = {method: [gains[method] for gains in data.values() if method in gains] for method in data[STRANGERS[0]]}
-    notes = {}
-    for name, title in SETS.items():
-        gains, tuned, few = compared(name)
-        data[title] = gains
-        notes |= {(title, method): f" ({n})" for method, n in few.items()}
-        notes |= {(title, method): notes.get((title, method), "") + "*" for method in tuned}
-    data["CIFAR-10 in groups"] = groups()
-    methods = ["choose", *(name for family in FAMILIES.values() for name in family)]
-    place = places({name: gains for name, gains in data.items() if name in STRANGERS}, methods)
-    yield "Computed by `python benchmarks/leaderboard.py` from the committed tables of the pages named above.\n"
-    yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
-    yield "| --- |" + " ---: |" * (3 + len(data))
-    for method in sorted(methods, key=lambda one: -mean(nine[one])):
-        cells = [
-            "" if method not in gains else f"{gains[method]:+.1f}{notes.get((name, method), '')}"
-            for name, gains in data.items()
-        ]
-        ours = nine[method]
-        yield f"| `{method}` | **{mean(ours):+.1f}** | {min(ours):+.1f} | {place[method]:.1f} | {' | '.join(cells)} |"
+    """A table of the methods over the data sets for each block: kinfed's own, as printed, and tuned."""
+    yield "Computed by `python benchmarks/leaderboard.py` from `federations.json` and the tables of the pages named above.\n"
+    sets = {title: compared(name) for name, title in SETS.items()}
+    for title, rows in federations.blocks():
+        data = gains_of(rows)
+        nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
+        others = {} if title.startswith("The same") else {name: found for name, (found, *_) in sets.items()}
+        ran = [name for name in rows if any(name in gains for gains in data.values())]
+        yield f"### {title}\n"
+        yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join([*data, *others]) + " |"
+        yield "| --- |" + " ---: |" * (3 + len(data) + len(others))
+        of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
+        place = places(nine, [name for name in ran if len(of[name]) == len(nine)])
+        for name in sorted(ran, key=lambda one: -mean(of[one] or [-100])):
+            cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
+            for gains, tuned, few in sets.values() if others else ():
+                marks = "*" * (name in tuned) + f" ({few[name]})" * (name in few)
+                cells.append(f"{gains[name]:+.1f}{marks}" if name in gains else "")
+            rank = f"{place[name]:.1f}" if name in place else ""
+            whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", rank] if of[name] else ["", "", ""]
+            yield f"| `{name}` | {' | '.join([*whole, *cells])} |"
+        yield ""
 
 
 def places(data, methods):
-    """The mean rank of each method over data sets, 1 being best; equals share theirs."""
+    """The mean rank of each method over data sets: 1 is the best, and equals share theirs."""
     ranks = {method: [] for method in methods}
-    for gains in data.values():
+    for gains in data:
         for method in methods:
             ahead = sum(gains[other] > gains[method] for other in methods)
             equal = sum(gains[other] == gains[method] for other in methods)

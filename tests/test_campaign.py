@@ -441,8 +441,8 @@ def test_models_that_a_killed_campaign_has_left_are_deleted(camp, finished):
 
 def test_what_programs_have_measured_outlives_a_full_disk(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    page, strangers, compared, deciding = map(
-        importlib.import_module, ("page", "strangers", "comparison_set", "deciding")
+    page, federations, compared, deciding = map(
+        importlib.import_module, ("page", "federations", "comparison_set", "deciding")
     )
     answers, text, scores = tmp_path / "answers.json", tmp_path / "page.md", tmp_path / "deciding"
     answers.write_text("{}")
@@ -458,12 +458,12 @@ def test_what_programs_have_measured_outlives_a_full_disk(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "write_text", full)
     monkeypatch.setattr(deciding, "RESULTS", tmp_path)
-    for program in (strangers, compared):
+    for program in (federations, compared):
         monkeypatch.setattr(program, "measure", lambda *_: {"mean": 1.0})
-    monkeypatch.setattr(strangers, "cases", lambda *_: [("a case",)])
+    monkeypatch.setattr(federations, "cases", lambda *_: [("a case",)])
     monkeypatch.setattr(compared, "train", lambda *_: None)
     for program, words in (
-        (strangers, ["--json", answers, "--methods", "local"]),
+        (federations, ["--json", answers, "--methods", "local"]),
         (compared, ["rotated-digits", "--answers", answers, "--methods", "local"]),
     ):
         monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, words)])

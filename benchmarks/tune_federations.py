@@ -1,6 +1,6 @@
-"""Sixteen more federations of the kinds in strangers.py, on which defaults are chosen.
+"""Sixteen more federations of the kinds in federations.py, on which defaults are chosen.
 
-python benchmarks/tune_strangers.py
+python benchmarks/tune_federations.py
 
 Prints what Local and FedAvg reach under several kinds of training, mean over federations of the test accuracy in
 percent, and the mean of the better of the two, by which the library's default training was chosen. With `--methods` it
@@ -11,8 +11,8 @@ import argparse
 import warnings
 
 import numpy as np
+from federations import X, Y, deal, joined, measure, planes
 from sklearn.datasets import load_breast_cancer, load_wine
-from strangers import X, Y, deal, joined, measure, planes
 
 import kinfed
 from kinfed import SGD, Adam, Training
@@ -104,8 +104,8 @@ def networks(rng, groups, clients, count, inputs=8, classes=4, hidden=16):
 
 def means(name, training, seeds):
     """[cases] the mean over seeds of a method's accuracy; nan where a run ended without one."""
-    found = [[measure(name, case, training, seed).get("mean", np.nan) for case in cases(seed)] for seed in range(seeds)]
-    return np.mean(found, 0)
+    runs = [[measure({"name": name}, case, training, seed, None) for case in cases(seed)] for seed in range(seeds)]
+    return np.mean([[run.get("mean", np.nan) for run in of_seed] for of_seed in runs], 0)
 
 
 def main():
