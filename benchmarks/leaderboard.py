@@ -87,7 +87,7 @@ def compared(name):
 
 def board():
     """A table of the methods over the data sets for each block: kinfed's own, as printed, and tuned."""
-    yield "Computed by `python benchmarks/leaderboard.py` from `federations.json` and the tables of the pages named above.\n"
+    yield "Computed by `python benchmarks/leaderboard.py` from the tables of the pages named above.\n"
     sets = {title: compared(name) for name, title in SETS.items()}
     for title, rows in federations.blocks():
         data = gains_of(rows)
