@@ -458,12 +458,13 @@ def test_what_programs_have_measured_outlives_a_full_disk(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "write_text", full)
     monkeypatch.setattr(deciding, "RESULTS", tmp_path)
+    monkeypatch.setattr(federations, "KEPT", answers)
     for program in (federations, compared):
         monkeypatch.setattr(program, "measure", lambda *_: {"mean": 1.0})
-    monkeypatch.setattr(federations, "cases", lambda *_: [("a case",)])
+    monkeypatch.setattr(federations, "cases", lambda *_: [("a case", *[None] * 5)])
     monkeypatch.setattr(compared, "train", lambda *_: None)
     for program, words in (
-        (federations, ["--json", answers, "--methods", "local"]),
+        (federations, ["measure", "--methods", "local"]),
         (compared, ["rotated-digits", "--answers", answers, "--methods", "local"]),
     ):
         monkeypatch.setattr(sys, "argv", [program.__name__, *map(str, words)])
