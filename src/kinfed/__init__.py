@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from .methods.hedge import Hedge as Hedge
     from .methods.heurfedamp import HeurFedAMP as HeurFedAMP
     from .methods.ifca import IFCA as IFCA
+    from .methods.kin import Kin as Kin
     from .methods.knn_per import KNNPer as KNNPer
     from .methods.lg_fedavg import LGFedAvg as LGFedAvg
     from .methods.local import Local as Local
@@ -189,6 +190,7 @@ _PLACES = {  # each public name, by its module
     "methods.ifca": ("IFCA",),
     "methods.hedge": ("Hedge",),
     "methods.heurfedamp": ("HeurFedAMP",),
+    "methods.kin": ("Kin",),
     "methods.knn_per": ("KNNPer",),
     "methods.lg_fedavg": ("LGFedAvg",),
     "methods.local": ("Local",),

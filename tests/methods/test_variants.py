@@ -67,6 +67,18 @@ BASE = {
     "fedaghn": {"sharpness": 3.0, "lr": 0.5, "feedback": "held-out"},
 }
 VARIANTS = {
+    "kin": [
+        {"tau": 0.2, "memory": 0.0, "neighbours": 0},
+        {"by_layer": False, "own": 0.3, "share": 0.8},
+        {"neighbours": 2, "memory": 0.9},
+        {"neighbours": 2, "own": 0.5, "by_layer": False},
+    ],
+    "hedge": [
+        {"home": 0.5, "sharpness": 2.0},
+        {"lr": 0.5, "feedback": "train"},
+        {"feedback": "held-out"},
+        {"feedback": "test", "bn": "local"},
+    ],
     "local": [{}],
     "fedavg": [{"uniform": True}, {"noise": 0.1}, {"bn": "local"}],
     "fedavg-ft": [{"epochs": 1}, {"length": 2}, {"scope": "head"}, {"bn": "local"}],

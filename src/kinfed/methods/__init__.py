@@ -16,6 +16,7 @@ class Listed(NamedTuple):
 
 FAMILIES: dict[str, dict[str, Listed]] = {
     "kinfed's own": {
+        "kin": Listed("kin:Kin"),
         "hedge": Listed("hedge:Hedge"),
     },
     "Alone, or one model for all": {

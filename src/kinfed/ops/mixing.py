@@ -5,11 +5,12 @@ comes in large pages.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..core.layout import Layout
 from ..core.tables import blank
-from .similarity import fast_product, panels
+from .similarity import columns_of, fast_product
 from .sparsify import project_simplex
 
 SPARSE = 20  # a sparse product is faster if at most one weight in this many is not zero
@@ -35,11 +36,11 @@ def mix(weights: Tensor, theta: Tensor, layout: Layout, near: Tensor | None = No
     weights = weights.to(theta.dtype)
     pieces = [(slice(None), weights)] if weights.ndim == 2 else zip((x.at for x in layout.layers), weights, strict=True)
     if near is not None:
-        mixed = blank(len(near), theta)
+        mixed, (listed, place) = blank(len(near), theta), near.unique(return_inverse=True)
         for at, part in pieces:
             into = mixed[:, at]
-            for rows, columns, listed in panels(theta[:, at], near):
-                into[rows, columns] = (part[rows, None] @ listed)[:, 0]
+            for columns, rows in columns_of(theta[:, at], listed):
+                into[:, columns] = F.embedding_bag(place, rows, mode="sum", per_sample_weights=part)
         return mixed
     if weights.requires_grad or theta.requires_grad:
         return torch.cat([part @ theta[:, at] for at, part in pieces], 1)

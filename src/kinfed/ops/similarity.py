@@ -1,5 +1,6 @@
 """How alike models are: inner products, distances and cosines of the rows of a table [N, d]."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -33,13 +34,34 @@ def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Te
 
     The second result, [L, K, M], is of each such row with itself. Both are over trainable entries.
     """
-    result = a.new_zeros(2, len(layout.layers), *near.shape)
-    for layer, inner, square in zip(layout.layers, *result, strict=True):
-        own = a[:, layer.trainable]
-        for rows, columns, listed in panels(b[:, layer.trainable], near):
-            inner[rows] += (listed @ own[rows, columns, None])[..., 0]
-            square[rows] += listed.square_().sum(-1)
-    return result[0], result[1]
+    listed, place = near.unique(return_inverse=True)
+    sorted_place, order = place.sort(1)
+    begins = torch.arange(near.shape[0] + 1, device=near.device) * near.shape[1]
+    inner, square = a.new_zeros(2, len(layout.layers), *near.shape)
+    for layer, products, squares in zip(layout.layers, inner, square, strict=True):
+        own, found, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
+        for columns, rows in columns_of(b[:, layer.trainable], listed):
+            found = _sampled(begins, sorted_place, found, own[:, columns].contiguous(), rows)
+            lengths += torch.linalg.vecdot(rows, rows)
+        products.scatter_(1, order, found.view(near.shape))
+        squares.copy_(lengths[place])
+    return inner, square
+
+
+def _sampled(begins: Tensor, place: Tensor, before: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """[K * M] `before` and the inner products of a: [K, w] with the rows of b: [m, w] at place: [K, M], sorted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch calls its sparse tensors a beta
+        at = torch.sparse_csr_tensor(begins, place.flatten(), before, (len(a), len(b)), check_invariants=False)
+        return torch.sparse.sampled_addmm(at, a, b.T).values()
+
+
+def columns_of(table: Tensor, listed: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Rows listed: [m] of table: [N, w], as many columns at a time as fit in the cache: their slice, and [m, v]."""
+    width = max(PANEL // 2 // max(1, len(listed)), 64)
+    for left in range(0, table.shape[1], width):
+        columns = slice(left, left + width)
+        yield columns, table[:, columns].index_select(0, listed)
 
 
 def distances_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> Tensor:

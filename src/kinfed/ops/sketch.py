@@ -12,6 +12,7 @@ from .similarity import distances_listed
 SIZE = 512  # numbers in a sketch: estimated cosines are off by 1 / sqrt(512) = 0.04
 SPARE = 2  # candidates ranked for each that is kept
 BLOCK = 1 << 24  # estimates in memory at once
+FOLD = 4093  # numbers in a folded sketch: a prime, so that a weight matrix's columns do not meet in one place
 
 
 def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
@@ -29,6 +30,20 @@ def count_sketch(theta: Tensor, key: Tensor, size: int) -> Tensor:
 def sketch_models(theta: Tensor, key: Tensor, learned: Tensor, size: int = SIZE) -> Tensor:
     """[K, size] sketches of models or updates theta: [K, d], of the entries learned: [d] only."""
     return count_sketch(theta if learned.all() else theta * learned, key, size)
+
+
+def fold_models(theta: Tensor, key: Tensor, layout: Layout, size: int = FOLD) -> Tensor:
+    """[K, size] sketches of theta: [K, d]: each entry, with a random sign, is added to its place modulo size.
+
+    That is one pass in order of memory. Inner products are estimated without bias, as by `count_sketch`, and exactly if
+    theta has no more numbers than a sketch. Buffers are left out.
+    """
+    entry = torch.arange(theta.shape[1], device=theta.device)
+    sign = (1 - 2 * (fold(key, entry) & 1)).to(theta) * layout.trainable_on(theta.device)
+    sketch = theta.new_zeros(len(theta), min(size, theta.shape[1]))
+    for part, signs in zip(theta.split(size, 1), sign.split(size), strict=True):
+        sketch[:, : part.shape[1]].addcmul_(part, signs)
+    return sketch
 
 
 def candidates(queries: Tensor, keys: Tensor, cohort: Tensor, count: int, known: Tensor | None = None) -> Tensor:

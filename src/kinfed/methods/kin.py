@@ -1,0 +1,149 @@
+"""Kin: kinfed's own: each layer is mixed with those of clients whose models moved the same way from the first one.
+
+FedAMP's idea without distances to tune, by the cosines that clustered federated learning compares: docs/methods/own.md.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from ..core.method import Compared, Params
+from ..core.seeding import key
+from ..core.settings import CountOrZero, Positive, Share
+from ..core.tables import active, put, take
+from ..core.trees import PerClient
+from ..ops.mixing import weighted_mean
+from ..ops.neighbours import Weights
+from ..ops.similarity import cosine, inner_by_layer, inner_listed
+from ..ops.sketch import candidates, fold_models
+from .bases import GraphMethod
+
+
+class Server(NamedTuple):
+    """The server's state."""
+
+    theta: PerClient  # [N, d] each client's latest model
+    moved: PerClient  # [N, d] m: how far its models were from the first one, the last and `memory` of those before
+    seen: PerClient  # [N] bool, has taken part
+
+
+@dataclass(frozen=True)
+class Kin(GraphMethod):
+    r"""$u_i = \sum_j w_{ij} \theta_j$ with $w_{ij} \propto n_j e^{\cos(m_i, m_j) / \tau}$, layer by layer.
+
+    $n_j$ counts training examples. $m_i \leftarrow \beta m_i + \theta_i - \theta_0$ is how far client $i$'s models
+    moved from the first one, $\theta_0$, with less of earlier rounds. Only models of clients that have taken part are
+    mixed; one that has not, or that has not moved, is sent their mean by examples. Training starts from the mixture.
+    """
+
+    tau: Positive = 0.5  # the temperature: the smaller, the more weight has who moved the same way
+    own: Share | None = None  # a client's weight for its own model; by default by the same rule as the others'
+    share: Share = 1.0  # of the way from a client's own model to its mixture, where local training starts
+    memory: Share = 0.5  # how much a movement counts a round later; 0: only the last one is compared
+    by_layer: bool = True  # whether each layer has weights of its own
+    neighbours: CountOrZero = 30  # how many others are mixed for a client, those that moved most alike; 0: all
+
+    def start(self, roster):
+        theta = roster.copies()
+        nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
+        return Server(theta, torch.zeros_like(theta), nobody)
+
+    def send(self, roster, server, cohort):
+        return roster.memo.once(
+            "kin mixed", self._known(roster, server, cohort), lambda: self._mix(roster, server, cohort)
+        )
+
+    def graph(self, roster, server, cohort):
+        weights, still = self._attend(roster, server, cohort)
+        graph = weights.dense(len(roster))
+        if still.any():
+            sizes = self._sizes(roster, server)
+            graph = graph.masked_fill(still[:, None], 0) + still[:, None] * (sizes / sizes.sum())
+        return graph
+
+    def aggregate(self, roster, server, cohort, uploads):
+        moved = torch.sub(uploads.theta, roster.theta)
+        if self.memory:
+            moved.add_(take(server.moved, cohort), alpha=self.memory)
+        return Server(
+            theta=put(server.theta, cohort, uploads.theta),
+            moved=put(server.moved, cohort, moved),
+            seen=server.seen.index_fill(0, cohort, True),
+        )
+
+    def train(self, client, state, received):
+        theta = client.descend(torch.lerp(state.theta, received.theta, self.share))
+        return Params(theta), Params(theta)
+
+    def compared(self, roster, server):
+        alike, _ = self._cosines(roster, server.moved, roster.everyone, None)
+        return Compared("cosine of how far models moved, smoothed", alike.mean(0))
+
+    def diagnostics(self, roster, server, cohort, sent, uploads):
+        rows = self.graph(roster, server, roster.everyone).view(-1, len(roster), len(roster))
+        kept, entropy = rows.diagonal(dim1=1, dim2=2).mean(0), torch.special.entr(rows).sum(2)
+        return super().diagnostics(roster, server, cohort, sent, uploads) | {
+            "own weight": kept,
+            "clients mixed": entropy.exp().mean(0),  # as many as have this entropy at equal weights
+        }
+
+    def _known(self, roster, server, cohort):
+        """All that weights and mixtures are made of."""
+        return self, server.theta, server.moved, server.seen, roster.sizes, roster.seed, cohort
+
+    def _mix(self, roster, server, cohort):
+        weights, still = self._attend(roster, server, cohort)
+        mixed = weights.mix(server.theta, roster.layout)
+        if still.any():
+            mixed[still] = weighted_mean(server.theta, self._sizes(roster, server))
+        return Params(mixed)
+
+    def _sizes(self, roster, server):
+        """[N] training examples of those who have taken part; of all, as long as nobody has."""
+        return (roster.sizes * active(server.seen)).to(server.theta.dtype)
+
+    def _attend(self, roster, server, cohort):
+        """The weights of the cohort's mixtures, and who is sent the mean instead: [K] bool."""
+        made_of = self._known(roster, server, cohort)
+        return roster.memo.once("kin weights", made_of, lambda: self._weigh(roster, server, cohort))
+
+    def _weigh(self, roster, server, cohort):
+        near = self._nearest(roster, server, cohort)
+        columns = roster.everyone if near is None else near  # [N], or [K, M]
+        alike, still = self._cosines(roster, server.moved, cohort, near)  # [L, K, M], [K]
+        logits = alike / self.tau + self._sizes(roster, server).log()[columns]  # minus infinity: no weight
+        if self.own is None:
+            rows = logits.softmax(-1)
+        else:
+            itself = cohort[:, None] == columns
+            others = logits.masked_fill(itself, -torch.inf).softmax(-1).nan_to_num()  # none, if there is no other
+            rows = (1 - self.own) * others
+            rows = torch.where(itself, 1 - rows.sum(-1, keepdim=True), rows)
+        still = still | ~server.seen[cohort]
+        rows = rows.nan_to_num().to(server.theta.dtype)  # of those that are sent the mean
+        return Weights(rows if self.by_layer else rows[0], near), still
+
+    def _nearest(self, roster, server, cohort):
+        """[K, M] int64 clients that are mixed, itself and then its nearest by sketches of movements; None for all."""
+        if not 0 < self.neighbours < len(roster) - 1:
+            return None
+        draw = key(roster.seed, "kin.sketch", device=server.moved.device)
+        sketch = F.normalize(fold_models(server.moved, draw, roster.layout), eps=torch.finfo(server.moved.dtype).tiny)
+        others = candidates(sketch[cohort], sketch, cohort, self.neighbours, active(server.seen))
+        return torch.cat([cohort[:, None], others], 1)
+
+    def _cosines(self, roster, moved, cohort, near):
+        """[L, K, M] cosines of movements, [1, K, M] of whole models; and who of the cohort has not moved: [K] bool."""
+        rows, layout = take(moved, cohort), roster.layout
+        square = torch.stack([moved[:, layer.trainable].norm(dim=1).square() for layer in layout.layers])  # [L, N]
+        inner = inner_by_layer(rows, moved, layout) if near is None else inner_listed(rows, moved, near, layout)[0]
+        if not self.by_layer:
+            inner, square = inner.sum(0, keepdim=True), square.sum(0, keepdim=True)
+        length = square.sqrt()
+        if near is None:
+            alike = cosine(inner, length[:, cohort], length, eps=0.0)
+        else:
+            alike = cosine(inner[..., None, :], length[:, cohort, None], length[:, near], eps=0.0)[..., 0, :]
+        return alike, (square == 0).all(0)[cohort]
