@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -167,3 +168,95 @@ def test_equal_models_teach_nothing(roster):
     after = taught(Hedge(), known, server, same, change=random(5, 50, seed=1), answer=random(5, 50, seed=2))
     for name in ("against", "home", "sharpness"):
         assert torch.equal(getattr(after, name), getattr(server, name))
+
+
+def twin(method, known, cohorts, uploads):
+    """All that a server has learned and mixed after rounds, from the equations on docs/methods/own.md, in NumPy."""
+    first, count = known.theta.numpy(), len(known)
+    theta, mixed = np.tile(first, (count, 1)), np.tile(first, (count, 1))
+    against, lessons, log_p, log_q = (
+        np.zeros((count, count)),
+        np.zeros(count),
+        np.log(method.home),
+        np.log(method.sharpness),
+    )
+    former, seen = [], set()
+
+    def shares(i, among):
+        others = [j for j in among if j != i]
+        weight = np.exp([-np.exp(log_q) * against[i, j] / np.sqrt(max(1, lessons[i])) for j in others])
+        return others, weight / weight.sum()
+
+    def agreement(x):
+        if not np.any(x):
+            return 0.0
+        r = np.mean(x) / np.sqrt(np.mean(np.square(x)))
+        return r * max(0, 1 - 1 / (len(x) * r**2)) if r else 0.0
+
+    for cohort, (models, grads) in zip(cohorts, uploads, strict=True):
+        mean = np.mean([mixed[i] for i in seen], 0) if seen else first
+        judges = [i for i in cohort if i in former]
+        z, a, b = np.zeros((len(judges), count)), [], []
+        for k, i in enumerate(judges):
+            others, s = shares(i, former)
+            harm = np.array([-(models[i] - mixed[i]) @ theta[j] for j in others])
+            z[k, others] = harm - harm.mean()
+            g = np.array([grads[i] @ theta[j] for j in others])
+            evidence = -against[i, others] / np.sqrt(max(1, lessons[i]))
+            a.append(grads[i] @ theta[i] - s @ g)
+            b.append(s @ ((evidence - s @ evidence) * g))
+        if judges:
+            z /= np.sqrt((z**2).sum() / (len(judges) * (len(former) - 1)))
+            log_p, log_q = log_p - method.lr * agreement(a), log_q - method.lr * agreement(b)
+            log_p, log_q = np.clip([log_p, log_q], -7, 7)
+            against[judges] += z
+            lessons[judges] += 1
+        for i in cohort:
+            theta[i] = models[i]
+        for i in cohort:
+            others, s = shares(i, cohort)
+            p = np.exp(log_p)
+            mixed[i] = (p * theta[i] + s @ theta[others]) / (1 + p)
+        former, seen = cohort, seen | set(cohort)
+    mean = np.mean([mixed[i] for i in sorted(seen)], 0)
+    sent = np.array([mixed[i] if i in seen else mean for i in range(count)])
+    return against, lessons, log_p, log_q, sent
+
+
+@pytest.mark.parametrize("settings", [{}, {"home": 1.0, "sharpness": 3.0, "lr": 0.4}], ids=str)
+@pytest.mark.parametrize("cohorts", [[[0, 1, 2, 3, 4]] * 4, [[0, 1, 2], [1, 2, 3], [0, 1, 2, 3], [0, 2]]], ids=str)
+def test_the_equations_once_more(roster, settings, cohorts):
+    known, method = roster(5, size=6), Hedge(**settings)
+    server, uploads = method.start(known), []
+    for t, cohort in enumerate(cohorts):
+        ids = torch.tensor(cohort)
+        models, grads = 1.0 + random(5, 6, seed=2 * t), random(5, 6, seed=2 * t + 1)
+        uploads.append((models.numpy(), grads.numpy()))
+        server = method.aggregate(replace(known, round=t), server, ids, Upload(models[ids], grads[ids]))
+    against, lessons, log_p, log_q, sent = twin(method, known, cohorts, uploads)
+    close(server.against, torch.from_numpy(against))
+    close(server.lessons, torch.from_numpy(lessons))
+    close(server.home, torch.tensor(log_p, dtype=float64), atol=1e-7)
+    close(server.sharpness, torch.tensor(log_q, dtype=float64), atol=1e-7)
+    close(method.send(known, server, known.everyone).theta, torch.from_numpy(sent), atol=1e-7)
+
+
+def test_the_order_of_clients_does_not_matter(roster):
+    known, models = roster(6, size=5), random(6, 5)
+    change, answer, order = random(6, 5, seed=1), random(6, 5, seed=2), torch.tensor([4, 2, 0, 5, 1, 3])
+    one = taught(Hedge(), known, Hedge().start(known), models, change=change, answer=answer)
+    other = known.part(order)
+    other = taught(Hedge(), other, Hedge().start(other), models[order], change=change[order], answer=answer[order])
+    close(other.theta, one.theta[order])
+    close(other.against, one.against[order][:, order])
+
+
+def test_nobody_moved_and_nobody_is_sent_a_nan(roster):
+    known, method = roster(4, size=5), Hedge()
+    server = method.start(known)
+    for t in range(3):
+        sent = method.send(known, server, known.everyone).theta
+        close(sent, known.copies(), atol=1e-12)
+        upload = Upload(sent, torch.zeros_like(sent))
+        server = method.aggregate(replace(known, round=t), server, known.everyone, upload)
+    close(method.relation(known, server, known.everyone).sum(1), torch.ones(4, dtype=float64))

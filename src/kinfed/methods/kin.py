@@ -38,7 +38,7 @@ class Kin(GraphMethod):
     mixed; one that has not, or that has not moved, is sent their mean by examples. Training starts from the mixture.
     """
 
-    tau: Positive = 0.5  # the temperature: the smaller, the more weight has who moved the same way
+    tau: Positive = 0.1  # the temperature: the smaller, the more weight has who moved the same way
     own: Share | None = None  # a client's weight for its own model; by default by the same rule as the others'
     share: Share = 1.0  # of the way from a client's own model to its mixture, where local training starts
     memory: Share = 0.5  # how much a movement counts a round later; 0: only the last one is compared

@@ -53,7 +53,8 @@ def _sampled(begins: Tensor, place: Tensor, before: Tensor, a: Tensor, b: Tensor
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch calls its sparse tensors a beta
         at = torch.sparse_csr_tensor(begins, place.flatten(), before, (len(a), len(b)), check_invariants=False)
-        return torch.sparse.sampled_addmm(at, a, b.T).values()
+        found: Tensor = torch.sparse.sampled_addmm(at, a, b.T).values()
+    return found
 
 
 def columns_of(table: Tensor, listed: Tensor) -> Iterator[tuple[slice, Tensor]]:
