@@ -41,7 +41,32 @@ TRAINING = {"plain": kinfed.Training(epochs=2, batch=8, optimiser=kinfed.SGD(lr=
 ROUNDS, SETTINGS = 20, 5
 OWN = "kinfed's own"
 OTHER_FORMS = {"panacea structure=moved": {"name": "panacea", "structure": {"name": "moved"}}}  # of papers' methods
-GRIDS: dict[str, dict[str, tuple]] = {}  # of methods whose papers print none
+GRIDS = {  # of methods whose papers print none
+    "fedavg-ft": {"length": (1, 3, 30, 100)},
+    "fedprox-ft": {"mu": (0.001, 0.1, 1.0, 10.0)},
+    "per-fedavg": {"alpha": (0.001, 0.03, 0.1, 0.3)},
+    "fedatt": {"step": (0.3, 0.6, 0.9, 1.5)},
+    "pfedme": {"pull": (1.0, 5.0, 10.0, 30.0)},
+    "fedrep": {"head_epochs": (1, 2, 5, 20)},
+    "fedah": {"rate": (0.1, 0.3, 3.0, 10.0)},
+    "fedala": {"rate": (0.1, 0.3, 3.0, 10.0)},
+    "fedpac": {"pull": (0.1, 0.3, 3.0, 10.0)},
+    "fedcp": {"pull": (0.1, 1.0, 5.0, 10.0)},
+    "fedfomo": {"explore": (0.0, 0.1, 0.5, 0.9)},
+    "dpfl": {"budget": (1, 2, 3, 8)},
+    "knn-per": {"neighbours": (3, 5, 20, 30)},
+    "cfl": {"eps1": (0.2, 0.4, 0.8), "eps2": (0.8, 1.6, 3.2)},
+    "ifca": {"clusters": (2, 3, 6, 8)},
+    "fedsem": {"clusters": (2, 3, 4, 8)},
+    "sfl": {"pull": (0.01, 0.03, 0.1, 1.0)},
+    "fedcedar": {"clusters": (2, 3, 10), "steps": (1, 2)},
+    "fedamp": {"pull": (0.01, 0.03, 0.3, 1.0)},
+    "heurfedamp": {"home": (0.1, 0.3, 0.7, 0.9)},
+    "pfedgraph": {"alpha": (0.1, 0.3, 2.0, 5.0)},
+    "pfedgat": {"lr": (0.001, 0.003, 0.03, 0.1)},
+    "pfedhn": {"optimiser.lr": (0.001, 0.003, 0.03, 0.1)},
+    "pfedla": {"optimiser.lr": (0.001, 0.003, 0.03, 0.1)},
+}
 BASES = ({"name": "local"}, {"name": "fedavg"}, {"name": "oracle"})
 PERSONS = "316 persons, 24 answers each"
 DIGITS = load_digits()
