@@ -1,4 +1,7 @@
-"""The table of lines and settings by method in docs/methods/README.md: python benchmarks/method_table.py"""
+"""What pages say of methods that their files say: python benchmarks/method_table.py
+
+Lines and settings by method in docs/methods/README.md, and on each method's page what differs from its paper.
+"""
 
 import inspect
 from dataclasses import fields
@@ -10,7 +13,7 @@ from kinfed.methods import FAMILIES, METHODS
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "methods" / "README.md"
-PART = "lines and settings"
+PART, DIFFERS = "lines and settings", "what differs"
 COMMON = {"personal", "frozen", "bn"}  # settings that every method has
 
 
@@ -38,5 +41,17 @@ def lines():
             yield f"| [`{name}`]({described(name, file)}) | {paper} | {count} | {', '.join(settings)} |"
 
 
+def differences():
+    """By page, what its methods do otherwise than their papers, a line each."""
+    found = {}
+    for name, method in METHODS.items():
+        if differs := METHODS.differs(name):
+            page = (PAGE.parent / described(name, Path(inspect.getfile(method)))).resolve()
+            found.setdefault(page, []).append(f"- `{name}`. Differs: {differs}")
+    return found
+
+
 if __name__ == "__main__":
     put(PAGE, PART, "\n".join(lines()), "Which method for my data?")
+    for page, sentences in differences().items():
+        put(page, DIFFERS, "\n".join(sentences), page.stem)
