@@ -23,7 +23,7 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "demo": Command("demo", "see it work: train nine methods on digits and compare them, in about a minute"),
+    "demo": Command("demo", "see it work: train ten methods on digits and compare them, in about a minute"),
     "run": Command("run", "train one personalised model per client"),
     "resume": Command("run", "continue an interrupted run"),
     "reproduce": Command("reproduce", "rerun a published table and show our numbers beside the paper's"),

@@ -28,7 +28,7 @@ from .race import BASES, Candidate, Entry, Standing
 from .run import Run, client_index
 from .tested import NO_VERDICT, Tested, verdict
 
-TRIED = (*BASES, "fedrep", "fedcedar", "pfedgat", "fedaghn", "cfl")
+TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
 
