@@ -54,9 +54,14 @@ RENAMED = {  # what a case was called before its settings became parts
     "pfedgat-channel=Spsa(probes=2, radius=0.1)": "pfedgat-channel=spsa-probes=2-radius=0.1",
     "pfedgat-graph=Attention(heads=2, width=3, neighbours=1, memory=0.5)": "pfedgat-neighbours=1",
     "pfedhn-optimiser=SGD(lr=0.1)": "pfedhn-lr=0.1-momentum=0.0-weight_decay=0.0",
-    "fedamp-attention=Gaussian(alpha=0.05, sigma=2.0)": "fedamp-alpha=0.05-sigma=2.0",
-    "fedamp-attention=Gaussian(pull=0.2)": "fedamp-pull=0.2",
-    "fedamp-attention=Gaussian()-neighbours=2": "fedamp-neighbours=2",
+    "fedamp-alpha=0.05-sigma=2.0-pull=0.1": "fedamp-alpha=0.05-sigma=2.0",
+    "fedamp-alpha=1.0-sigma=20.0-pull=0.2": "fedamp-pull=0.2",
+    "fedamp-alpha=1.0-sigma=20.0-pull=0.1-neighbours=2": "fedamp-neighbours=2",
+    "fedatt-step=1.0-relative=True": "fedatt",
+    "heurfedamp-sharpness=10.0-home=0.7-pull=1.0-neighbours=2": (
+        "heurfedamp-attention=Heuristic(compare=models, share=0.0, pull=1.0)-neighbours=2"
+    ),
+    "pfedgraph-alpha=0.3-pull=0.0-bn=local": "pfedgraph-pull=0.0-bn=local",
     "panacea-embedding=4-encoder=GCN(layers=1, hidden=6)-decoder=FullHeads(layers=2, hidden=6, memory=1.0)": (
         "panacea-embedding=4-hidden=6-encoder_layers=1-decoder_layers=2"
     ),

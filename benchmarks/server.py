@@ -28,7 +28,6 @@ from kinfed.core.seeding import key, tags
 from kinfed.core.tables import blank
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
 from kinfed.methods.parts.learned_graph import Projected
-from kinfed.methods.parts.model_attention import Gaussian
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
 from kinfed.ops.gemm import has_amx, objection
@@ -151,7 +150,7 @@ def steps(clock, known, theta, floor):
     half = floor(1, 1)  # all inner products of two tables
     yield "fedavg", clock.time(step(FedAvg(), known, Params(theta))), floor(1)
     yield "sfl", clock.time(step(SFL(), links, Params(theta))), floor(2, 1)
-    yield "fedamp", clock.time(step(FedAMP(Gaussian(sigma=1e9)), known, Params(theta))), half + floor(2, 1)
+    yield "fedamp", clock.time(step(FedAMP(alpha=1.0, sigma=1e9), known, Params(theta))), half + floor(2, 1)
     cedar = FedCedar()
     yield "fedcedar", clock.time(step(cedar, known, Params(theta))), floor(1, 1, torch.float64) + floor(2)
     gat = PFedGAT(Projected())

@@ -45,7 +45,7 @@ def test_the_table_is_that_of_the_runs_own_summaries_and_uniform_weights_are_see
 def test_every_run_has_its_methods_own_settings_and_the_partition_that_was_described(study, tmp_path):
     asked = study(
         "fedamp",
-        "method.attention.alpha=0.7",
+        "method.alpha=0.7",
         'federation.partition={name="pathological", classes_per_client=5}',
         "methods.cfl.begin=3",
     )
@@ -54,8 +54,7 @@ def test_every_run_has_its_methods_own_settings_and_the_partition_that_was_descr
     def table(name):
         return tomllib.loads((tmp_path / "runs" / name / "config.toml").read_text())
 
-    attention = {"name": "gaussian", "alpha": 0.7, "sigma": 20.0, "pull": 0.1}
-    assert table("pathological-fedamp")["method"]["attention"] == attention
+    assert table("pathological-fedamp")["method"]["alpha"] == 0.7
     assert table("pathological-cfl")["method"]["begin"] == 3
     assert table("pathological-cfl")["method"]["eps1"] == 0.4
     assert table("pathological-cfl")["federation"]["partition"] == {"name": "pathological", "classes_per_client": 5}
@@ -68,7 +67,7 @@ def test_every_run_has_its_methods_own_settings_and_the_partition_that_was_descr
 
 @pytest.mark.filterwarnings("ignore:fedamp")
 def test_negative_weights_have_no_entropy_and_this_is_said(study):
-    found = weights(study("fedamp", "method.attention.alpha=9"), methods=["fedamp"], partitions=["rotations"])
+    found = weights(study("fedamp", "method.alpha=5000"), methods=["fedamp"], partitions=["rotations"])
     assert found.rows[0]["self"] < 0
     assert found.rows[0]["entropy"] is None
     assert any("negative" in note for note in found.notes)

@@ -48,7 +48,7 @@ def test_table_and_pictures_are_written_shown_and_told_as_json(tmp_path, capsys,
 
 
 def test_a_warning_that_comes_every_round_is_told_once(tmp_path, capsys):
-    overrides = ("method.attention.alpha=30", "analysis.methods=['fedamp']")
+    overrides = ("method.alpha=5000", "analysis.methods=['fedamp']")
     code, _, err = analyse(capsys, "curves", "fedamp", *SMALL, *overrides, "--out", str(tmp_path))
     assert code == 0
     assert err.count("kinfed: warning: fedamp: a client resembles so many others") == 1

@@ -22,7 +22,6 @@ from kinfed.experiments.config import EMBEDDED, override, read, resolve, write
 from kinfed.experiments.parts import call, make, settings
 from kinfed.graphs import GRAPHS
 from kinfed.methods import CFL, METHODS, SFL, FedAMP
-from kinfed.methods.parts.model_attention import Cosine
 from kinfed.models import MODELS
 from kinfed.partitions import PARTITIONS
 
@@ -141,10 +140,10 @@ def test_models_of_one_seed_are_equal_and_nobody_elses_draws_are_moved():
 
 
 def test_tuned_settings_are_those_of_the_method_that_runs():
-    table = {**LEAST, "methods": {"fedamp": {"attention": {"tau": 0.5}, "neighbours": 3}, "cfl": {"begin": 2}}}
-    assert resolve({**table, "method": "fedamp"}).method == FedAMP(Cosine(tau=0.5), neighbours=3)
+    table = {**LEAST, "methods": {"fedamp": {"sigma": 0.5, "neighbours": 3}, "cfl": {"begin": 2}}}
+    assert resolve({**table, "method": "fedamp"}).method == FedAMP(sigma=0.5, neighbours=3)
     more = resolve({**table, "method": {"name": "fedamp", "neighbours": 9}})
-    assert more.method == FedAMP(Cosine(tau=0.5), neighbours=9)
+    assert more.method == FedAMP(sigma=0.5, neighbours=9)
     assert "methods" not in resolve({**table, "method": "fedamp"}).table
     with pytest.raises(UsageError, match=r"unknown key 'methods.fedapm'; did you mean 'fedamp'"):
         resolve({**table, "methods": {"fedapm": {}}})

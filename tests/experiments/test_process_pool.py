@@ -110,7 +110,7 @@ def test_a_run_whose_process_is_killed_is_told_and_the_others_go_on(tmp_path):
 
 
 def test_warnings_of_other_processes_are_heard(tmp_path):
-    crowded = config.resolve(config.read("fedamp", [*SMALL, "method.attention.alpha=30"]))
+    crowded = config.resolve(config.read("fedamp", [*SMALL, "method.alpha=5000"]))
     with pytest.warns(UserWarning, match="a client resembles so many others"):
         outcomes = list(carry_out({"a": (crowded, tmp_path / "a")}, MACHINE, 2, lambda name: None))
     assert outcomes == [("a", tmp_path / "a", None)]

@@ -17,7 +17,6 @@ from kinfed.core.tables import put
 from kinfed.core.tasks import Regression
 from kinfed.flower.staleness import StalenessState, StalenessWrapper
 from kinfed.methods import METHODS, FedAGHN, FedAMP, FedAvg
-from kinfed.methods.parts.model_attention import Gaussian
 
 
 def roster(count, round=0, seed=3, module=nn.Linear):
@@ -48,7 +47,7 @@ def wrapped(method, missed, decay=0.0):
     return around, StalenessState(inner, torch.tensor(missed))
 
 
-@pytest.mark.parametrize("method", [FedAMP(Gaussian(alpha=0.1)), FedAGHN(sharpness=3.0)])
+@pytest.mark.parametrize("method", [FedAMP(alpha=0.1, sigma=20.0, pull=0.1), FedAGHN(sharpness=3.0)])
 def test_a_stale_client_weighs_nothing_and_the_others_are_as_if_it_did_not_exist(method):
     around, server = wrapped(method, [0, 0, 2, 0])
     everyone = torch.arange(4)
@@ -66,7 +65,7 @@ def test_a_stale_client_weighs_nothing_and_the_others_are_as_if_it_did_not_exist
 
 
 def test_a_stale_client_keeps_its_rows_while_the_others_continue():
-    method = FedAMP(Gaussian(alpha=0.1))
+    method = FedAMP(alpha=0.1, sigma=20.0, pull=0.1)
     around, server = wrapped(method, [0, 0, 1, 0])
     after = around.aggregate(roster(4), server, torch.tensor([0, 3]), Params(torch.ones(2, 3)))
     assert torch.equal(after.inner.theta, put(server.inner.theta, torch.tensor([0, 3]), torch.ones(2, 3)))

@@ -27,12 +27,10 @@ from kinfed.core.graph import Graph
 from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.methods import METHODS
-from kinfed.methods.parts.answers import Answers
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.hypernetwork import Hypernetwork
 from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.model_attention import Cosine, Gaussian, called
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex
 
@@ -58,15 +56,8 @@ def told(method, federation, **settings):
     return method.compared(roster, server), method.relation(roster, server, roster.everyone), roster
 
 
-def test_of_cosines_fedamp_makes_a_softmax(federation):
-    found, relation, _ = told(FedAMP(attention=Cosine(tau=0.3)), federation)
-    assert found.what == "cosine of how far models moved"
-    torch.testing.assert_close((found.values / 0.3).softmax(1).to(relation), relation, atol=1e-4, rtol=1e-3)
-    assert found.values[0, 1] > found.values[0, 4] + 0.5  # whose labels are flipped
-
-
-def test_of_squared_distances_fedamp_makes_the_papers_weights(federation):
-    found, relation, _ = told(FedAMP(attention=Gaussian(alpha=0.1, sigma=2.0)), federation)
+def test_of_squared_distances_fedamp_makes_its_weights(federation):
+    found, relation, _ = told(FedAMP(alpha=0.1, sigma=2.0), federation)
     assert found.what == "squared distance of models"
     others = ~torch.eye(5, dtype=torch.bool)
     expected = 0.05 * torch.exp(-found.values / 2)
@@ -74,10 +65,10 @@ def test_of_squared_distances_fedamp_makes_the_papers_weights(federation):
 
 
 def test_heurfedamp_keeps_its_part_and_deals_the_rest_by_cosines(federation):
-    found, relation, _ = told(method := HeurFedAMP(), federation)
-    home = method.attention.home
-    others = (10 * found.values).fill_diagonal_(-torch.inf).softmax(1) * (1 - home)
-    torch.testing.assert_close(others.fill_diagonal_(home).to(relation), relation, atol=1e-4, rtol=1e-3)
+    found, relation, _ = told(HeurFedAMP(sharpness=10.0, home=0.3), federation)
+    assert found.what == "cosine of models"
+    others = (10 * found.values).fill_diagonal_(-torch.inf).softmax(1) * 0.7
+    torch.testing.assert_close(others.fill_diagonal_(0.3).to(relation), relation, atol=1e-4, rtol=1e-3)
 
 
 def test_pfedgraph_projects_its_cosines_onto_a_mean(federation):
@@ -197,11 +188,6 @@ def test_every_method_says_what_it_compares_or_how_weights_come_about():
         assert kind.compared is not Method.compared or kind.weighs, name
         assert not kind.weighs.endswith("."), name
         assert kind.weighs[:1].islower() == bool(kind.weighs), name
-
-
-def test_answers_are_called_so():
-    assert "answers" in called(Answers())
-    assert called("models") == "cosine of models"
 
 
 def test_a_folder_without_a_state_tells_nothing(tmp_path):

@@ -27,7 +27,6 @@ from kinfed.methods import METHODS
 from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
-from kinfed.methods.parts.model_attention import Gaussian
 from kinfed.simulation.execution import Execution
 from kinfed.simulation.simulation import Simulation
 
@@ -42,7 +41,7 @@ SETTINGS = {
     "ifca": {"clusters": 2},
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
-    "fedamp": {"attention": Gaussian(0.1, 1.0)},
+    "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},
     "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "knn-per": {"neighbours": 3},

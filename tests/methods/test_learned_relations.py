@@ -1,5 +1,6 @@
 """FedAtt, HeurFedAMP, pFedGraph and FedFomo: numbers by hand, special cases, and rounds by the equations alone."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -8,16 +9,15 @@ import torch
 
 from kinfed.core.client import Training
 from kinfed.core.engine import sample
+from kinfed.core.method import Params, SharedParams
 from kinfed.core.optimiser import SGD
 from kinfed.errors import UsageError
 from kinfed.methods import FedAtt, FedAvg, FedFomo, HeurFedAMP, PFedGraph
 from kinfed.methods.fedfomo import Sent, State, Upload
 from kinfed.methods.fedfomo import Server as Fomo
-from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.ops.sparsify import nearest_mixtures, project_simplex
 
 float64 = torch.float64
-PAPERS = Heuristic(sharpness=10.0, home=0.3, compare="models", share=0.0, pull=1.0)
 SIZES = (7, 5, 9)
 
 
@@ -71,7 +71,7 @@ def softmax(v):
 
 def test_attention_by_hand(roster):
     """w = (0, 0), models (3, 4) and (0, 1): distances 5 and 1, and 1.2 of the way."""
-    method, two = FedAtt(step=1.2, relative=False), roster(2, size=2)
+    method, two = FedAtt(), roster(2, size=2)
     two = replace(two, theta=torch.zeros(2, dtype=float64))
     uploads = (
         FedAvg()
@@ -81,9 +81,10 @@ def test_attention_by_hand(roster):
     server = method.aggregate(two, method.start(two), two.everyone, uploads)
     close(server.attention[:, 0], [0.982014, 0.017986], 1e-6)
     close(server.theta, [3.53525, 4.73525], 1e-5)
-    close(FedAtt(relative=False, norm=1).attend(uploads.theta), softmax([7.0, 1.0]))
-    close(FedAtt().attend(uploads.theta), softmax([5 / 3, 1 / 3]))
-    close(FedAtt().attend(1000 * uploads.theta), FedAtt().attend(uploads.theta))
+    close(FedAtt(norm=1).attend(uploads.theta), softmax([7.0, 1.0]))
+    relative = FedAtt(relative=True)
+    close(relative.attend(uploads.theta), softmax([5 / 3, 1 / 3]))
+    close(relative.attend(1000 * uploads.theta), relative.attend(uploads.theta))
 
 
 def test_no_step_changes_nothing_and_equal_distances_are_the_plain_mean(bowls):
@@ -92,7 +93,23 @@ def test_no_step_changes_nothing_and_equal_distances_are_the_plain_mean(bowls):
     assert float(trial.run(1).theta) == pytest.approx(0.0, abs=1e-15)
 
 
-@pytest.mark.parametrize("method", [FedAtt(), FedAtt(step=1.2, norm=1, relative=False)], ids=["ours", "paper"])
+@pytest.mark.parametrize(
+    ("scale", "said"),
+    [(100.0, "1 of 1 tensors follow one client alone, .* much more than 1"), (1e-3, "all clients weigh")],
+)
+def test_distances_of_another_scale_are_told(roster, scale, said):
+    known, method = roster(3, size=2), FedAtt()
+    uploads = SharedParams(known.theta + scale * torch.tensor([[1.0, 0.0], [0.0, 2.0], [3.0, 3.0]], dtype=float64))
+    with pytest.warns(UserWarning, match=f"^fedatt: {said}.*; set method.relative=true"):
+        method.aggregate(known, method.start(known), known.everyone, uploads)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        method.aggregate(replace(known, round=1), method.start(known), known.everyone, uploads)
+        replace(method, relative=True).aggregate(known, method.start(known), known.everyone, uploads)
+
+
+@pytest.mark.filterwarnings("ignore:fedatt")
+@pytest.mark.parametrize("method", [FedAtt(), FedAtt(step=1.0, norm=1, relative=True)], ids=["default", "relative"])
 def test_fedatt(method, naive, share, executor):
     trial = naive.make(method, executor)
     server = trial.run(3, participation=share)
@@ -114,37 +131,43 @@ def test_fedatt(method, naive, share, executor):
 # HeurFedAMP
 
 
-def test_weights_by_hand():
+def test_weights_by_hand(roster):
     theta = torch.tensor([[1.0, 0], [1, 1], [0, 1]], dtype=float64)
-    unit = theta / theta.norm(dim=1, keepdim=True)
-    apart, itself = torch.cdist(unit, unit).square(), torch.eye(3, dtype=torch.bool)
-    rows = PAPERS.weights(apart, itself, 3)
-    close(rows, [[0.3, 0.699406, 0.000594], [0.35, 0.3, 0.35], [0.000594, 0.699406, 0.3]], 1e-6)
-    plain = replace(PAPERS, sharpness=0.0).weights(apart, itself, 3)
-    close(plain, 0.35 - 0.05 * torch.eye(3, dtype=float64))
-    assert torch.isfinite(replace(PAPERS, sharpness=1e30).weights(apart, itself, 3)).all()
-    close(PAPERS.weights(apart[:1, :1], itself[:1, :1], 1), [[1.0]])
+    known, method = roster(3, size=2), HeurFedAMP(sharpness=10.0, home=0.3)
+
+    def graph(method):
+        return method.graph(known, Params(theta), known.everyone)
+
+    close(graph(method), [[0.3, 0.699406, 0.000594], [0.35, 0.3, 0.35], [0.000594, 0.699406, 0.3]], 1e-6)
+    close(graph(replace(method, sharpness=0.0)), 0.35 - 0.05 * torch.eye(3, dtype=float64))
+    assert torch.isfinite(graph(replace(method, sharpness=1e30))).all()
+    close(method.graph(known, Params(theta), torch.tensor([1]))[:, 1], [1.0])
 
 
-@pytest.mark.parametrize("attention", [Heuristic(), replace(PAPERS, home=0.1)], ids=["ours", "paper"])
-def test_heurfedamp(attention, naive, share, executor):
-    trial = naive.make(HeurFedAMP(attention=attention), executor)
+def test_models_of_nearly_one_direction_weigh_alike_and_this_is_told(roster):
+    known, method = roster(4, size=30), HeurFedAMP()
+    step = torch.randn(4, 30, generator=torch.Generator().manual_seed(0), dtype=float64)
+    with pytest.warns(
+        UserWarning, match=r"^heurfedamp: all others weigh alike, as cosines of models differ by .*; raise"
+    ):
+        method.aggregate(known, method.start(known), known.everyone, Params(100 + step))
+
+
+@pytest.mark.filterwarnings("ignore:heurfedamp")
+@pytest.mark.parametrize("method", [HeurFedAMP(), HeurFedAMP(sharpness=10.0, home=0.1)], ids=["default", "others"])
+def test_heurfedamp(method, naive, share, executor):
+    trial = naive.make(method, executor)
     server = trial.run(3, participation=share)
     own = [naive.theta.copy() for _ in SIZES]
     for cohort in cohorts(trial, share, 3):
-        origin = naive.theta if attention.compare == "moved" else 0 * naive.theta
-        way = {i: (own[i] - origin) * naive.learned for i in cohort}
-        way = {i: v if v.any() else own[i] * naive.learned for i, v in way.items()}
+        way = {i: own[i] * naive.learned for i in cohort}
         new = {}
         for i in cohort:
             others = [j for j in cohort if j != i]
             cos = [way[i] @ way[j] / np.linalg.norm(way[i]) / np.linalg.norm(way[j]) for j in others]
-            rest = zip(softmax([attention.sharpness * c for c in cos]), others, strict=True)
-            mixed = attention.home * own[i] + (1 - attention.home) * sum(a * own[j] for a, j in rest)
-            if attention.pull:
-                new[i] = pulled(naive, i, own[i], mixed, attention.pull)
-            else:
-                new[i] = naive.trained(i, own[i] + attention.share * (mixed - own[i]))
+            rest = zip(softmax([method.sharpness * c for c in cos]), others, strict=True)
+            mixed = method.home * own[i] + (1 - method.home) * sum(a * own[j] for a, j in rest)
+            new[i] = pulled(naive, i, own[i], mixed, method.pull)
         for i, v in new.items():
             own[i] = v
     close(server.theta, np.stack(own), 1e-10)
@@ -161,8 +184,10 @@ def pulled(naive, i, theta, anchor, pull):
 
 
 def test_a_pull_that_overshoots_is_refused(bowls):
-    with pytest.raises(UsageError, match=r"heurfedamp: lr \* pull is 3, .* farther from the mixture; lower method.att"):
-        bowls(HeurFedAMP(attention=replace(PAPERS, pull=30.0)), [1.0, 2.0]).run(1)
+    with pytest.raises(
+        UsageError, match=r"heurfedamp: lr \* lambda / alpha is 3, .* from the mixture; lower method.pull"
+    ):
+        bowls(HeurFedAMP(pull=30.0), [1.0, 2.0]).run(1)
 
 
 # pFedGraph
@@ -202,7 +227,7 @@ def graph(theta, origin, learned, seen, alpha):
 
 
 def test_pfedgraph(naive, share, executor):
-    trial = naive.make(PFedGraph(alpha=0.8, pull=0.0), executor)
+    trial = naive.make(PFedGraph(pull=0.0), executor)
     server = trial.run(3, participation=share)
     own, seen = [naive.theta.copy() for _ in SIZES], set()
     for cohort in cohorts(trial, share, 3):
@@ -217,23 +242,31 @@ def test_pfedgraph(naive, share, executor):
     assert len(seen) == 3 or rows[:, list({0, 1, 2} - seen)].sum() == 0
 
 
-def test_the_pull_is_towards_the_direction_of_the_mixture(bowls):
-    """The gradient of - 0.5 cos(theta, goal) by hand, in the second round."""
-    trial = bowls(PFedGraph(pull=0.5), [[3.0, 4.0]], start=[1.0, 0.0])
-    trial.run(2)
-    theta = torch.tensor([1.0, 0.0], dtype=float64)
-    b = torch.tensor([3.0, 4.0], dtype=float64)
-    first = theta + 0.1 * (b - theta)
-    close(trial.own[0], first + 0.1 * (b - first), 1e-12)  # at the mixture itself the cosine is flat
-    trial = bowls(PFedGraph(pull=0.5), [[3.0, 4.0]], start=[1.0, 0.0], epochs=2)
-    trial.run(2)
-    theta = theta + 0.1 * (b - theta)
-    goal = start = theta + 0.1 * (b - theta)
+def test_the_pull_is_towards_the_directions_of_the_mixed_models(bowls, executor):
+    """Two steps on |theta - b|^2 / 2 - 0.5 sum_j w_j cos(theta, theta_j) by its gradient, in the second round."""
+    b = torch.tensor([[3.0, 4.0], [-1.0, 2.0]], dtype=float64)
+    trial = bowls(PFedGraph(pull=0.5), b, start=[1.0, 0.5], epochs=2, executor=executor)
+    models, _ = trial.run(1)
+    first = torch.tensor([1.0, 0.5], dtype=float64)
     for _ in range(2):
-        length, unit = start.norm(), goal / goal.norm()
-        slope = unit / length - (unit @ start) * start / length**3
-        start = start + 0.1 * (b - start) + 0.1 * 0.5 * slope
-    close(trial.own[0], start, 1e-12)
+        first = first + 0.1 * (b - first)
+    close(models, first)  # nobody has a model in the first round, so there is no pull
+    rows = trial.method.graph(
+        trial.roster, trial.method.start(trial.roster)._replace(theta=models), trial.roster.everyone
+    )
+    server = trial.run(2)
+    moved = first - torch.tensor([1.0, 0.5], dtype=float64)
+    cosine = moved[0] @ moved[1] / moved.norm(dim=1).prod()
+    rows = project_simplex(0.5 + torch.tensor([[1.0, cosine], [cosine, 1.0]], dtype=float64) / 1.6)
+    for i in range(2):
+        theta = rows[i] @ first
+        for _ in range(2):
+            length, pull = theta.norm(), 0
+            for w, other in zip(rows[i], first, strict=True):
+                unit = other / other.norm()
+                pull = pull + w * (unit / length - (unit @ theta) * theta / length**3)
+            theta = theta + 0.1 * (b[i] - theta) + 0.1 * 0.5 * pull
+        close(server.theta[i], theta)
 
 
 # FedFomo

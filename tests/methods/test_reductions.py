@@ -44,9 +44,7 @@ from kinfed.methods import (
     PFedMe,
     Scaffold,
 )
-from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.methods.parts.mixed_weights import Mixing
-from kinfed.methods.parts.model_attention import Cosine, Gaussian
 
 float64 = torch.float64
 BASE, HEAD = ("0.weight", "0.bias", "1.weight", "1.bias"), ("head.*",)
@@ -157,12 +155,9 @@ CASES = {
         "mixed",
         **EVERYONE,
     ),
-    "fedamp, no attention": Case(FedAMP(Gaussian(alpha=0.0)), "own", *OWN),
-    "fedamp by cosines, no share": Case(FedAMP(Cosine(share=0.0)), "own", *OWN),
-    "heurfedamp, nothing from others": Case(HeurFedAMP(Heuristic(home=1.0)), "own", *OWN, **ROUNDING),
-    "heurfedamp, all weights a third": Case(
-        HeurFedAMP(Heuristic(sharpness=0.0, home=1 / 3, share=1.0)), "mixed", *UNIFORM, **EVERYONE
-    ),
+    "fedamp, no attention": Case(FedAMP(alpha=0.0), "own", *OWN),
+    "fedamp, no pull": Case(FedAMP(pull=0.0), "own", *OWN),
+    "heurfedamp, no pull": Case(HeurFedAMP(pull=0.0), "own", *OWN),
     "pfedgraph, large alpha": Case(PFedGraph(alpha=1e12, pull=0.0), "mixed", *SHARED, **EVERYONE),
     "pfedgraph, small alpha": Case(PFedGraph(alpha=1e-9, pull=0.0), "own", *OWN, **EVERYONE),
     "pfedgraph, clients alike": Case(PFedGraph(pull=0.0), "mixed", *SHARED, data="alike", training=WHOLE, **EVERYONE),

@@ -23,7 +23,6 @@ from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, SFL
-from kinfed.methods.parts.answers import Answers
 from kinfed.methods.parts.attention import Attention, DynamicAttention
 from kinfed.methods.parts.features import Head, Update
 from kinfed.methods.parts.features import Sketch as Sketched
@@ -31,9 +30,7 @@ from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
 from kinfed.methods.parts.hedge import Hedge
-from kinfed.methods.parts.heuristic_attention import Heuristic
 from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.model_attention import Cosine, Gaussian
 from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
@@ -46,7 +43,6 @@ SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
 LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone
 ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
 SMALL = Attention(heads=2, width=3)
-ASKED = Answers(4, pooled=True, moved=False)
 BASE = {
     "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0, "linkage": "complete", "min_size": 2},
     "ifca": {"clusters": 2},
@@ -161,25 +157,16 @@ VARIANTS = {
         {"steps": 0},
     ],
     "fedamp": [
-        {"attention": Cosine(tau=0.3, share=0.5)},
-        {"neighbours": 3},
-        {"attention": Gaussian(0.05, 2.0)},
-        {"attention": Gaussian(pull=0.2)},
-        {"attention": Gaussian(), "neighbours": 2},
-        {"attention": Heuristic(3.0, 0.1, "models", 0.8, 0.2)},
-        {"attention": Heuristic(compare=ASKED)},
-        {"attention": Cosine(compare=ASKED), "neighbours": 2},
+        {"alpha": 0.05, "sigma": 2.0, "pull": 0.1},
+        {"alpha": 1.0, "sigma": 20.0, "pull": 0.2},
+        {"alpha": 1.0, "sigma": 20.0, "pull": 0.1, "neighbours": 2},
     ],
-    "fedatt": [{"step": 1.2, "norm": 1, "relative": False}, {"noise": 0.1}],
+    "fedatt": [{"step": 1.2, "norm": 1, "relative": False}, {"step": 1.0, "relative": True}, {"noise": 0.1}],
     "heurfedamp": [
-        {"attention": Heuristic(sharpness=3.0, home=0.1, share=0.5, pull=0.2)},
-        {"attention": Heuristic(compare="models", share=0.0, pull=1.0), "neighbours": 2},
-        {"attention": Cosine(tau=0.3, share=0.5)},
-        {"attention": Gaussian(0.05, 2.0, 0.2)},
-        {"attention": Heuristic(compare=ASKED)},
-        {"attention": Cosine(compare=ASKED)},
+        {"sharpness": 3.0, "home": 0.1, "pull": 0.2},
+        {"sharpness": 10.0, "home": 0.7, "pull": 1.0, "neighbours": 2},
     ],
-    "pfedgraph": [{"compare": ASKED}, {"alpha": 0.8}, {"pull": 0.5}, {"pull": 0.0, "bn": "local"}],
+    "pfedgraph": [{"alpha": 0.3}, {"pull": 0.5}, {"alpha": 0.3, "pull": 0.0, "bn": "local"}],
     "fedfomo": [{"models": 2}, {"explore": 0.6, "feedback": "validation"}, {"feedback": "train"}, {"feedback": "test"}],
     "dpfl": [
         {"models": 3, "budget": 2},
@@ -203,7 +190,6 @@ VARIANTS = {
         {"graph": DynamicAttention(heads=2, width=3)},
         {"graph": replace(SMALL, features=Sketched(5))},
         {"graph": replace(SMALL, features=Head()), "feedback": "test"},
-        {"graph": replace(SMALL, features=ASKED)},
         {"graph": replace(SMALL, features=Update()), "channel": Delta(), "feedback": "train"},
         {"channel": Sketch(8)},
         {"channel": Spsa(probes=2, radius=0.1)},

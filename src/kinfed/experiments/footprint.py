@@ -35,7 +35,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Local": Holds(graphs=1),
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
-    "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
+    "MessagePassing": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "PFedGraph": Holds(models=4.4, uploads=0.6, pairs=14, graphs=1),
     "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
     "FedFomo": Holds(models=11, uploads=4.5, pairs=10, graphs=1),
@@ -58,7 +58,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
 
 LISTS = "set method.neighbours=20"
 ATTENTION = "set method.graph=attention, and have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"FedAMP": LISTS, "FedAGHN": LISTS, "Hedge": ATTENTION, "Logits": ATTENTION, "Projected": ATTENTION}
+INSTEAD = {"MessagePassing": LISTS, "FedAGHN": LISTS, "Hedge": ATTENTION, "Logits": ATTENTION, "Projected": ATTENTION}
 
 
 class Part(NamedTuple):

@@ -1,73 +1,151 @@
-"""FedAMP: each client's model is drawn towards those that it resembles (Huang et al., 2021, Algorithm 1)."""
+"""FedAMP: each client's model is drawn towards those that it resembles (Huang et al., 2021, Algorithm 1).
 
+Differs: alpha stays, where the paper lets it shrink over rounds. The paper has no values for all data: alpha, sigma and
+lambda are those that FedAGHN's tables give for FedAMP.
+"""
+
+import warnings
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 
+from ..core.client import towards
 from ..core.method import Compared, Params
 from ..core.seeding import key
-from ..core.settings import CountOrZero
+from ..core.settings import CountOrZero, NonNegative, Positive
 from ..core.tables import put, take
 from ..ops.neighbours import Weights
 from ..ops.similarity import gram
 from ..ops.sketch import nearest, sketch_models
 from .bases import GraphMethod
-from .parts.heuristic_attention import Heuristic
-from .parts.model_attention import Cosine, Gaussian, called
+from .parts.pulls import check_pull
+
+ALIKE = 1.05  # weights of which none is this many times another's tell nobody apart
 
 
-@dataclass(frozen=True)
-class FedAMP(GraphMethod):
-    r"""$u_i = \sum_j w_{ij} \theta_j$, with more weight for models that are alike; training is drawn towards $u_i$.
+@dataclass(frozen=True, kw_only=True)
+class MessagePassing(GraphMethod):
+    """What FedAMP and HeurFedAMP share: a cohort's models are mixed, and training is drawn to the mixtures."""
 
-    The paper's weights and proximal term are `Gaussian()`; ours need not be tuned to distances between models or to
-    the learning rate. Only the clients of a cohort are mixed with each other. If an own weight is negative, running
-    statistics use the nearest weights of a mean.
-    """
-
-    attention: Cosine | Gaussian | Heuristic = Cosine()  # the weights of a mixture, and how training is drawn to it
-    neighbours: CountOrZero = 0  # how many others are mixed for a client, those nearest to it; 0: all
+    neighbours: CountOrZero = 0  # how many others are mixed for a client, those nearest to it; 0: all, as in the paper
 
     @property
-    def remedy(self):
-        return self.attention.remedy
+    @abstractmethod
+    def strength(self):
+        """Lambda / alpha, of the proximal term."""
+
+    @abstractmethod
+    def vectors(self, theta, layout):
+        """[K, d] of which squared distances are taken, for models theta: [K, d]."""
+
+    @abstractmethod
+    def weights(self, apart, itself):
+        """[K, M] rows summing to one, from squared distances apart: [K, M]; itself: [K, M] bool, its own."""
+
+    @abstractmethod
+    def doubt(self, apart, others):
+        """Why weights of others: [P], at squared distances apart: [P], tell nobody apart; "" if they do."""
 
     def start(self, roster):
-        self.attention.check(roster.training.optimiser)
+        check_pull(
+            type(self).__name__.lower(), roster.training.optimiser, self.strength, "the mixture", "lambda / alpha"
+        )
         return Params(roster.copies())
 
     def graph(self, roster, server, cohort):
-        rows, near = self._attend(roster, take(server.theta, cohort))
+        rows, near = self.attend(roster, server, cohort)
         near = cohort.expand(len(cohort), -1) if near is None else cohort[near]
         return Weights(rows, near).dense(len(roster))
 
     def send(self, roster, server, cohort):
         theta = take(server.theta, cohort)
-        return Params(self._attend(roster, theta).mix_freely(theta, roster.layout))
+        return Params(self.attend(roster, server, cohort).mix_freely(theta, roster.layout))
 
     def aggregate(self, roster, server, cohort, uploads):
+        if roster.round == 0 and len(cohort) > 2:
+            apart, itself, _ = self.compare(roster, uploads.theta)
+            if doubt := self.doubt(apart[~itself], self.weights(apart, itself)[~itself]):
+                warnings.warn(f"{type(self).__name__.lower()}: {doubt}", stacklevel=2)
         return Params(put(server.theta, cohort, uploads.theta))
 
     def train(self, client, state, received):
-        theta = self.attention.train(client, state.theta, received.theta)
+        penalty = towards(received.theta, self.strength) if self.strength else None
+        theta = client.descend(state.theta, penalty=penalty)
         return Params(theta), Params(theta)
 
-    def compared(self, roster, server):
-        vectors, layout = self.attention.compared(roster, server.theta)
-        apart = gram(vectors[:, layer.trainable] for layer in layout.layers).distances
-        if isinstance(self.attention, Gaussian):
-            return Compared("squared distance of models", apart)
-        return Compared(called(self.attention.compare), 1 - apart / 2)  # of directions, which have length 1
+    def attend(self, roster, server, cohort):
+        """The weights of the mixtures of a cohort's models."""
 
-    def _attend(self, roster, theta):
-        """The weights of the mixtures of a cohort whose models are theta: [K, d]."""
-        compared, layout = self.attention.compared(roster, theta)
-        near, everyone = None, torch.arange(len(theta), device=theta.device)
-        if self.neighbours:
-            draw = key(roster.seed, "fedamp.sketch", device=theta.device)
-            sketch = sketch_models(compared, draw, layout.trainable_on(theta.device))
-            near, apart = nearest(compared, sketch, everyone, self.neighbours, layout)
-        else:
-            apart = gram(compared[:, layer.trainable] for layer in layout.layers).distances.to(theta.dtype)
-        itself = everyone[:, None] == (everyone if near is None else near)
-        return Weights(self.attention.weights(apart, itself, len(roster)), near)
+        def make():
+            apart, itself, near = self.compare(roster, take(server.theta, cohort))
+            return Weights(self.weights(apart, itself), near)
+
+        return roster.memo.once("attention", (self, server.theta, cohort), make)
+
+    def compare(self, roster, theta):
+        """[K, M] squared distances of a cohort's models theta: [K, d], where they are a client's own, and whose."""
+        vectors, layout = self.vectors(theta, roster.layout), roster.layout
+        everyone = torch.arange(len(theta), device=theta.device)
+        if not self.neighbours:
+            return distances(vectors, layout).to(theta.dtype), everyone[:, None] == everyone, None
+        draw = key(roster.seed, "fedamp.sketch", device=theta.device)
+        sketch = sketch_models(vectors, draw, layout.trainable_on(theta.device))
+        near, apart = nearest(vectors, sketch, everyone, self.neighbours, layout)
+        return apart, everyone[:, None] == near, near
+
+
+@dataclass(frozen=True)
+class FedAMP(MessagePassing):
+    r"""$u_i = \sum_j w_{ij} \theta_j$ with $w_{ij} = \alpha A'(\|\theta_i - \theta_j\|^2)$, the rest its own model's.
+
+    $A(x) = 1 - e^{-x / \sigma}$. Each client trains on from its own model, on
+    $F_i(\theta) + \frac{\lambda}{2 \alpha} \|\theta - u_i\|^2$. Only the clients of a cohort are mixed with each other.
+    If the weights of others sum to more than one, a client's own is negative; running statistics then use the nearest
+    weights of a mean.
+    """
+
+    alpha: NonNegative = 100.0  # length of the step towards the others
+    sigma: Positive = 1e4  # squared distance over which attention fades: best near those of related clients' models
+    pull: NonNegative = 1.0  # lambda: how strongly local training is drawn to the mixture, as pull / alpha
+
+    remedy = (
+        "lower the learning rate or pull / alpha, and keep every client's own weight positive: alpha up to "
+        "sigma / (N - 1)"
+    )
+
+    @property
+    def strength(self):
+        return self.pull / self.alpha if self.alpha else 0.0
+
+    def vectors(self, theta, layout):
+        return theta
+
+    def weights(self, apart, itself):
+        rows = (self.alpha / self.sigma * torch.exp(-apart / self.sigma)).masked_fill(itself, 0)
+        keeps = 1 - rows.sum(1)  # the client's own weight
+        if (keeps < 0).any():
+            warnings.warn(
+                "fedamp: a client resembles so many others that its own weight is negative; method.alpha up to "
+                f"sigma / (N - 1), of a sigma of {self.sigma:g} and N clients a round, keeps weights positive",
+                stacklevel=2,
+            )
+        return torch.where(itself, keeps[:, None], rows)
+
+    def doubt(self, apart, others):
+        none = others.max() < 1e-3 * self.alpha / self.sigma
+        if not self.alpha or not (none or others.max() < ALIKE * others.min()):
+            return ""
+        return (
+            f"{'no other has weight' if none else 'all others weigh alike'}, as models' squared distances, of median "
+            f"{float(apart.median()):.2g}, are far from a sigma of {self.sigma:g}; set method.sigma near them and "
+            "method.alpha up to sigma / (N - 1), or use kin, which needs no scale"
+        )
+
+    def compared(self, roster, server):
+        return Compared("squared distance of models", distances(server.theta, roster.layout))
+
+
+def distances(vectors, layout):
+    """[K, K] float64 squared distances of vectors: [K, d], over trainable entries."""
+    return gram(vectors[:, layer.trainable] for layer in layout.layers).distances

@@ -1,5 +1,10 @@
-"""FedAtt: one model, tensor by tensor drawn most to the clients farthest from it (Ji et al., 2019, Algorithm 1)."""
+"""FedAtt: one model, tensor by tensor drawn most to the clients farthest from it (Ji et al., 2019, Algorithm 1).
 
+Differs: distances are of a tensor's numbers in a row, where the authors' program takes the spectral norm of a matrix;
+noise is 0 unless it is set.
+"""
+
+import warnings
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -27,9 +32,9 @@ class FedAtt(Method):
     Running statistics are averaged by training examples.
     """
 
-    step: NonNegative = 1.0  # epsilon: how far to the attended mean; above 1 beyond it
+    step: NonNegative = 1.2  # epsilon: how far to the attended mean; above 1 beyond it
     norm: Literal[1, 2] = 2  # p, of the distances
-    relative: bool = True  # distances are divided by their mean over the clients of a round; the paper's are not
+    relative: bool = False  # distances are divided by their mean over the clients of a round; the paper's are not
     noise: NonNegative = 0.0  # standard deviation of noise that is added to each learned number of the mean
     origin = "learned"
     weighs = "all clients are sent the same model, tensor by tensor drawn most to the clients farthest from it"
@@ -47,10 +52,13 @@ class FedAtt(Method):
                 moved = uploads.theta[:, entry.at] - server.theta[entry.at]
                 rows.append(self.attend(moved))
                 theta[entry.at] = server.theta[entry.at] + self.step * rows[-1] @ moved
+        weights = torch.stack(rows, 1)
+        if roster.round == 0 and not self.relative:
+            self._warn(weights)
         if self.noise:
             draw = key(roster.seed, "average.noise", roster.round, device=theta.device)
             theta = theta + self.noise * roster.layout.trainable_on(theta.device) * normal(draw, theta)
-        return Server(theta, torch.zeros_like(server.attention).index_copy(0, cohort, torch.stack(rows, 1)))
+        return Server(theta, torch.zeros_like(server.attention).index_copy(0, cohort, weights))
 
     def attend(self, moved):
         """[K] weights from how far a tensor moved: [K, m]."""
@@ -58,6 +66,18 @@ class FedAtt(Method):
         if self.relative:
             apart = apart / apart.mean().clamp(min=torch.finfo(apart.dtype).tiny)
         return apart.softmax(0)
+
+    def _warn(self, weights):
+        """Say so if weights: [K, T] are a single client's for some tensor, or everybody's alike for all."""
+        most, least = weights.amax(0), weights.amin(0)
+        alone, alike = int((most > 0.99).sum()), bool((most < 1.05 * least).all())
+        if len(weights) > 1 and (alone or alike):
+            what = f"{alone} of {len(most)} tensors follow one client alone" if alone else "all clients weigh alike"
+            warnings.warn(
+                f"fedatt: {what}, as clients' distances from the shared model differ by much "
+                f"{'more' if alone else 'less'} than 1; set method.relative=true, which needs no scale",
+                stacklevel=2,
+            )
 
     def relation(self, roster, server, cohort):
         """One graph a layer, of equal rows: the mean of its tensors' weights, by their numbers."""

@@ -1,19 +1,22 @@
-"""pFedGraph: a collaboration graph by a quadratic programme in the models' similarity (Ye et al., 2023)."""
+"""pFedGraph: a collaboration graph by a quadratic programme in the models' similarity (Ye et al., 2023).
+
+Differs: nothing. (A client that has not taken part yet has no weight; the authors' program pushes models away from the
+others, and sets cosines above 0.9 to 1.)
+"""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ..core.method import Compared, Params
 from ..core.settings import NonNegative, Positive
 from ..core.tables import active, put
-from ..core.trees import PerClient
+from ..core.trees import ModelOf, PerClient
+from ..ops.mixing import mix
 from ..ops.similarity import cosine, gram
 from ..ops.sparsify import project_simplex
 from .bases import GraphMethod
-from .parts.answers import Answers
-from .parts.model_attention import called
 
 
 class Server(NamedTuple):
@@ -23,37 +26,47 @@ class Server(NamedTuple):
     seen: PerClient  # [N] bool, has taken part
 
 
+class Sent(NamedTuple):
+    """What a client receives."""
+
+    theta: ModelOf[PerClient]  # [d] its mixture
+    others: PerClient  # [d] the same mixture of the models' directions, which have length 1
+
+
 @dataclass(frozen=True)
 class PFedGraph(GraphMethod):
     r"""Row $i$ of the graph is the mean's weights nearest to $p + \frac{1}{2\alpha} s_i$.
 
     $s_{ij}$ is the cosine of how far the models of $i$ and $j$ moved from the initial one, $p$ the shares of examples.
-    A client trains from its mixture on $F_i(\theta) - \lambda \cos(\theta, \bar\theta_i)$.
+    A client trains from its mixture on $F_i(\theta) - \lambda \sum_j w_{ij} \cos(\theta, \theta_j)$.
     """
 
-    alpha: Positive = 0.3  # how near the weights are to the shares of examples; large: FedAvg, small: Local
-    pull: NonNegative = 0.01  # lambda: towards the direction of the mixture, from the second round on
-    compare: Literal["moved"] | Answers = "moved"  # cosines of how far models moved from the first, or of their answers
+    alpha: Positive = 0.8  # how near the weights are to the shares of examples; large: FedAvg, small: Local
+    pull: NonNegative = 0.01  # lambda: towards the direction of the mixed models, from the second round on
 
     def start(self, roster):
         return Server(roster.copies(), torch.zeros(len(roster), dtype=torch.bool, device=roster.theta.device))
 
     def graph(self, roster, server, cohort):
-        heard, alike = active(server.seen), self.compared(roster, server).values[cohort]
-        sizes = (roster.sizes * heard).to(alike.dtype)
-        rows = sizes / sizes.sum() + alike / (2 * self.alpha)
-        return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
+        def make():
+            heard, alike = active(server.seen), self.compared(roster, server).values[cohort]
+            sizes = (roster.sizes * heard).to(alike.dtype)
+            rows = sizes / sizes.sum() + alike / (2 * self.alpha)
+            return project_simplex(rows.masked_fill(~heard, -torch.inf)).to(roster.theta.dtype)
+
+        return roster.memo.once("graph", (self, server.theta, server.seen, cohort), make)
 
     def compared(self, roster, server):
-        alike = cosine(gram(self._parts(roster, server.theta)).inner, eps=0.0)
+        moved = (server.theta[:, e.at] - roster.theta[e.at] for e in roster.layout.entries if e.trainable)
+        alike = cosine(gram(moved).inner, eps=0.0)
         known = server.seen[:, None] & server.seen  # who has not moved resembles nobody
-        return Compared(called(self.compare), alike * known)
+        return Compared("cosine of how far models moved", alike * known)
 
-    def _parts(self, roster, theta):
-        """Parts: [N, m] of what cosines are taken of."""
-        if isinstance(self.compare, Answers):
-            return self.compare.describe(roster, theta)
-        return (theta[:, e.at] - roster.theta[e.at] for e in roster.layout.entries if e.trainable)
+    def send(self, roster, server, cohort):
+        rows = self.graph(roster, server, cohort)
+        parts = [server.theta[:, layer.trainable].norm(dim=1) for layer in roster.layout.layers]
+        length = torch.stack(parts).norm(dim=0).clamp(min=torch.finfo(rows.dtype).tiny)
+        return Sent(*(mix(weights, server.theta, roster.layout) for weights in (rows, rows / length)))
 
     def aggregate(self, roster, server, cohort, uploads):
         seen = put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool))
@@ -61,12 +74,13 @@ class PFedGraph(GraphMethod):
 
     def train(self, client, state, received):
         learned = client.model.layout.trainable_on(received.theta.device)
-        goal = learned * received.theta
-        goal = goal / goal.norm()
+        goal = learned * received.others
 
         def penalty(theta):
-            theta = learned * theta
-            return -self.pull * (goal @ theta) / theta.norm()
+            return -self.pull * (goal @ theta) / (learned * theta).norm()
 
         theta = client.descend(received.theta, penalty=penalty if self.pull and client.round else None)
         return Params(theta), Params(theta)
+
+    def personalise(self, client, state, received):
+        return {"own": state, "mixed": Params(received.theta)}

@@ -13,7 +13,6 @@ from ...core.settings import Count, CountOrZero, Positive
 from ...core.trees import Shared, Tree
 from ...errors import UsageError
 from ...ops.sparsify import prune
-from .answers import Answers
 from .features import Full, Head, Sketch, Update
 from .learned_graph import LearnedGraph
 
@@ -48,7 +47,7 @@ class Attention(LearnedGraph):
     heads: Count = 8  # H, how many heads are averaged
     width: Count = 8  # f, how many numbers a head makes of a client's features
     slope: float = 0.2  # of LeakyReLU below zero
-    features: Full | Head | Update | Sketch | Answers = Full()  # what the network sees of a client
+    features: Full | Head | Update | Sketch = Full()  # what the network sees of a client
     neighbours: CountOrZero = 0  # how many others, those with most attention, a client's mixture keeps; 0: all
     memory: Positive = 1.0  # GiB that the network may take; a larger one is refused
     projections: ClassVar[int] = 1  # per head
