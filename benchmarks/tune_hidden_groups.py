@@ -46,9 +46,9 @@ GRID = {
         "steps": [3, 10],
     },
     "cfl": {
-        "split.name": ["lengths"],
-        "split.eps1": [0.3, 0.5, 0.8, 1.2],
-        "split.eps2": [0.5, 0.8, 1.2],
+        "eps1": [0.3, 0.5, 0.8, 1.2],
+        "eps2": [0.5, 0.8, 1.2],
+        "linkage": ["complete"],
         "begin": [1],
         "min_size": [2],
     },
@@ -59,10 +59,8 @@ GRID = {
         "pull": [0.01, 0.03, 0.1],
     },
     "fedcedar": {
-        "steps": [1],
-        "feature": ["params", "centred"],
-        "method.similarity.tau": [0.01, 0.1, 1.0],
-        "clusters": [3, 5, 8],
+        "clusters": [3, 4, 5, 6, 7, 8],
+        "steps": [1, 2, 3],
     },
     "fedamp": {
         "alpha": [0.5, 1.0],
@@ -87,9 +85,9 @@ FEW = {
         "steps": [1, 3, 10],
     },
     "cfl": {
-        "split.name": ["lengths"],
-        "split.eps1": [0.5, 0.8, 1.2],
-        "split.eps2": [0.5, 1.2],
+        "eps1": [0.5, 0.8, 1.2],
+        "eps2": [0.5, 1.2],
+        "linkage": ["complete"],
         "begin": [1],
         "min_size": [2],
     },
@@ -100,10 +98,8 @@ FEW = {
         "pull": [0.01, 0.03, 0.1],
     },
     "fedcedar": {
-        "steps": [1],
-        "feature": ["centred"],
-        "method.similarity.tau": [0.01, 0.1],
         "clusters": [4, 5, 8],
+        "steps": [1, 2],
     },
     "fedamp": {
         "alpha": [1.0, 3.0],

@@ -33,7 +33,8 @@ from kinfed.simulation.simulation import Simulation
 
 CPU = torch.device("cpu")
 NETWORKS = {"pfedhn", "panacea", "pfedla"}  # have a limit of their own for the network that writes models
-CASES = [(name, {}) for name in METHODS if name not in NETWORKS]
+SPLITTING = {"cfl": {"eps1": 1e9, "eps2": 0.0}}  # updates are compared where a cluster may split
+CASES = [(name, SPLITTING.get(name, {})) for name in METHODS if name not in NETWORKS]
 CASES += [("pfedgat", {"graph": graph}) for graph in (Attention(), Logits(), Projected())]
 CASES += [("sfl", {"structure": Similarity()})]
 

@@ -130,7 +130,7 @@ class CFL(Method):
         )
 
     def relation(self, roster, server, cohort):
-        return cluster_weights(server.label, torch.ones_like(server.seen)).to(server.theta.dtype)
+        return cluster_weights(server.label, torch.ones_like(server.seen), server.theta.dtype)
 
     def compared(self, roster, server):
         return Compared("cosine of updates", cosines(server.change, roster.layout))

@@ -5,7 +5,7 @@ Differs: negative cosines, for which the paper's normalisation may give weights 
 
 import warnings
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class FedCedar(Method):
     clusters: Count = 5  # K, the number of clusters
     steps: CountOrZero = 2  # P, how often the centres are mixed along their graph (Equation 2); 0: AS-2
     origin = "learned"
+    grid: ClassVar = {"clusters": (3, 4, 5, 6, 7), "steps": (1, 2, 3, 4, 5)}  # Figure 4
 
     def start(self, roster):
         theta, nothing = roster.theta[None], roster.theta.new_zeros(())

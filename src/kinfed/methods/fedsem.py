@@ -74,7 +74,7 @@ class FedSem(Method):
 
     def relation(self, roster, server, cohort):
         seen = server.label >= 0
-        return cluster_weights(self.labels(server), seen | ~seen.any()).to(server.theta.dtype)
+        return cluster_weights(self.labels(server), seen | ~seen.any(), server.theta.dtype)
 
     def init_client(self, client):
         return Params(client.model.theta)

@@ -79,7 +79,7 @@ class IFCA(Method):
     def relation(self, roster, server, cohort):
         seen = server.label >= 0
         label = torch.where(seen, server.label, server.label[seen].mode().values if seen.any() else 0)
-        return cluster_weights(label, seen | ~seen.any()).to(server.theta.dtype)
+        return cluster_weights(label, seen | ~seen.any(), server.theta.dtype)
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
         at = roster.layout.trainable_on(cohort.device)

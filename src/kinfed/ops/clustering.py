@@ -58,10 +58,10 @@ def cluster_means(label: Tensor, theta: Tensor, before: Tensor, layout: Layout) 
     return torch.where(count > 0, mix(member / count.clamp(min=1), theta, layout), before)
 
 
-def cluster_weights(label: Tensor, known: Tensor) -> Tensor:
+def cluster_weights(label: Tensor, known: Tensor, dtype: torch.dtype) -> Tensor:
     """[N, N] row i has equal weights for all of known: [N] bool that are in client i's cluster, by label: [N]."""
-    rows = ((label[:, None] == label) & known).double()
-    return rows / rows.sum(1, keepdim=True)
+    rows = ((label[:, None] == label) & known).to(dtype)
+    return rows.div_(rows.sum(1, keepdim=True))
 
 
 def nearest(theta: Tensor, centres: Tensor) -> Tensor:
