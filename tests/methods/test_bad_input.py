@@ -9,8 +9,6 @@ from kinfed import METHODS, SGD, Adam, Federation, Graph, Training, UsageError, 
 from kinfed.cli import main
 from kinfed.core.tasks import Classification
 from kinfed.methods import DPFL, IFCA, SFL, FedAGHN, FedCedar, FedFomo, Panacea, PFedGAT, PFedHN, fedfomo, ifca
-from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.features import Head
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.simulation.execution import Execution
@@ -58,14 +56,13 @@ def run(method, weights=PATH, train=9, module=None, optimiser=None, **settings):
         (lambda: federation(graph((2, 0, float("nan")))), r"must be finite and not negative; entry \[2, 0\] is nan"),
         (lambda: federation(graph((0, 1, float("inf")))), r"entry \[0, 1\] is inf"),
         (
-            lambda: run(PFedGAT(Attention(heads=500, memory=1e-5))),
-            "attention: a network of 500 heads .* more than memory=1e-05",
+            lambda: run(PFedGAT(heads=500_000_000)),
+            "pfedgat: a network of 500000000 heads .* more than 1; set method.sketch=4096",
         ),
         (lambda: run(Panacea(decoder=FullHeads(memory=1e-5))), "panacea: a network of .* more than memory=1e-05"),
         (lambda: run(PFedHN(memory=1e-5)), "pfedhn: a network of .* more than memory=1e-05"),
         (lambda: run(FedAGHN(feedback="held-out"), train=1), "FedAGHN sets a ninth .* client 0, 1, 2 has only one"),
         (lambda: run(PFedGAT(feedback="held-out"), train=1), "PFedGAT sets a ninth .* use feedback='train'"),
-        (lambda: run(PFedGAT(Attention(features=Head())), module=nn.PReLU(2)), "features='head' needs"),
         (lambda: run(SFL(personal=["hed.*"])), r"no tensor of the model matches 'hed.\*'"),
     ],
 )
@@ -91,7 +88,7 @@ DG15 = ["federation.dataset=dg15", "federation.partition=natural", "federation.c
         (np.ones((3, 4)), ["sfl"], "the graph must be [3, 3] for 3 clients; got [3, 4]"),
         (graph((1, 2, -0.5)), ["sfl"], "not negative; entry [1, 2] is -0.5"),
         (graph((1, 2, float("nan"))), ["panacea"], "entry [1, 2] is nan"),
-        (PATH, ["pfedgat", "method.graph={name='attention', memory=1e-6}"], "more than memory=1e-06"),
+        (PATH, ["pfedgat", "method.heads=500000000"], "GiB, more than 1; set method.sketch=4096, or fewer heads"),
         (PATH, ["panacea", "method.decoder.memory=1e-6"], "more than memory=1e-06"),
         (PATH, ["fedaghn", "method.feedback=held-out", "federation.split.examples=3"], "sets a ninth of each client's"),
         (PATH, ["fedcedar", "method.clusters=0"], "method.clusters must be"),

@@ -17,6 +17,7 @@ from kinfed import (
     Federation,
     FedFomo,
     FedSem,
+    Hedge,
     HeurFedAMP,
     Method,
     PFedGAT,
@@ -27,12 +28,10 @@ from kinfed.core.graph import Graph
 from kinfed.experiments.compared import compared
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.methods import METHODS
-from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.hedge import Hedge
 from kinfed.methods.parts.hypernetwork import Hypernetwork
-from kinfed.methods.parts.learned_graph import Logits, Projected
 from kinfed.methods.sfl import Similarity
 from kinfed.ops.sparsify import project_simplex
+from kinfed.papers.pfedgat.graphs import Logits, Projected
 
 
 @pytest.fixture(scope="module")
@@ -141,27 +140,26 @@ def test_fedcedar_compares_centres_of_clusters_and_of_who_was_absent_nothing(fed
     same(rows @ rows, server.graph)
 
 
-def test_pfedgats_factors_make_the_weights_of_others(federation):
-    method = PFedGAT(graph=Hedge(home=0.5))
+def test_hedges_factors_make_the_weights_of_others(federation):
+    method = Hedge(home=0.5)
     roster, server = finished(method, federation, rounds=4)
     found, relation = method.compared(roster, server), method.relation(roster, server, roster.everyone)
     assert found.what == "evidence that its model lowers the loss"
     assert found.values.diagonal().isnan().all()
-    network = server.network
-    factors = torch.exp(network.sharpness.exp() * found.values).fill_diagonal_(0)
+    factors = torch.exp(server.sharpness.exp() * found.values).fill_diagonal_(0)
     others = factors / factors.sum(1, keepdim=True)
-    p = network.home.exp()
+    p = server.home.exp()
     same((others + p * torch.eye(5)) / (1 + p), relation)
     assert found.values[0, [1, 2]].min() > found.values[0, [3, 4]].max()  # their labels are flipped
 
 
 def test_pfedgats_other_graphs_say_scores_logits_and_weights(federation):
-    found, relation, _ = told(PFedGAT(graph=Attention(heads=1), lr=0.1), federation)
+    found, relation, _ = told(PFedGAT(heads=1, lr=0.1), federation)
     assert found.what == "attention score, mean over heads"
     same(found.values.softmax(1), relation)
-    found, relation, _ = told(PFedGAT(graph=Logits(), lr=0.1), federation)
+    found, relation, _ = told(Logits(lr=0.1), federation)
     same(found.values.softmax(1), relation)
-    found, relation, _ = told(PFedGAT(graph=Projected(), lr=0.1), federation)
+    found, relation, _ = told(Projected(lr=0.1), federation)
     same(found.values / found.values.sum(1, keepdim=True), relation)
 
 

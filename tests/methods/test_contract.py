@@ -24,7 +24,6 @@ from kinfed.errors import UsageError
 from kinfed.experiments.fit import fit
 from kinfed.experiments.results import save
 from kinfed.methods import METHODS
-from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.simulation.execution import Execution
@@ -42,7 +41,7 @@ SETTINGS = {
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
     "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},
-    "pfedgat": {"graph": Attention(heads=2, width=3), "lr": 1.0},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "knn-per": {"neighbours": 3},
     "pfedla": {"embedding": 3, "hidden": 5, "optimiser": SGD(0.5)},

@@ -12,9 +12,8 @@ from kinfed import Training
 from kinfed.core.graph import Graph
 from kinfed.core.optimiser import SGD
 from kinfed.methods import SFL, FedAvg, FedCedar, Local, Panacea, PFedGAT
-from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.learned_graph import Projected
 from kinfed.papers.fedaghn.ablations import Printed
+from kinfed.papers.pfedgat.graphs import Projected
 
 float64 = torch.float64
 B = [[3.0, 4.0], [0.0, 2.0], [-6.0, 8.0]]
@@ -116,7 +115,7 @@ def test_fedcedar_tells_what_mixing_leaves(bowls, executor):
 
 
 def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowls, executor):
-    method = PFedGAT(Attention(heads=2, width=3), lr=0.5, feedback="train")
+    method = PFedGAT(heads=2, width=3, lr=0.5, feedback="train")
     trial = bowls(method, B, executor=executor)
     servers, server = [], None
     for round in range(3):
@@ -133,7 +132,7 @@ def test_pfedgat_tells_how_uneven_its_graph_is_and_how_far_the_network_went(bowl
 
 
 def test_pfedgat_without_attention_begins_uniform(bowls):
-    trial = bowls(PFedGAT(Projected(), feedback="train"), B)
+    trial = bowls(Projected(feedback="train"), B)
     trial.run(1)
     close(trial.history.diagnostics[0]["entropy"], [math.log(3)] * 3)
     close(trial.history.diagnostics[0]["from uniform"], [0.0] * 3)

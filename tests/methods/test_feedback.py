@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinfed.core.seeding import key, tags
-from kinfed.methods.parts import short_feedback
-from kinfed.methods.parts.feedback import Delta, Exact, Mixtures, Replies
-from kinfed.methods.parts.short_feedback import Sketch, Spsa, draw_signs, unbias
+from kinfed.methods import PFedGAT
+from kinfed.methods.pfedgat import Upload
 from kinfed.ops.sketch import count_sketch
+from kinfed.papers.pfedgat import channels
+from kinfed.papers.pfedgat.channels import Delta, Sketch, Spsa, draw_signs, unbias
 
 float64 = torch.float64
 NAMES = tags([str(i) for i in range(64)])
@@ -21,19 +23,6 @@ def close(found, expected, atol=1e-12):
 
 def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=float64)
-
-
-def mixtures(theta, count, seed=0, learned=None, rate=1.0):
-    """`count` clients are judges of mixtures of theta: [M, d]; they train at `rate`."""
-    rate = torch.full((count,), rate, dtype=float64)
-    learned = torch.ones(theta.shape[1], dtype=torch.bool) if learned is None else learned
-    return Mixtures(
-        theta, torch.arange(len(theta)), NAMES[: len(theta)], NAMES[:count], key(seed, "test"), learned, rate
-    )
-
-
-def replies(answers=None, change=None):
-    return Replies(answers, change)
 
 
 class Quadratic:
@@ -51,6 +40,22 @@ class Quadratic:
         return theta - self.c
 
 
+def mixed(method, known, theta):
+    """A server that has just sent everybody the mean of theta: [N, d]."""
+    everyone = torch.ones(len(theta), dtype=torch.bool)
+    server = method.start(known)
+    return server._replace(uploads=theta, theta=theta.mean(0).expand_as(theta), present=everyone, seen=everyone)
+
+
+def learned(method, known, theta, clients):
+    """[N, N] what the server makes of everybody's answers about the mean of theta."""
+    server = mixed(method, known, theta)
+    sent = method.send(known, server, known.everyone)
+    each = [type(sent)(*row) for row in zip(*sent, strict=True)]
+    answers = torch.stack([method.answer(c, one) for c, one in zip(clients, each, strict=True)])
+    return method.slopes(known, server, known.everyone, known.everyone, Upload(sent.theta, answers))
+
+
 @pytest.fixture
 def example():
     """Three uploads, their equal mixture, the clients' optima and the slopes G by hand."""
@@ -60,29 +65,19 @@ def example():
     return theta, theta.mean(0).expand(3, 4), [Quadratic(c) for c in optima], slope
 
 
-def answered(channel, mix, sent, clients):
-    """Every client's answer, stacked."""
-    requests = channel.ask(mix)
-    if isinstance(requests, tuple):
-        requests = [()] * len(clients)
-    return torch.stack([channel.answer(c, t, a) for c, t, a in zip(clients, sent, requests, strict=True)])
+def test_gradients_by_hand(roster, example):
+    theta, _, clients, slope = example
+    close(learned(PFedGAT(), roster(3, size=4), theta, clients), slope)
 
 
-def test_exact_channel_by_hand(example):
-    channel = Exact()
+def test_delta_reads_the_gradient_off_one_step(roster, example):
     theta, sent, clients, slope = example
-    mix = mixtures(theta, 3)
-    close(channel.gradient(mix, replies(answered(channel, mix, sent, clients))), slope)
-
-
-def test_delta_reads_the_gradient_off_one_step(example):
-    theta, sent, clients, slope = example
-    change = torch.stack([-0.1 * c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
-    close(Delta().gradient(mixtures(theta, 3, rate=0.1), replies(change=change)), slope)
-    # Twice the steps, twice the way; and what buffers moved is no gradient.
-    learned = torch.tensor([True, True, False, True])
-    found = Delta().gradient(mixtures(theta, 3, learned=learned, rate=0.2), replies(change=2 * change))
-    close(found, -(change * learned) @ theta.T / 0.1)
+    known, method = roster(3, size=4), Delta()
+    way = known.training.count_steps(known.sizes).to(float64)[:, None] * known.training.optimiser.lr
+    change = -way * torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
+    server = mixed(method, known, theta)
+    upload = Upload(sent + change, change[:, :0])
+    close(method.slopes(known, server, known.everyone, known.everyone, upload), slope)
 
 
 def all_signs(count):
@@ -92,22 +87,20 @@ def all_signs(count):
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5])
-def test_two_point_over_all_signs_is_exact_but_for_a_constant_a_row(count, monkeypatch):
+def test_two_point_over_all_signs_is_exact_but_for_a_constant_a_row(roster, count, monkeypatch):
     theta, clients = random(count, 4), [Quadratic(random(4, seed=9 + i)) for i in range(count)]
-    sent, signs = 0.2 * theta.sum(0).expand(count, 4), all_signs(count)
-    monkeypatch.setattr(short_feedback, "draw_signs", lambda draw, a, b: signs[:, None].expand(-1, len(a), -1))
-    channel, mix = Spsa(len(signs), radius=0.1), mixtures(theta, count)
+    sent, signs = theta.mean(0).expand(count, 4), all_signs(count)
+    monkeypatch.setattr(channels, "draw_signs", lambda draw, a, b: signs[:, None].expand(-1, len(a), -1))
     slope = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)]) @ theta.T
-    found = channel.gradient(mix, replies(answered(channel, mix, sent, clients)))
+    found = learned(Spsa(probes=len(signs), radius=0.1), roster(count, size=4), theta, clients)
     close(found, slope - slope.mean(1, keepdim=True))
 
 
-def test_probes_leave_buffers_alone():
-    learned = torch.tensor([True, False, True, False, True])
-    mix = mixtures(random(4, 5), 4, learned=learned)
-    steps = Spsa(3, 0.5).ask(mix)
-    assert (steps[..., ~learned] == 0).all()
-    assert (steps[..., learned] != 0).any()
+def test_probes_leave_buffers_alone(roster, perceptron):
+    known, method = roster(4, perceptron(norm=True)), Spsa(probes=3, radius=0.5)
+    steps = method.send(known, mixed(method, known, random(4, known.layout.size)), known.everyone).request
+    assert (steps[..., ~known.layout.trainable] == 0).all()
+    assert (steps[..., known.layout.trainable] != 0).any()
 
 
 @settings(max_examples=50)
@@ -160,16 +153,13 @@ def test_sketches_are_linear_and_of_rows():
     assert {-1.0, 1.0} <= set(one.flatten().tolist())
 
 
-def test_sketch_channel_multiplies_sketches_of_one_key(example):
+def test_sketch_channel_multiplies_sketches_of_one_key(roster, example):
     theta, sent, clients, slope = example
-    mix, size = mixtures(theta, 3), 5
-    found = Sketch(size).gradient(mix, replies(answered(Sketch(size), mix, sent, clients)))
-    matrix = count_sketch(torch.eye(4, dtype=float64), mix.key, size)  # [d, size]
+    known, size = roster(3, size=4), 5
+    found = learned(Sketch(size=size), known, theta, clients)
+    matrix = count_sketch(torch.eye(4, dtype=float64), key(known.seed, "pfedgat", known.round), size)  # [d, size]
     gradients = torch.stack([c.gradient(t, None) for c, t in zip(clients, sent, strict=True)])
     close(found, gradients @ matrix @ matrix.T @ theta.T)
-    estimates = []
-    for seed in range(2000):
-        mix = mixtures(theta, 3, seed)
-        estimates.append(Sketch(2).gradient(mix, replies(answered(Sketch(2), mix, sent, clients))))
-    estimates = torch.stack(estimates)
+    rounds = (replace(known, round=t) for t in range(2000))
+    estimates = torch.stack([learned(Sketch(size=2), now, theta, clients) for now in rounds])
     close(estimates.mean(0), slope, atol=4 * float(estimates.std(0).max()) / 2000**0.5)

@@ -22,7 +22,6 @@ from kinfed.core.optimiser import SGD
 from kinfed.core.tasks import Regression
 from kinfed.data.federation import Federation
 from kinfed.methods import SFL, FedAGHN, FedCedar, Panacea, PFedGAT
-from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import Similarity
@@ -217,7 +216,7 @@ def attention(project, listen, speak, thetas):
 @pytest.mark.parametrize(("share", "rounds"), [(1.0, 3), *ROUNDS])
 @pytest.mark.parametrize("settings", [{"feedback": "test"}, {"feedback": "train"}], ids=str)
 def test_pfedgat(settings, share, rounds):
-    method = PFedGAT(Attention(heads=2, width=3), lr=0.3, **settings)
+    method = PFedGAT(heads=2, width=3, lr=0.3, **settings)
     ours = Ours(method, share, rounds)
     project, listen, speak = (t.numpy() for t in ours.begin.network)
     judged = ours.test if method.feedback == "test" else ours.train

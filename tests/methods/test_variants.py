@@ -23,15 +23,8 @@ from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, SFL
-from kinfed.methods.parts.attention import Attention, DynamicAttention
-from kinfed.methods.parts.features import Head, Update
-from kinfed.methods.parts.features import Sketch as Sketched
-from kinfed.methods.parts.feedback import Delta
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
 from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
-from kinfed.methods.parts.hedge import Hedge
-from kinfed.methods.parts.learned_graph import Logits, Projected
-from kinfed.methods.parts.short_feedback import Sketch, Spsa
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
 from kinfed.papers.sfl.released import Released
@@ -42,13 +35,12 @@ from kinfed.simulation.simulation import Simulation
 SIZES = (3, 7, 5, 9, 4)  # of training examples; batches of 4
 LINKS = [[0, 1, 0, 0, 0], [1, 0, 1, 0, 0], [0, 1, 0, 1, 0], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]]  # the last is alone
 ROUNDS, SHARE, SEED = 3, 0.4, 5  # two clients a round
-SMALL = Attention(heads=2, width=3)
 BASE = {
     "cfl": {"begin": 1, "eps1": 10.0, "eps2": 0.0, "linkage": "complete", "min_size": 2},
     "ifca": {"clusters": 2},
     "fedsem": {"clusters": 2},
     "fedcedar": {"clusters": 2},
-    "pfedgat": {"graph": SMALL, "lr": 1.0, "feedback": "held-out"},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
     "fedavg-ft": {"length": 1},
     "fedprox-ft": {"length": 1},
     "pfedhn": {"hidden": 5, "optimiser": SGD(0.01, momentum=0.9, weight_decay=0.001)},
@@ -183,17 +175,11 @@ VARIANTS = {
         {"neighbours": 2},
     ],
     "pfedgat": [
-        {"graph": Attention(heads=3, width=2, slope=0.1), "lr": 0.1},
-        {"graph": Projected(), "feedback": "train"},
-        {"graph": Logits()},
-        {"graph": Hedge(home=0.5, sharpness=2.0), "feedback": "validation"},
-        {"graph": DynamicAttention(heads=2, width=3)},
-        {"graph": replace(SMALL, features=Sketched(5))},
-        {"graph": replace(SMALL, features=Head()), "feedback": "test"},
-        {"graph": replace(SMALL, features=Update()), "channel": Delta(), "feedback": "train"},
-        {"channel": Sketch(8)},
-        {"channel": Spsa(probes=2, radius=0.1)},
-        {"graph": replace(SMALL, neighbours=1, memory=0.5)},
+        {"heads": 3, "width": 2, "slope": 0.1, "lr": 0.1},
+        {"feedback": "train"},
+        {"feedback": "validation"},
+        {"feedback": "test"},
+        {"sketch": 5},
     ],
 }
 COMMON = {setting.name for setting in fields(Method)}  # tried with every method in test_sharing

@@ -13,7 +13,6 @@ from kinfed.core.method import Roster
 from kinfed.core.seeding import tags
 from kinfed.experiments import config
 from kinfed.experiments.reproduction import MEASURES
-from kinfed.methods.parts.attention import Attention
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import Known
@@ -31,9 +30,9 @@ PRINTED = {
     ),
     "sfl/table1/metr_la": (20, 207, 128, None, None, {"structure": Known()}),
     "pfedgat/table1/cifar10/dirichlet": (
-        50, 10, 64, 5, 0.01, {"graph": Attention(heads=8, slope=0.2), "lr": 0.01, "feedback": "test"}
+        50, 10, 64, 5, 0.01, {"heads": 8, "slope": 0.2, "lr": 0.01, "feedback": "test"}
     ),
-    "pfedgat/table3/cifar10/50": (50, 50, 64, 5, 0.01, {"graph": Attention(heads=8)}),
+    "pfedgat/table3/cifar10/50": (50, 50, 64, 5, 0.01, {"heads": 8}),
     "fedaghn/table1/cifar10/dirichlet": (
         200, 20, 64, 5, 0.01, {"home": 0.03, "sharpness": 0.5, "lr": 0.005, "sign": "printed", "feedback": "train"}
     ),
@@ -182,7 +181,7 @@ def test_a_row_with_settings_of_its_own_is_another_method():
     column = table.columns["cifar10/iid"]
     methods = {name: config.resolve(table.raw(table.rows[name], column)).method for name in ("pfedgat", "pfedgat-fair")}
     assert (methods["pfedgat"].feedback, methods["pfedgat-fair"].feedback) == ("test", "held-out")
-    assert methods["pfedgat-fair"].graph == methods["pfedgat"].graph == Attention(heads=8)
+    assert methods["pfedgat-fair"].heads == methods["pfedgat"].heads == 8
 
 
 def test_a_file_of_your_own_goes_first(tmp_path, monkeypatch):

@@ -48,17 +48,16 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "SFL": Holds(models=3.2, uploads=1.9, graphs=1),
     "Known": Holds(pairs=8),
     "Similarity": Holds(pairs=12),
-    "PFedGAT": Holds(models=5, graphs=1),
+    "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
     "Hedge": Holds(models=5, pairs=4, cohort_pairs=6, graphs=1),
-    "Logits": Holds(pairs=4, cohort_pairs=3),
-    "Projected": Holds(pairs=7, cohort_pairs=3),
-    "Attention": Holds(cohort_pairs=30),
+    "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
+    "Projected": Holds(models=5, pairs=7, cohort_pairs=3, graphs=1),
 }
 
 
 LISTS = "set method.neighbours=20"
-ATTENTION = "set method.graph=attention, and have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"MessagePassing": LISTS, "FedAGHN": LISTS, "Hedge": ATTENTION, "Logits": ATTENTION, "Projected": ATTENTION}
+SELDOM = "have fewer clients take part in a round, such as participation=0.05"
+INSTEAD = {"MessagePassing": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
 
 
 class Part(NamedTuple):

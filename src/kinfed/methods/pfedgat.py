@@ -1,22 +1,38 @@
-"""pFedGAT: graph attention over clients' models, trained on held-out loss (Zhou et al., 2025, Equations 2 to 10)."""
+"""pFedGAT: a graph attention network mixes models, trained on held-out loss (Zhou et al., 2025, Equations 2 to 10).
 
+Differs: clients judge their mixtures on examples held out from training, not on test examples, which would leak, and
+answer with a gradient, as the losses that the paper uploads do not determine how the network should move.
+"""
+
+import warnings
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
+from torch.func import vjp
 
-from ..core.method import Method, Params
+from ..core.method import Compared, Method, Params
 from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
-from ..core.settings import Positive
+from ..core.settings import Count, CountOrZero, Positive
 from ..core.tables import put, take
-from ..core.trees import Like, PerClient, Shared, Tree, rows_replaced
-from ..ops.mixing import mix_freely
-from .parts.attention import Attention, DynamicAttention
-from .parts.feedback import Channel, Delta, Exact, Mixtures, Replies, Sent, Upload, begin
-from .parts.hedge import Hedge
-from .parts.learned_graph import LearnedGraph, Lesson, Logits, Projected
-from .parts.short_feedback import Sketch, Spsa
+from ..core.trees import Like, ModelOf, PerClient, Shared, Tree, rows_replaced
+from ..errors import UsageError
+from ..ops.mixing import mix_freely, weighted_mean
+from ..ops.similarity import inner
+from ..ops.sketch import count_sketch
+
+GIB = 1.0  # that the network may take; a larger one is refused
+PATIENCE, SLIGHT = 10, 0.05  # after so many rounds a run is told that its rows of weights differ by less than this
+
+
+class Heads(NamedTuple):
+    """The network: each of its H heads adds a score of the listener (who receives) and one of the speaker."""
+
+    project: Shared  # [H, f, m] W: one projection per head, from m features of a client
+    listen: Shared  # [H, f] the half of a that scores the listener
+    speak: Shared  # [H, f] the half that scores the speaker
 
 
 class Server(NamedTuple):
@@ -25,49 +41,137 @@ class Server(NamedTuple):
     network: Tree  # the graph network's parameters
     opt_state: Annotated[OptState, Like("network")]
     uploads: PerClient  # [N, d] the models as last trained
-    change: PerClient  # [N, d] the change by that training; [N, 0] unless the network uses it
     theta: PerClient  # [N, d] the models as last mixed, from which clients start
     present: PerClient  # [N] bool, in the cohort that was mixed last
     seen: PerClient  # [N] bool, has taken part
-    key: Shared  # [] int64 of the random draws about the last mixtures
     step: Shared  # [] how far the network moved in the last round
+
+
+class Upload(NamedTuple):
+    """What a client sends back."""
+
+    theta: ModelOf[PerClient]  # [d] its trained model
+    answer: PerClient  # [d] the gradient on its feedback examples at the mixed model that it received
 
 
 @dataclass(frozen=True)
 class PFedGAT(Method):
-    r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort, with weights $R$ that a `graph` learns.
+    r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort, with weights $R$ that a graph network computes.
 
-    Other clients keep their models, and one that has never taken part starts from the mean. What the graph learns from
-    is $G_{ij} = \partial L_i / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the
-    mixed model on its feedback examples. The paper's scalar losses do not determine that gradient: `channel` does.
+    $R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$, where $h_i$ is the
+    normalised $\theta_i$ (Equations 3 to 8). $W$ and $a$ take a step against the gradient of $\sum_i L_i$ by way of
+    $\partial L_i / \partial R_{ij} = \langle \nabla L_i, \theta_j \rangle$, where $L_i$ is the loss of the mixed model
+    on client $i$'s feedback examples (Equations 9 and 10). Other clients than the cohort keep their models; one that
+    has never taken part starts from the mean.
     """
 
-    graph: Attention | DynamicAttention | Projected | Logits | Hedge | LearnedGraph = Hedge()  # what computes R
-    lr: Positive = 2.0  # learning rate of the graph
-    channel: Exact | Delta | Sketch | Spsa | Channel = Exact()  # how the server obtains or estimates G
-    feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples of L_i; test leaks
+    heads: Count = 8  # H, how many heads are averaged
+    width: Count = 8  # f, how many numbers a head makes of a client's model: not printed
+    slope: float = 0.2  # of LeakyReLU below zero
+    lr: Positive = 0.01  # learning rate of the network
+    feedback: Literal["held-out", "validation", "train", "test"] = "held-out"  # examples of L_i; test leaks
+    sketch: CountOrZero = 0  # the network sees a count sketch of so many numbers, for large models; 0: the model
+    projections: ClassVar[int] = 1  # per head
     origin = "learned"
     mixes = "uploads"
 
-    def __post_init__(self):
-        super().__post_init__()
-        self.channel.check(feedback=self.feedback)
-
     def start(self, roster):
-        self.channel.check(optimiser=roster.training.optimiser)
-        theta, network = roster.copies(), self.graph.draw(roster)
+        theta, network = roster.copies(), self.draw(roster)
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        change = torch.zeros_like(theta) if self.graph.sees_updates else theta.new_zeros(len(roster), 0)
-        draw, still = key(roster.seed, "pfedgat", roster.round, device=theta.device), theta.new_zeros(())
-        return Server(network, SGD(self.lr).init(network), theta, change, theta, nobody, nobody, draw, still)
+        return Server(network, SGD(self.lr).init(network), theta, theta, nobody, nobody, theta.new_zeros(()))
+
+    def draw(self, roster):
+        """The first network, after Glorot and Bengio (2010)."""
+        size, generator = self.sketch or roster.layout.parameters, roster.generator("pfedgat")
+        gib = self.projections * self.heads * self.width * size * roster.theta.element_size() / 2**30
+        if gib > GIB:
+            raise UsageError(
+                f"pfedgat: a network of {self.heads} heads of width {self.width} over {size:,} features would take "
+                f"{gib:.3g} GiB, more than {GIB:g}; set method.sketch=4096, or fewer heads"
+            )
+
+        def glorot(fans, *shape):
+            """[H, f, ...] numbers."""
+            uniform = 2 * torch.rand(self.heads, self.width, *shape, generator=generator) - 1
+            return uniform.mul_((6 / fans) ** 0.5).to(roster.theta)
+
+        return self.network(glorot, size)
+
+    def network(self, glorot, size):
+        """The first network for so many features of a client."""
+        fans = 2 * self.width + 1
+        return Heads(glorot(size + self.width, size), glorot(fans), glorot(fans))
+
+    def features(self, roster, server, cohort):
+        """[K, m] h: what the network sees of the cohort, normalised (Equation 3)."""
+        rows = take(server.uploads, cohort)
+        learned = roster.layout.trainable_on(rows.device)
+        rows = rows if learned.all() else rows[:, learned]
+        if self.sketch:
+            rows = count_sketch(rows, key(roster.seed, "pfedgat.features", device=rows.device), self.sketch)
+        return F.layer_norm(rows, rows.shape[1:])
+
+    def scores(self, network, features):
+        """[H, K, K] each head's scores of speakers (columns) for listeners; features: [K, m] (Equations 4 and 5)."""
+        seen = torch.einsum("hfm,km->hkf", network.project, features)
+        listen = torch.einsum("hkf,hf->hk", seen, network.listen)
+        speak = torch.einsum("hkf,hf->hk", seen, network.speak)
+        return F.leaky_relu(listen[:, :, None] + speak[:, None, :], self.slope)
+
+    def weights(self, network, roster, server, cohort):
+        """[K, K] R, the weights of the mixture for each of the cohort; rows sum to one (Equations 6 and 7)."""
+        return self.scores(network, self.features(roster, server, cohort)).softmax(-1).mean(0)
+
+    def graph(self, roster, server, cohort):
+        """[K, K] the weights, which all functions of a round share."""
+        made_of = self, *server.network, server.uploads, cohort
+        return roster.memo.once("pfedgat", made_of, lambda: self.weights(server.network, roster, server, cohort))
 
     def send(self, roster, server, cohort):
-        return Sent(begin(server, cohort), self.channel.ask(Mixtures.of(roster, server, cohort)))
+        return Params(begin(server, cohort))
 
     def train(self, client, state, received):
-        answer = self.channel.answer(client, received.theta, received.request)
-        theta = client.descend(received.theta)
+        answer, theta = self.answer(client, received), client.descend(received.theta)
         return Params(theta), Upload(theta, answer)
+
+    def aggregate(self, roster, server, cohort, uploads, heard=None):
+        """The uploads of the cohort: [K] are kept, and the models of heard: [M], the cohort if None, mixed anew."""
+        server = self.learn(roster, server, cohort, uploads)
+        heard = cohort if heard is None else heard
+        server = server._replace(
+            uploads=put(server.uploads, cohort, uploads.theta),
+            present=torch.zeros_like(server.present).index_fill(0, heard, True),
+            seen=server.seen.index_fill(0, cohort, True),
+        )
+        weights, theta = self.graph(roster, server, heard), take(server.uploads, heard)
+        if roster.round + 1 == PATIENCE and len(heard) > 1 and apart(weights, weights.mean(0)).max() < SLIGHT:
+            warnings.warn(
+                f"pfedgat: after {PATIENCE} rounds its attention is the same for all clients, who are sent nearly one "
+                "mean, as by FedAvg; raise method.lr, or use the method kin",
+                stacklevel=2,
+            )
+        return server._replace(theta=put(server.theta, heard, mix_freely(weights, theta, roster.layout)))
+
+    def learn(self, roster, server, cohort, uploads):
+        """What the network learns from the last mixtures, of the clients that received one (Equations 9 and 10)."""
+        if not len(judging := server.present[cohort].nonzero().squeeze(1)):
+            return server._replace(step=torch.zeros_like(server.step))
+        mixed = server.present.nonzero().squeeze(1)
+        slopes = self.slopes(roster, server, cohort[judging], mixed, Upload(*(take(t, judging) for t in uploads)))
+        rows = torch.searchsorted(mixed, cohort[judging])
+        pull_back = vjp(lambda network: self.weights(network, roster, server, mixed)[rows], server.network)[1]
+        stepped, opt_state = SGD(self.lr).step(server.network, pull_back(slopes)[0], server.opt_state)
+        network = type(server.network)(*stepped)
+        moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
+        return server._replace(network=network, opt_state=opt_state, step=moved)
+
+    def answer(self, client, received):
+        """[...] what one client says of the mixture that it was sent: its gradient."""
+        return client.gradient(received.theta, client.held_out)
+
+    def slopes(self, roster, server, cohort, mixed, uploads):
+        """[J, M] the derivatives of the cohort's losses by the weights of the models that were mixed: [M]."""
+        return inner(uploads.answer, take(server.uploads, mixed))
 
     def join(self, roster, server, newcomers, uploads):
         """A newcomer's model is mixed with the last ones of all who have taken part."""
@@ -75,51 +179,22 @@ class PFedGAT(Method):
         after = self.aggregate(roster, server._replace(present=server.seen), newcomers, uploads, heard)
         return rows_replaced(server, newcomers, after)
 
-    def aggregate(self, roster, server, cohort, uploads, heard=None):
-        """The uploads of the cohort: [K] are kept, and the models of heard: [M], the cohort if None, mixed anew."""
-        heard = cohort if heard is None else heard
-        read = self.graph.sees_updates or self.graph.learns_from_updates or self.channel == Delta()
-        change = uploads.theta - begin(server, cohort) if read else uploads.theta.new_zeros(len(cohort), 0)
-        server = self._learn(roster, server, cohort, uploads.answer, change)._replace(
-            uploads=put(server.uploads, cohort, uploads.theta),
-            change=put(server.change, cohort, change) if self.graph.sees_updates else server.change,
-            present=torch.zeros_like(server.present).index_fill(0, heard, True),
-            seen=server.seen.index_fill(0, cohort, True),
-            key=key(roster.seed, "pfedgat", roster.round, device=roster.tags.device),
-        )
-        weights, theta = self.graph.weights(server.network, roster, server, heard), take(server.uploads, heard)
-        return server._replace(theta=put(server.theta, heard, mix_freely(weights, theta, roster.layout)))
-
-    def _learn(self, roster, server, cohort, answers, change):
-        """What the network learns from the last mixtures, of the clients that received one."""
-        if not len(judging := server.present[cohort].nonzero().squeeze(1)):
-            return server._replace(step=torch.zeros_like(server.step))
-        mix = Mixtures.of(roster, server, cohort[judging])
-        replies = Replies(take(answers, judging), take(change, judging))
-        gradient, rows = self.channel.gradient(mix, replies), torch.searchsorted(mix.mixed, cohort[judging])
-        network, opt_state = self.graph.learn(roster, server, Lesson(gradient, rows, mix, replies.change), self.lr)
-        moved = sum((new - old).square().sum() for new, old in zip(network, server.network, strict=True)).sqrt()
-        return server._replace(network=network, opt_state=opt_state, step=moved)
-
-    def add_clients(self, roster, server, newcomers):
-        wide = super().add_clients(roster, server, newcomers)
-        return wide._replace(network=self.graph.add_clients(roster, server.network, wide.network, newcomers))
-
     def relation(self, roster, server, cohort):
-        weights = self.graph.weights(server.network, roster, server, cohort)
+        weights = self.graph(roster, server, cohort)
         rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)
         if server.seen.any():
             rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
         return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
 
     def compared(self, roster, server):
-        return self.graph.compared(server.network, roster, server)
+        scores = self.scores(server.network, self.features(roster, server, roster.everyone))
+        return Compared("attention score, mean over heads", scores.mean(0))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        weights = self.graph.weights(server.network, roster, server, cohort)
+        weights = self.graph(roster, server, cohort)
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
             "entropy": roster.note(cohort, torch.special.entr(weights.clamp(min=0)).sum(1)),
-            "from uniform": roster.note(cohort, (weights - 1 / len(cohort)).abs().sum(1) / 2),  # total variation
+            "from uniform": roster.note(cohort, apart(weights, 1 / len(cohort))),
             "network step": server.step,
         }
 
@@ -128,3 +203,15 @@ class PFedGAT(Method):
 
     def personalise(self, client, state, received):
         return {"mixed": Params(received.theta), "own": state}
+
+
+def apart(weights, row):
+    """[K] how far rows of weights: [K, K] are from this one, in total variation."""
+    return (weights - row).abs().sum(1) / 2
+
+
+def begin(server, cohort):
+    """[K, d] the models that the cohort starts from: the mean of all for those who have never taken part."""
+    theta, new = take(server.theta, cohort), ~server.seen[cohort]
+    both = new.any() and server.seen.any()
+    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta
