@@ -38,21 +38,7 @@ ROUNDS, EXAMPLES = 2, 24  # of a published table's cell, and of each of its clie
 
 RENAMED = {  # what a case was called before its settings became parts
     "fedcedar-similarity=Softmax(tau=0.3)": "fedcedar-feature=centred-similarity=softmax-tau=0.3",
-    "fedaghn-feedback=train-tuning=Printed()": "fedaghn-feedback=train-sign=paper",
-    "fedaghn-granularity=model-tuning=Printed(sign=descent, without=p)": "fedaghn-granularity=model-ablation=without-p",
-    "fedaghn-tuning=Printed(sign=descent, shared=True)": "fedaghn-ablation=shared",
-    "fedaghn-tuning=Printed(sign=descent, without=q)": "fedaghn-ablation=without-q",
-    "fedaghn-tuning=Printed(sign=descent, without=p-q)": "fedaghn-ablation=without-p-q",
-    "pfedgat-graph=Attention(heads=3, width=2, slope=0.1)-lr=0.1": "pfedgat-heads=3-width=2-slope=0.1-lr=0.1",
-    "pfedgat-graph=Projected()-feedback=train": "pfedgat-graph=projected-feedback=train",
-    "pfedgat-graph=Logits()": "pfedgat-graph=logits-memory=0.5",
-    "pfedgat-graph=Attention(heads=2, width=3, features=Sketch(size=5))": "pfedgat-features=sketch-feature_size=5",
-    "pfedgat-graph=Attention(heads=2, width=3, features=Update())-channel=Delta()-feedback=train": (
-        "pfedgat-features=delta-channel=delta-feedback=train"
-    ),
-    "pfedgat-channel=Sketch(size=8)": "pfedgat-channel=sketch-sketch=8",
-    "pfedgat-channel=Spsa(probes=2, radius=0.1)": "pfedgat-channel=spsa-probes=2-radius=0.1",
-    "pfedgat-graph=Attention(heads=2, width=3, neighbours=1, memory=0.5)": "pfedgat-neighbours=1",
+    "pfedgat-sketch=5": "pfedgat-features=sketch-feature_size=5",
     "pfedhn-optimiser=SGD(lr=0.1)": "pfedhn-lr=0.1-momentum=0.0-weight_decay=0.0",
     "fedamp-alpha=0.05-sigma=2.0-pull=0.1": "fedamp-alpha=0.05-sigma=2.0",
     "fedamp-alpha=1.0-sigma=20.0-pull=0.2": "fedamp-pull=0.2",

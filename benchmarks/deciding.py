@@ -60,9 +60,9 @@ ASKED = {
         SHORT,
         {
             "attention-0.1-train": "method.lr=0.1 method.feedback=train",
-            "projected-0.01-test": "method.graph=projected",
+            "projected-0.01-test": 'method={name="kinfed.papers.pfedgat.graphs:Projected",lr=0.01,feedback="test"}',
             "attention-0.01-test": "",
-            "projected-0.1-train": "method.graph=projected method.lr=0.1 method.feedback=train",
+            "projected-0.1-train": 'method={name="kinfed.papers.pfedgat.graphs:Projected",lr=0.1,feedback="train"}',
         },
         "Here it is the form. With attention, the rate and the feedback of the other variant are not enough: the mixed "
         "model has "

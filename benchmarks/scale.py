@@ -28,8 +28,6 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.experiments import results
 from kinfed.methods import METHODS
-from kinfed.methods.parts.attention import Attention
-from kinfed.methods.parts.features import Sketch
 from kinfed.methods.parts.graph_hypernetwork import GCN
 from kinfed.methods.parts.heads import ChunkedHeads
 from kinfed.methods.sfl import Similarity
@@ -45,7 +43,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "fedrep": ({}, 100_000),  # this and the next have private states
     "local": ({}, 100_000),
     "sfl": ({"structure": Similarity(neighbours=20)}, 10_000),
-    "pfedgat": ({"graph": Attention(features=Sketch(), neighbours=20)}, 10_000),
+    "pfedgat": ({"sketch": 4096}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),
     "panacea": ({"encoder": GCN(sparse=True), "decoder": ChunkedHeads()}, 10_000),

@@ -27,7 +27,6 @@ from kinfed.core.model import Model
 from kinfed.core.seeding import key, tags
 from kinfed.core.tables import blank
 from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
-from kinfed.methods.parts.learned_graph import Projected
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
 from kinfed.ops.gemm import has_amx, objection
@@ -153,7 +152,7 @@ def steps(clock, known, theta, floor):
     yield "fedamp", clock.time(step(FedAMP(alpha=1.0, sigma=1e9), known, Params(theta))), half + floor(2, 1)
     cedar = FedCedar()
     yield "fedcedar", clock.time(step(cedar, known, Params(theta))), floor(1, 1, torch.float64) + floor(2)
-    gat = PFedGAT(Projected())
+    gat = PFedGAT(sketch=4096)
     yield "pfedgat", clock.time(step(gat, known, pfedgat.Upload(theta, slope))), half + floor(2, 1)
     aghn = FedAGHN()
     yield "fedaghn", clock.time(step(aghn, known, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)

@@ -68,7 +68,7 @@ GRID = {
         "pull": [0.03, 0.1, 0.3],
     },
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.03, 0.1, 0.3], "feedback": ["train", "held-out"]},
-    "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train", "held-out"]},
+    "pfedgat": {"lr": [0.01, 0.03, 0.1, 0.3], "feedback": ["train", "held-out"]},
 }
 
 
@@ -107,7 +107,7 @@ FEW = {
         "pull": [0.1],
     },
     "fedaghn": {"sharpness": [5.0, 10.0, 20.0], "home": [0.1, 0.3], "feedback": ["train"]},
-    "pfedgat": {"graph": ["attention", "projected"], "lr": [0.03, 0.1, 0.3], "feedback": ["train"]},
+    "pfedgat": {"lr": [0.01, 0.03, 0.1, 0.3], "feedback": ["train"]},
 }
 
 

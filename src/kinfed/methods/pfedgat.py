@@ -124,7 +124,7 @@ class PFedGAT(Method):
 
     def graph(self, roster, server, cohort):
         """[K, K] the weights, which all functions of a round share."""
-        made_of = self, *server.network, server.uploads, cohort
+        made_of = self, roster.seed, *server.network, server.uploads, cohort
         return roster.memo.once("pfedgat", made_of, lambda: self.weights(server.network, roster, server, cohort))
 
     def send(self, roster, server, cohort):
