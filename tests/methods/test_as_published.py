@@ -29,6 +29,13 @@ SIZES = (9, 12, 10, 14, 11, 9)  # of training examples
 BASE, HEAD = slice(0, 16), slice(16, 31)  # of theta: W1 [4, 3], b1 [4]; W2 [3, 4], b2 [3]
 LINKS = [[0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0], [0] * 6]
 PAPERS = {}  # name: the second implementation, and what it is given
+LATER = {
+    "pfedgat",
+    "pfedhn",
+    "panacea",
+    "pfedla",
+}  # compared at named settings only, in files of their own; only shrinks
+PUBLISHED = [name for family in FAMILIES.values() for name in family if family[name].title and name not in LATER]
 float64 = torch.float64
 
 
@@ -140,7 +147,7 @@ def replaced(theta, at, values):
     return theta
 
 
-@pytest.mark.parametrize("name", [name for family in FAMILIES.values() for name in family if family[name].title])
+@pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.filterwarnings("ignore")
 def test_its_defaults_are_the_paper(name):
     expected, given = PAPERS[name]
@@ -198,6 +205,18 @@ def per_fedavg(ours):
             ends.append(v)
         w = ours.mean(ends, EQUAL)
     return {"shared": [w] * N, "adapted": [w - 0.01 * slope(w, examples) for examples in ours.train]}
+
+
+@paper("fedatt")
+def fedatt(ours):
+    w, tensors = ours.theta, (slice(0, 12), slice(12, 16), slice(16, 28), slice(28, 31))
+    for _ in range(ROUNDS):
+        ends = [descended(w, examples) for examples in ours.train]
+        for at in tensors:
+            distances = torch.stack([(w[at] - end[at]).norm() for end in ends])
+            way = sum(a * (w[at] - end[at]) for a, end in zip(distances.softmax(0), ends, strict=True))
+            w = replaced(w, at, w[at] - 1.2 * way)
+    return {"shared": [w] * N}
 
 
 # A personal model beside the shared one
@@ -422,20 +441,24 @@ def smallest(q):
 
 @paper("fedcp")
 def fedcp(ours):
-    # Behind the base: shared head, personal head (15 each), policy (8 x 4 + 8, then two of 8), context (4).
-    def split(theta, x, noise=0.0):
-        z, at = features(theta, x), 46
-        policy, bias, scale, shift = theta[at : at + 32].view(8, 4), *theta[at + 32 : at + 56].view(3, 8)
-        scores = nn.functional.layer_norm((z * theta[102:106]) @ policy.T + bias, (8,), scale, shift).relu()
-        r, s = (scores.unflatten(-1, (2, 4)) + noise).softmax(1).unbind(1)
-        head = lambda one, z: z @ one[:12].view(3, 4).T + one[12:]  # noqa: E731
-        return head(theta[31:46], r * z) + head(theta[16:31], s * z)
+    # Behind the base: context v (4), shared head g and personal head h (15 each), policy (8 x 4, then three of 8).
+    context, generic, personal = slice(16, 20), slice(20, 35), slice(35, 50)
+
+    def split(theta, x, gumbel=0.0):
+        z, (bias, scale, shift) = features(theta, x), theta[82:106].view(3, 8)
+        scores = (z * theta[context]) @ theta[50:82].view(8, 4).T + bias
+        scores = nn.functional.layer_norm(scores, (8,), scale, shift).relu().view(len(x), 2, 4)
+        r, s = (scores + gumbel).softmax(1).unbind(1)
+        return sum(
+            part @ theta[head][:12].view(3, 4).T + theta[head][12:]
+            for part, head in ((r * z, personal), (s * z, generic))
+        )
 
     def received(theta):
-        context = theta[31:43].view(3, 4).sum(0)
-        return replaced(theta, slice(102, 106), context / context.norm())
+        v = theta[personal][:12].view(3, 4).sum(0)
+        return replaced(theta, context, v / v.norm())
 
-    moves = torch.tensor([k for k in range(102) if not 16 <= k < 31])
+    moves = torch.tensor([*range(16), *range(35, 106)])  # neither the context nor the shared head
     own = ours.copies()
     for t in range(ROUNDS):
         ends = []
@@ -449,9 +472,9 @@ def fedcp(ours):
                     return cross_entropy(split(theta, examples[0][at], gumbel), examples[1][at])
 
                 theta = descended(theta, (x, y), epochs=1, only=moves, loss=loss)
-            ends.append(replaced(theta, slice(16, 31), (theta[16:31] + theta[31:46]) / 2))
+            ends.append(replaced(theta, generic, (theta[generic] + theta[personal]) / 2))
         mean = ours.mean(ends)
-        own = [replaced(mean, slice(31, 46), end[31:46]) for end in ends]
+        own = [replaced(mean, personal, end[personal]) for end in ends]
     return {"split": [received(v) for v in own]}
 
 
@@ -567,6 +590,70 @@ def fedcedar(ours):
                 start[i] = centre
     tuned = [descended(v, examples) for v, examples in zip(start, ours.train, strict=True)]
     return {"received": start, "tuned": tuned}
+
+
+@paper("fedamp")
+def fedamp(ours):
+    alpha, sigma, pull = 100, 10_000, 1
+
+    def mixtures(own):
+        for i in range(N):
+            given = {j: alpha * math.exp(-float((own[i] - own[j]).square().sum()) / sigma) / sigma for j in range(N)}
+            kept = 1 - sum(weight for j, weight in given.items() if j != i)
+            yield kept * own[i] + sum(weight * own[j] for j, weight in given.items() if j != i)
+
+    own = ours.copies()
+    for _ in range(ROUNDS):
+        own = [
+            descended(v, examples, lambda v, u=u: pull / alpha * (v - u))
+            for v, u, examples in zip(own, list(mixtures(own)), ours.train, strict=True)
+        ]
+    return {"own": own, "mixed": list(mixtures(own))}
+
+
+@paper("heurfedamp")
+def heurfedamp(ours):
+    def mixtures(own):
+        for i in range(N):
+            others = [j for j in range(N) if j != i]
+            weights = torch.tensor([100 * cosine(own[i], own[j]) for j in others], dtype=float64).softmax(0)
+            yield 0.05 * own[i] + 0.95 * sum(a * own[j] for a, j in zip(weights, others, strict=True))
+
+    own = ours.copies()
+    for _ in range(ROUNDS):
+        own = [
+            descended(v, examples, lambda v, u=u: 1.0 * (v - u))
+            for v, u, examples in zip(own, list(mixtures(own)), ours.train, strict=True)
+        ]
+    return {"own": own, "mixed": list(mixtures(own))}
+
+
+@paper("pfedgraph")
+def pfedgraph(ours):
+    def collaboration(own, i):
+        """The weights of a mean, x, at which 0.8 |x - p|^2 - <s, x> is smallest, by bisection of their offset."""
+        cosines = torch.tensor([cosine(own[i] - ours.theta, v - ours.theta) for v in own], dtype=float64)
+        point = ours.shares + cosines / (2 * 0.8)
+        low, high = point.min() - 1, point.max()
+        for _ in range(200):
+            middle = (low + high) / 2
+            low, high = (middle, high) if (point - middle).clamp(min=0).sum() > 1 else (low, middle)
+        return (point - low).clamp(min=0)
+
+    own, graph = ours.copies(), None
+    for t in range(ROUNDS):
+        ends = []
+        for i, examples in enumerate(ours.train):
+            weights = ours.shares if graph is None else graph[i]
+
+            def loss(theta, examples, weights=weights, own=own, pull=0.01 if t else 0.0):
+                alike = sum(a * (theta @ v) / (theta.norm() * v.norm()) for a, v in zip(weights, own, strict=True))
+                return mean_loss(theta, examples) - pull * alike
+
+            ends.append(descended(ours.mean(own, weights), examples, loss=loss))
+        own = ends
+        graph = [collaboration(own, i) for i in range(N)]
+    return {"own": own, "mixed": [ours.mean(own, row) for row in graph]}
 
 
 def gains(theta, old, held):
