@@ -37,8 +37,10 @@ EXECUTORS = ("loop", "vmap", "fused")
 ROUNDS, EXAMPLES = 2, 24  # of a published table's cell, and of each of its clients
 
 RENAMED = {  # what a case was called before its settings became parts
-    "fedcedar-similarity=Softmax(tau=0.3)": "fedcedar-feature=centred-similarity=softmax-tau=0.3",
     "pfedgat-sketch=5": "pfedgat-features=sketch-feature_size=5",
+    "cfl-eps1=0.1": "cfl-split=Lengths(eps1=0.1, eps2=0.0)",
+    "cfl-eps2=9.0": "cfl-split=Lengths(eps1=10.0, eps2=9.0)",
+    "cfl-linkage=single-gamma=0.1": "cfl-split=Lengths(eps1=10.0, eps2=0.0, linkage=single, gamma=0.1)",
     "pfedhn-optimiser=SGD(lr=0.1)": "pfedhn-lr=0.1-momentum=0.0-weight_decay=0.0",
     "fedamp-alpha=0.05-sigma=2.0-pull=0.1": "fedamp-alpha=0.05-sigma=2.0",
     "fedamp-alpha=1.0-sigma=20.0-pull=0.2": "fedamp-pull=0.2",

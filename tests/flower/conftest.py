@@ -37,8 +37,8 @@ from kinfed.simulation.simulation import Simulation
 
 LINKS = ((0, 1), (1, 2), (2, 3), (0, 4), (1, 4))  # of clients; the last has none
 SETTINGS = {
-    "cfl": {"begin": 2, "split": {"name": "lengths", "eps1": 10.0, "eps2": 0.0}, "min_size": 2},
-    "fedcedar": {"clusters": 2, "similarity": {"name": "softmax", "tau": 0.5}},
+    "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0, "min_size": 2},
+    "fedcedar": {"clusters": 2},
     "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},
     "pfedgat": {"graph": {"name": "attention", "heads": 2, "width": 3}, "lr": 1.0},
     "pfedhn": {"hidden": 7},
