@@ -18,7 +18,6 @@ from .graph import Graph, Origin
 from .layout import Layout, head_of
 from .memo import Memo
 from .model import Model
-from .probe import Probe
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tables import put
@@ -59,7 +58,6 @@ class Roster:
     graph: Graph | None = None  # a known relation, [N, N]
     client_statistics: Tree = ()  # what the clients reported before round 1, [N, ...]
     round: int = 0
-    probe: Probe | None = None  # asks models random inputs
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 
     def __len__(self) -> int:

@@ -283,13 +283,7 @@ class Divided(Method):
     def _inner(self, roster: Roster) -> Roster:
         if self._cut.get("whole") is not roster.theta:  # it is the same in all rounds
             self._cut.update(whole=roster.theta, shared=self.sharing.cut(roster.theta))
-        probe = None if roster.probe is None else replace(roster.probe, complete=self._complete_with(roster.theta))
-        return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared, probe=probe)
-
-    def _complete_with(self, initial: Tensor) -> Callable[[Tensor], Tensor]:
-        """Makes whole models: [d] of shared parts: [d_s], with the initial model's personal part."""
-        personal = self.sharing.cut(initial, "personal")
-        return lambda theta: self.sharing.compose(theta, personal)
+        return replace(roster, theta=self._cut["shared"], layout=self.sharing.shared)
 
 
 class _Part:

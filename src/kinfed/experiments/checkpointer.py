@@ -147,7 +147,7 @@ class Checkpointer:
         known = roster.others(late)
         names = tuple(self._fleet.names[i] for i in known.tolist())
         whole = self.at._replace(state=self._fleet.states.keep(), how={**self._fleet.how, **self._fixed})
-        return Left(whole, replace(roster.part(known), probe=None), names)
+        return Left(whole, roster.part(known), names)
 
     def after(self, round: int, server: Tree, rounds: int) -> None:
         """Record a finished round; write a checkpoint if one is due and more rounds follow."""

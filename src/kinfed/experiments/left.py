@@ -148,7 +148,7 @@ class Former:
             return {name: file.get_tensor(held).clone() for name, held in wanted.items()}
 
     def roster(self, layout: Layout, training: Training, seed: int) -> Roster:
-        """What the server knew of its clients at the end; without a probe."""
+        """What the server knew of its clients at the end."""
         arrays = self._read("roster.", "statistics.")
         try:
             graph = Graph(arrays["roster.graph"], self._origin) if self._origin else None

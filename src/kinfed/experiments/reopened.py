@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from ..core.method import Compared
-from ..core.probe import Probe
 from ..core.sharing import divide
 from ..core.tasks import Task
 from ..errors import UsageError
@@ -27,8 +26,7 @@ class Reopened:
         roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
         model.theta = roster.theta.to(model.theta.dtype)
         self.method, self.model = divide(method, model)
-        probe = Probe(self.model, tuple(saved.summary.shape or ()), task, saved.summary.seed)
-        self.roster = replace(roster, layout=self.model.layout, probe=probe)
+        self.roster = replace(roster, layout=self.model.layout)
         self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
 
     def compared(self) -> Compared | None:

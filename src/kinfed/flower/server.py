@@ -18,7 +18,6 @@ from ..core.history import History
 from ..core.layout import Layout
 from ..core.method import Method, Roster
 from ..core.model import Model
-from ..core.probe import Probe
 from ..core.seeding import tags
 from ..core.sharing import Sharing, divide
 from ..core.summary import Summary
@@ -117,7 +116,6 @@ class _Run:
         shape, outputs, task = tuple(self.facts["shape"]), self.facts["outputs"], plan.read_task(self.facts["task"])
         initial = planned.model(shape, outputs, self.facts.get("description"))
         inner, self.model = divide(planned.learning.method, initial)
-        self.probe = Probe(self.model, shape, task, planned.learning.seed)
         dry_run = DryRun(planned, self.model, shape, outputs, task)
         invitation = _invitation(planned, self.facts, initial, self.model.layout)
         self.fleet = FlowerFleet(
@@ -332,7 +330,6 @@ class _Run:
             tags(self.fleet.names),
             plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
             self.fleet.state.client_statistics,
-            probe=self.probe,
         )
 
 

@@ -118,7 +118,6 @@ class Distributed:
             tags(self.names).to(self.device),
             graph,
             statistics,
-            probe=local.probe,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

@@ -17,7 +17,6 @@ from ..core.fleet import Key as Key
 from ..core.fleet import raise_if_diverged
 from ..core.method import Method, Roster
 from ..core.model import Model
-from ..core.probe import Probe
 from ..core.seeding import generator, tags
 from ..core.sharing import divide, undivided
 from ..core.trees import Tree, model_of, named
@@ -158,7 +157,6 @@ class Simulation:
             self.clients.tags,
             graph,
             self.client_statistics(),
-            probe=Probe(self.model, tuple(self.clients.pool.x.shape[1:]), self.task, self.seed),
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
