@@ -45,7 +45,6 @@ RENAMED = {  # what a case was called before its settings became parts
     "fedamp-alpha=0.05-sigma=2.0-pull=0.1": "fedamp-alpha=0.05-sigma=2.0",
     "fedamp-alpha=1.0-sigma=20.0-pull=0.2": "fedamp-pull=0.2",
     "fedamp-alpha=1.0-sigma=20.0-pull=0.1-neighbours=2": "fedamp-neighbours=2",
-    "fedatt-step=1.0-relative=True": "fedatt",
     "heurfedamp-sharpness=10.0-home=0.7-pull=1.0-neighbours=2": (
         "heurfedamp-attention=Heuristic(compare=models, share=0.0, pull=1.0)-neighbours=2"
     ),
