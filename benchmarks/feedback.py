@@ -1,7 +1,7 @@
 """Whether feedback on validation examples spoils the scores that they select: python benchmarks/feedback.py
 
 Methods whose feedback is the validation examples, beside the same with a ninth of the training examples set aside for
-it, on the sixteen federations of tune_strangers.py, with the library's default training. Prints, as means over
+it, on the sixteen federations of tune_federations.py, with the library's default training. Prints, as means over
 federations with their standard errors, in points: how far validation accuracy lies above test accuracy at the round
 and kind of model that validation selects, for each, and by how much the test accuracy of the first is higher.
 """
@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 import torch
-import tune_strangers
+import tune_federations
 
 import kinfed
 from kinfed.methods import METHODS
@@ -40,7 +40,9 @@ def main():
     parser.add_argument("--methods", default="hedge", help="methods with a setting feedback, separated by commas")
     args = parser.parse_args()
     for name in args.methods.split(","):
-        both = [[measured(METHODS[name](feedback=of), case, 0) for case in tune_strangers.cases(0)] for of in FEEDBACK]
+        both = [
+            [measured(METHODS[name](feedback=of), case, 0) for case in tune_federations.cases(0)] for of in FEEDBACK
+        ]
         (above, test), (above_aside, test_aside) = (np.array(found).T for found in both)
         print(f"{name}: validation above test {shown(above)}, with examples set aside {shown(above_aside)}", flush=True)
         print(f"{name}: test accuracy higher than with examples set aside by {shown(test - test_aside)}", flush=True)

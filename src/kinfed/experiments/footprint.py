@@ -35,6 +35,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Local": Holds(graphs=1),
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
+    "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=5.5, layer_graphs=1),
     "MessagePassing": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "PFedGraph": Holds(models=4.4, uploads=0.6, pairs=14, graphs=1),
     "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
@@ -49,7 +50,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Known": Holds(pairs=8),
     "Similarity": Holds(pairs=12),
     "PFedGAT": Holds(models=5, cohort_pairs=30, graphs=1),
-    "Hedge": Holds(models=5, pairs=4, cohort_pairs=6, graphs=1),
+    "Hedge": Holds(models=5, pairs=2, cohort_pairs=9, graphs=1),
     "Logits": Holds(models=5, pairs=4, cohort_pairs=3, graphs=1),
     "Projected": Holds(models=5, pairs=7, cohort_pairs=3, graphs=1),
 }
@@ -57,7 +58,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
 
 LISTS = "set method.neighbours=20"
 SELDOM = "have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"MessagePassing": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
+INSTEAD = {"Kin": LISTS, "MessagePassing": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
 
 
 class Part(NamedTuple):
@@ -80,8 +81,8 @@ def footprint(
     holds = Holds(*map(sum, zip(*(HOLDS[name] for name in names), strict=True)))
     layers = len(layout.layers) if getattr(method, "by_layer", True) else 1
     pairs = (holds.pairs + layers * holds.layer_pairs) * clients**2 + holds.cohort_pairs * cohort**2
-    if getattr(method, "neighbours", 0):  # lists in their place
-        pairs = 0
+    if neighbours := getattr(method, "neighbours", 0):  # lists in their place
+        pairs *= min(1, (neighbours + 1) / clients)
     kept = (holds.graphs + layers * holds.layer_graphs) * evaluations if clients <= engine.RELATED else 0
     instead = next((INSTEAD[name] for name in names if name in INSTEAD), FEWER)
     one_model = (

@@ -82,11 +82,15 @@ class Kin(GraphMethod):
         return Compared("cosine of how far models moved, smoothed", alike.mean(0))
 
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        rows = self.graph(roster, server, roster.everyone).view(-1, len(roster), len(roster))
-        kept, entropy = rows.diagonal(dim1=1, dim2=2).mean(0), torch.special.entr(rows).sum(2)
+        weights, still = self._attend(roster, server, roster.everyone)
+        rows = weights.rows.view(-1, *weights.rows.shape[-2:])  # [L, N, M], without a table [N, N]
+        itself = roster.everyone[:, None] == (roster.everyone if weights.near is None else weights.near)
+        mean = self._sizes(roster, server) / self._sizes(roster, server).sum()
+        own = torch.where(still, mean, (rows * itself).sum(2).mean(0))
+        mixed = torch.where(still, torch.special.entr(mean).sum().exp(), torch.special.entr(rows).sum(2).exp().mean(0))
         return super().diagnostics(roster, server, cohort, sent, uploads) | {
-            "own weight": kept,
-            "clients mixed": entropy.exp().mean(0),  # as many as have this entropy at equal weights
+            "own weight": own,
+            "clients mixed": mixed,  # as many as have this entropy at equal weights
         }
 
     def _known(self, roster, server, cohort):
