@@ -32,11 +32,12 @@ HEAVY |= {"uvicorn"}
 # Folders whose functions may import from kinfed itself, and why.
 LATE = {"cli": "so that help and errors about arguments need not wait for PyTorch"}
 LONGEST, MOST_ARGUMENTS = 50, 10
-METHOD_LINES, PART_LINES, METHOD_SETTINGS = 220, 130, 8
+METHOD_LINES, PART_LINES, METHOD_SETTINGS, REACH = 220, 130, 8, 300
 COMMON = {"personal", "frozen", "bn"}  # settings of every method, of which none is its own
 
 # What still exceeds. Each list only shrinks, and goes when it is empty.
 UPWARDS = {("core", "fused")}  # local training by fused steps
+FAR = {"panacea": 404}  # lines to read for a method: its file, and all of methods that it imports
 
 
 class Arrow(NamedTuple):
@@ -165,6 +166,22 @@ def test_methods_are_as_short_as_their_papers():
         assert not {name for name, count in lines.items() if count > most}
     settings = {name: {f.name for f in fields(METHODS[name])} - COMMON for name in METHODS}
     assert not {name for name, own in settings.items() if len(own) > METHOD_SETTINGS}
+
+
+def reach(name):
+    """Lines of a method's file and of all in methods that it imports, directly or not."""
+    ahead, seen = [name], set()
+    while ahead:
+        seen.add(here := ahead.pop())
+        ahead += [a.of for a in arrows() if a.by == here and folder(a.of) == "methods" and a.of not in seen]
+    return sum(len((ROOT / f"{one}.py").read_text().splitlines()) for one in seen - {"methods/__init__"})
+
+
+def test_a_method_is_read_whole_in_a_few_pages():
+    files = {module.rpartition(".")[2] for module in METHODS.attributes.values()}
+    lines = {file: reach(f"methods/{file}") for file in files}
+    assert not {file: count for file, count in lines.items() if count > FAR.get(file, REACH)}
+    assert all(lines[file] > REACH for file in FAR), "what no longer exceeds leaves the list"
 
 
 def test_the_page_has_the_figures_that_its_program_prints():
