@@ -190,3 +190,17 @@ def test_bytes_are_held_exactly_by_every_kind_of_float():
         assert model.theta.dtype == kind
         assert (int(tensors["steps"]), tensors["seen"].tolist()) == (-(2**62) - 12345, [-7, 300])
         assert torch.equal(model.layout.flatten(tensors), model.theta)
+
+
+class Doubled(nn.BatchNorm1d):
+    """A normalisation of the user's own, which keeps PyTorch's count of batches."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize("method", [kinfed.Local(), kinfed.FedAvg()], ids=["local", "fedavg"])
+def test_a_subclass_of_batch_norm_counts_its_clients_batches(method):
+    module = nn.Sequential(nn.Linear(4, 3), Doubled(3), nn.Linear(3, 2)).double()
+    run = fit(method, module=module)
+    assert [int(run.load_model(str(i))[1].num_batches_tracked) for i in range(len(SIZES))] == [3, 3, 3]

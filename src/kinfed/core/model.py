@@ -202,7 +202,7 @@ class Model:
                 f"buffer '{odd[0]}' of the model changes its shape or type in training, from "
                 f"{_form(before[odd[0]])} to {_form(after[odd[0]])}; register it as what it becomes"
             )
-        moved = {name for name, t in after.items() if not torch.equal(t, before[name])} - every.layout.norms
+        moved = {name for name, t in after.items() if not torch.equal(t, before[name])}
         small = {name for name in self.counters if before[name].nbytes <= SMALL}
         return self.carry(self.counters & (moved | small) if moved else ())
 
