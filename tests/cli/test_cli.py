@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.table import Table
 from rich.text import Text
 from safetensors.torch import load_file
 
@@ -479,6 +480,22 @@ def test_a_page_that_cannot_be_opened_is_said(tmp_path, monkeypatch, capsys):
         why = {None: "there is no display", False: "no browser could be started"}.get(works)
         assert (f"it was not opened, as {why} here: open {run}/report.html in a browser" in said) == (not works)
     assert opened == [(run / "report.html").as_uri()] * 2
+
+
+@pytest.mark.parametrize("width", [20, 40, 47, 60, 80])
+def test_no_name_and_no_digit_of_a_table_is_cut_off(width):
+    """On a terminal that is too narrow a table goes on behind its edge: 77.78 is not 77.7, and no row lacks its name."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("method", overflow="fold")
+    table.add_column("what it is for")
+    for number in ("77.78", "+3.3 (-1.4 to +8.1)", "100.00"):
+        table.add_column(number, justify="right", no_wrap=True)
+    table.add_row("fedaghn", "words that may wrap", "77.78", "+3.3 (-1.4 to +8.1)", "100.00")
+    console = Literal(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
+    console.print(table)
+    printed = console.file.getvalue()
+    assert all(printed.count(number) == 2 for number in ("77.78", "+3.3 (-1.4 to +8.1)", "100.00"))
+    assert {"fedaghn", "words", "that", "may", "wrap"} <= set(printed.split())
 
 
 @pytest.mark.parametrize("terminal", [True, False])

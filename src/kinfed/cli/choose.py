@@ -142,7 +142,7 @@ def _ranking(choice: dict[str, Any], summary: Summary) -> Table:
     unit = ", %" * share
     shown.add_column("candidate", no_wrap=True)
     for heading in ("rounds", f"validation\n{metric}{unit}", "over the better of\nLocal and FedAvg"):
-        shown.add_column(heading, justify="right", vertical="bottom")
+        shown.add_column(heading, justify="right", vertical="bottom", no_wrap=True)
     for row in [row for row in choice["ranking"] if "problem" not in row][:SHOWN]:
         name = row["candidate"] + " *" * row["chosen"]
         gain = ""

@@ -5,27 +5,45 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from ..report.grid import Grid
+
+WIDEST = 1000  # characters of a table
 
 
 class Literal(Console):
     """A console that shows text as it is: [red] and :o: may be parts of a folder's name.
 
     What is printed with `soft_wrap` may hold a path or a command to copy, so its words are never broken: a terminal
-    wraps it between words, and a file or a pipe is given it as one line.
+    wraps it between words, and a file or a pipe is given it as one line. A table is as wide as its words and numbers
+    need, as a number without its last digits is another one; a narrower terminal wraps its lines.
     """
 
     def __init__(self, **how: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **how)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **how: Any) -> None:
-        """Print as rich does."""
+        """Print as rich does, but for what does not fit."""
         if soft_wrap and self.is_terminal:
             objects = tuple(self._wrapped(one) for one in objects)
+        for table in objects:
+            if isinstance(table, Table):
+                self._keep_whole(table)
+                how["crop"] = False
         super().print(*objects, soft_wrap=soft_wrap, **how)
+
+    def _keep_whole(self, table: Table) -> None:
+        """Give each column the width below which its words, or its lines that may not wrap, would be cut."""
+        unbounded = self.options.update(max_width=WIDEST)
+        for column in table.columns:
+            sizes = [self.measure(cell, options=unbounded) for cell in (column.header, *column.cells)]
+            column.min_width = max(one.maximum if column.no_wrap else one.minimum for one in sizes)
+        needed = sum((column.min_width or 0) + table.padding[1] for column in table.columns)
+        if needed > self.width:  # rich would leave out columns
+            table.width = needed
 
     def _wrapped(self, what: Any) -> Any:
         """Text in lines that fit, as far as its words do; anything else as it is."""

@@ -31,7 +31,6 @@ OWN_COLUMNS = frozenset(
     ["mean", "std", *FEW, "std_seeds", "round", "validation", "pooled", *BY_CLASS, *COUNTS, "r2_clients"]
 )
 TWENTY = 20  # with fewer clients, 5 % are less than one client
-WIDEST = 1000  # characters of a table
 SILENCE = 60.0  # seconds after which a log is told how far a run is
 MODELS = {  # the names that methods use for scored models
     "own": "the client's, after local training",
@@ -203,9 +202,7 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
         f"{summary.method} on {summary.dataset}: {several(summary.clients, 'client')}, "
         f"{several(summary.rounds, 'round')}, {summary.parameters:,} parameters, {_seeds(summary)}"
     )
-    scores = _scores(summary)
-    scores.width = console.measure(scores, options=console.options.update(max_width=WIDEST)).maximum
-    console.print(scores, crop=False)  # on a narrower terminal, too, no digit is cut off
+    console.print(_scores(summary))
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
