@@ -1,6 +1,7 @@
 """How long the report page takes to open in Chromium, on the clock and of the processor, by the number of clients.
 
     python benchmarks/report_page.py [--clients 20,207,2000] [--times 5]
+    python benchmarks/report_page.py --picture RUN    # draws docs/report-top.png, the top of that run's page
 
 Made-up runs of 20 rounds, with Local and FedAvg beside them. The clock runs from the page's address to its first
 drawing, in a new tab each time; the best of several is given, as other programs can only delay it.
@@ -23,16 +24,18 @@ from kinfed.experiments.run_folder import RunFolder
 from kinfed.report.page import write
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
+TOP = Path(__file__).parents[1] / "docs" / "report-top.png"
 
 
 def main():
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("--clients", default="20,207,2000")
     asked.add_argument("--times", type=int, default=5)
+    asked.add_argument("--picture", type=Path, metavar="RUN")
     asked = asked.parse_args()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for count in map(int, asked.clients.split(",")):
+        for count in map(int, asked.clients.split(",") if asked.picture is None else ()):
             run = made_up(Path(folder) / str(count), count)
             begin, page = time.process_time(), Path(folder) / f"{count}.html"
             write([run], page)
@@ -43,7 +46,19 @@ def main():
                 f"{count:,} clients: {size:.2f} MB, written in {wrote:.1f} s of the processor; open in {best}",
                 flush=True,
             )
+        if asked.picture is not None:
+            write([asked.picture], page := Path(folder) / "page.html")
+            draw_top(browser, page)
         browser.close()
+
+
+def draw_top(browser, page):
+    """Draw what stands before the graph."""
+    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+    tab.goto(page.as_uri())
+    tab.locator("body[data-drawn]").wait_for(state="attached")
+    end = tab.locator("#graph").bounding_box()["y"]
+    tab.screenshot(path=TOP, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": end - 20})
 
 
 def made_up(path, count):

@@ -56,7 +56,7 @@ def table(tmp_path, run_of):
 def test_of_a_published_table_the_table_comes_first_and_each_column_has_its_runs(table):
     front = front_of(table)
     assert front.headline.startswith("fedaghn.table1: Accuracy of 20 clients")
-    assert front.lead == "6 numbers measured here, 4 of them beside one of 5 in print; 6 with 1 seed."
+    assert front.lead == "6 numbers measured here, beside 4 of the 5 in print; 6 with 1 seed."
     [rows] = front.tables[0].blocks
     assert rows[0] == ["Fedaghn", "65.00 ★\nprinted 90.50", "65.00 ★\nprinted 90.50"]
     assert rows[1] == ["Twin", "55.00", "55.00"]

@@ -109,6 +109,7 @@ def test_the_verdict_comes_first_and_cautions_are_said(pair, tmp_path, run_of):
     sentence = text[text.index("<h1>") : text.index("</header>")]
     assert "Cannot tell from 40 test examples of 4 clients" in sentence
     assert "+12.5 points on average over learning alone" in sentence
+    assert "0 gain" not in sentence  # in the largest type beside "helps" it would read as a failure
     assert "<b>No Local</b>" not in text
     for name in ("fedaghn", "local"):
         assert str(escape(f"{METHODS.summary(name)} Differs: {METHODS.differs(name)}")) in text
@@ -137,7 +138,8 @@ def test_among_several_methods_the_verdict_knows_of_the_choice(pair, tmp_path, r
     other = run_of(tmp_path / "other", [[0.5, 0.5, 0.5, 0.5]], [WEIGHTS], method="pfedgat")
     data = data_of(text := page([pair, other]))
     assert data["methods"][data["main"]]["method"] == "fedaghn"
-    assert "chosen among 2 candidates" in text
+    assert re.search(r"<h1>[^<(]+</h1>", text)  # who was chosen among whom stands in the sentence
+    assert '<p class="lead">fedaghn, chosen among 2 candidates: ' in text
     assert "fedaghn is judged: its validation score is the best" in text
     assert "is judged" not in page([pair])
 

@@ -95,10 +95,10 @@ def _table(path: Path, lines: Lines) -> Front:
     measured = [line for line in lines if line["ours"]]
     if not measured:
         raise UsageError(f"{path} holds a published table of which no run is finished yet")
-    printed = [line for line in lines if line["paper"]]
-    both = sum(bool(line["ours"]) for line in printed)
+    # Several of our columns may stand for one of the paper's, on all its data and on a part of them.
+    printed, both = ({_figure(line) for line in some if line["paper"]} for some in (lines, measured))
     seeds = Counter(int(line["seeds"] or 0) for line in measured)
-    lead = f"{several(len(measured), 'number')} measured here, {both} of them beside one of {len(printed)} in print; "
+    lead = f"{several(len(measured), 'number')} measured here, beside {len(both)} of the {len(printed)} in print; "
     lead += ", ".join(f"{count} with {several(size, 'seed')}" for size, count in sorted(seeds.items()))
     statistics = path / "statistics" / "statistics.md"
     found = of_markdown(statistics.read_text(encoding="utf-8")) if statistics.is_file() else []
@@ -117,6 +117,11 @@ def _table(path: Path, lines: Lines) -> Front:
         ranks if ranks.is_file() else None,
         "Mean ranks of the methods over columns; those that a bar joins do not differ.",
     )
+
+
+def _figure(line: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells a printed number from others: its row and its column in print."""
+    return tuple(line[key] for key in ("printed", "dataset", "setting", "metric", "paper"))
 
 
 def _known(path: Path) -> tuple[str, str, str]:

@@ -201,7 +201,9 @@ def _sentence(gathered: Gathered, judged: dict[str, Any] | None) -> tuple[str, s
         head, _, rest = judged["sentence"].partition(": ")
         if rest.startswith(f"{row.metric} "):
             rest = rest.replace(row.metric, word(row.metric), 1)
-        return head[:1].upper() + head[1:], rest[:1].upper() + rest[1:] + "."
+        head, _, by = head.removesuffix(")").partition(" (")
+        rest = f"{by}: {rest}" if by else rest[:1].upper() + rest[1:]
+        return head[:1].upper() + head[1:], f"{rest}."
     score = f"{row.method} has a mean test {word(row.metric)} of {_score(row, row.mean, True)} over "
     score += several(row.clients, "client")
     if row.method == "local" or gathered.at("local") is not None:
@@ -228,7 +230,8 @@ def _facts(row: Row, judged: dict[str, Any] | None) -> list[tuple[str, str, str]
             facts.append((mean, f"{_gain_unit(row)} over {name}", interval))
     if judged is not None and row.method != "local" and _by_example(row):
         gain, lose, rest = (len(judged[side]) for side in ("gain", "lose", "undecided"))
-        facts.append((f"{gain:,} gain, {lose:,} lose", "clients, beyond noise", f"{rest:,} undecided"))
+        if gain or lose:  # else the sentence says that no client's difference can be told
+            facts.append((f"{gain:,} gain, {lose:,} lose", "clients, beyond noise", f"{rest:,} undecided"))
     return facts
 
 
