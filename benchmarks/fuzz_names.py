@@ -25,8 +25,9 @@ import numpy as np
 import polars
 from fuzz import PICTURES
 from fuzz_cases import Draw, Post, Wrong, cli
-from page import put, version
+from page import put
 
+import kinfed
 from kinfed import UsageError, load_model, load_run
 from kinfed.cli.predict import opened
 from kinfed.data.forms import MISSING
@@ -316,7 +317,8 @@ def main():
     text = [
         "## Names",
         "",
-        f"Written by `python benchmarks/fuzz_names.py --cases {asked.cases} --seed {asked.seed}` with {version()}:",
+        f"Written by `python benchmarks/fuzz_names.py --cases {asked.cases} --seed {asked.seed}` with kinfed "
+        f"{kinfed.__version__}:",
         f"{asked.cases} cases in {(time.monotonic() - begin) / 60:.0f} minutes. Columns, clients, classes, categories, "
         f"newcomers and sites are called by {len(NAMES)} names or two",
         "of them together: words of the commands and of ONNX, truth values, numbers, slashes, quotes, line breaks,",
