@@ -484,7 +484,7 @@ def test_a_page_that_cannot_be_opened_is_said(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("width", [20, 40, 47, 60, 80])
 def test_no_name_and_no_digit_of_a_table_is_cut_off(width):
-    """On a terminal that is too narrow a table goes on behind its edge: 77.78 is not 77.7, and no row lacks its name."""
+    """A table that is too wide for the terminal goes on: 77.78 is not 77.7, and no row lacks its name."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", overflow="fold")
     table.add_column("what it is for")
