@@ -44,11 +44,8 @@ def remembered(out: Path) -> list[str]:
 def sentences(known: Sequence[str], seconds: float) -> list[str]:
     """What a table was made with, and how long its runs have trained."""
     said = [f"Made with {line}." for line in known]
-    return (
-        [*said, f"Training of all runs: {duration(seconds)} by the clock, beside whatever else ran."]
-        if seconds
-        else said
-    )
+    took = f"Training of all runs: {duration(seconds)} by the clock, beside whatever else ran."
+    return [*said, took] if seconds else said
 
 
 def duration(seconds: float) -> str:
