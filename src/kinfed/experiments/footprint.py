@@ -36,8 +36,9 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
     "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=5.5, layer_graphs=1),
-    "MessagePassing": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
-    "PFedGraph": Holds(models=4.4, uploads=0.6, pairs=14, graphs=1),
+    "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
+    "HeurFedAMP": Holds(models=5.4, uploads=0.7, pairs=8, graphs=1),
+    "PFedGraph": Holds(models=6.5, uploads=1.2, pairs=14, graphs=1),
     "FedAGHN": Holds(models=5.6, uploads=0.5, layer_pairs=5.7, layer_graphs=1),
     "FedFomo": Holds(models=11, uploads=4.5, pairs=10, graphs=1),
     "DPFL": Holds(models=21, uploads=9, pairs=10, graphs=1),
@@ -58,7 +59,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
 
 LISTS = "set method.neighbours=20"
 SELDOM = "have fewer clients take part in a round, such as participation=0.05"
-INSTEAD = {"Kin": LISTS, "MessagePassing": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
+INSTEAD = {"Kin": LISTS, "FedAMP": LISTS, "HeurFedAMP": LISTS, "FedAGHN": LISTS, "PFedGAT": SELDOM}
 
 
 class Part(NamedTuple):
