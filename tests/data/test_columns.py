@@ -369,3 +369,26 @@ def test_a_table_without_numbers_is_read_without_a_warning(recwarn):
     finally:
         torch.set_warn_always(False)
     assert not recwarn.list
+
+
+def test_numbers_with_words_in_earnest_are_categories_and_a_few_words_are_an_error():
+    cells = ["0", "1", "2", "3+"]
+    with pytest.warns(UserWarning, match=r"column 'c' has few different cells, some of them words such as '3\+'"):
+        found = kinfed.from_frame(table_of(cells * 15), **HOW)
+    assert found.columns.names == ["x", "c=0", "c=1", "c=2", "c=3+"]
+    few = ["0", "1", "2", "5"] * 15
+    few[7] = "3+"
+    with pytest.raises(UsageError, match=r"row 8, column 'c': '3\+' is not a finite number"):
+        kinfed.from_frame(table_of(few), **HOW)
+    measured = [f"{i}.5" for i in range(50)] + ["none of it"] * 10
+    with pytest.raises(UsageError, match=r"row 51, column 'c': 'none of it' is not a finite number \(and 9 more\)"):
+        kinfed.from_frame(table_of(measured), **HOW)
+
+
+@pytest.mark.parametrize(
+    ("cells", "labels"),
+    [(["0", "1", "2"], True), (["1", "2", "3", "4", "5"], True), (["0", "2", "4", "6", "8", "10"], False)],
+)
+def test_whole_numbers_with_gaps_are_numbers_to_predict_and_codes_without_are_labels(cells, labels):
+    found = kinfed.from_frame(table_of(cells * 20), client="who", target="c")
+    assert isinstance(found.task, kinfed.Classification) == labels

@@ -34,11 +34,11 @@ def test_the_interval_by_hand():
     assert found.over["local"].mean == pytest.approx(0.25)
     assert found.over["local"].low == pytest.approx(0.25 - half)
     assert found.over["local"].high == pytest.approx(0.25 + half)
-    # Five candidates: t(3) at 99.5 % is 5.840909.
+    # A choice among five, made on other examples, leaves the interval as it is.
     chosen = of_accuracy("cfl", right(12, 14, 16, 18), right(10, 10, 10, 10), candidates=5)
-    assert chosen.over["local"].high == pytest.approx(0.25 + 5.840909310 * math.sqrt(1 / 60) / 2)
-    assert chosen.sentence.startswith("cannot tell from 80 test examples of 4 clients (cfl, chosen among 5 candidates)")
-    assert "95 % interval -12.7 to 62.7, corrected for that choice" in chosen.sentence
+    assert chosen.over == found.over
+    assert chosen.sentence.startswith("learning from others helps (cfl, chosen among 5 candidates): +25.0 points")
+    assert "(95 % interval 4.5 to 45.5)" in chosen.sentence
 
 
 def test_who_gains_and_loses_by_the_sign_test():
@@ -64,13 +64,38 @@ def test_errors_are_compared_by_ranks_and_in_per_cent():
     assert (found.gain, found.undecided) == ([], ["a", "b"])  # 0.03125 is above 0.05 / 2
     alone = judge("sfl", [mine[0][:1] * 2], [local[0][:1] * 2], names=["a", "b"], metric="mae", higher_is_better=False)
     assert alone.gain == ["a", "b"]
-    # Mean errors 0.9 and 0.9 against 1.25 and 1.2: 0.35 and 0.3 of 1.225.
-    assert found.over["local"].mean == pytest.approx(0.325 / 1.225)
-    assert found.sentence.startswith(
-        "learning from others helps: mae 26.5 % lower on average than when learning alone ("
+    # Mean errors 0.9 and 0.9 against 1.25 and 1.2: the geometric mean of 0.72 and 0.75.
+    assert found.over["local"].mean == pytest.approx(1 - math.sqrt(0.72 * 0.75))
+    assert "mae 26.5 % lower on average than when learning alone (no interval, from 2 clients)" in found.sentence
+
+
+def test_errors_have_intervals_of_their_logarithms_that_stay_below_a_hundred_per_cent():
+    """Ratios 0.5, 0.4, 0.1 and 0.25: logarithms of mean -1.3249 and deviation 0.7036; t(3) at 97.5 % is 3.182446."""
+    local, mine = (
+        [[np.full(3, one) for one in (2.0, 5.0, 10.0, 4.0)]],
+        [[np.full(3, one) for one in (1.0, 2.0, 1.0, 1.0)]],
     )
-    worse = judge("sfl", local, mine, names=["a", "b"], metric="mae", higher_is_better=False)
-    assert "keep your own models (method=local); sfl: mae 36.1 % higher on average than when" in worse.sentence
+    how = {"names": ["a", "b", "c", "d"], "metric": "mae", "higher_is_better": False}
+    found = judge("sfl", mine, local, **how).over["local"]
+    logs = np.log([0.5, 0.4, 0.1, 0.25])
+    half = 3.182446305 * logs.std(ddof=1) / 2
+    assert found.relative
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        tuple(1 - math.exp(one) for one in (logs.mean(), logs.mean() + half, logs.mean() - half))
+    )
+    assert found.high < 1
+    worse = judge("sfl", local, mine, **how)
+    assert "keep your own models (method=local); sfl: mae 276.1 % higher on average than when" in worse.sentence
+    # Where an error is zero no ratio is defined: differences are in the metric's unit.
+    none = judge("sfl", [[np.zeros(3), *mine[0][1:]]], local, **how)
+    assert not none.over["local"].relative
+    assert none.over["local"].mean == pytest.approx((2 + 3 + 9 + 3) / 4)
+    assert "-4.25 mae on average over learning alone (95 % interval -9.34 to 0.844)" in none.sentence
+
+
+def test_what_is_not_clear_over_one_model_for_all_is_said_to_be_unclear():
+    found = of_accuracy("cfl", right(18, 17, 18, 19), right(10, 10, 10, 10), right(17, 18, 18, 17))
+    assert "; whether that is more than one model for all is worth cannot be told: +2.5 over" in found.sentence
 
 
 @pytest.mark.parametrize(
@@ -156,7 +181,7 @@ def test_of_fedavg_and_local_themselves():
     assert own.sentence == (
         "one model for all does not help here, and no candidate was clearly better than learning alone on validation "
         "examples: keep your own models (method=local, chosen among 3 candidates); on test examples +40.0 points on "
-        "average over one model for all (95 % interval 30.1 to 49.9, corrected for that choice)"
+        "average over one model for all (95 % interval 33.5 to 46.5)"
     )
 
 
@@ -192,16 +217,24 @@ def test_without_an_estimate_of_the_noise_nothing_is_claimed():
     """One client, or clients that all differ by the same, such as one test example each."""
     one = of_accuracy("cfl", right(18), right(10))
     assert one.sentence == "there is one client, which has nobody to learn from: keep its own model (method=local)"
-    assert one.to_dict()["over"]["local"] == {"mean": pytest.approx(0.4), "low": None, "high": None}
+    assert one.to_dict()["over"]["local"] == {
+        "mean": pytest.approx(0.4),
+        "low": None,
+        "high": None,
+        "relative": False,
+    }
     json.dumps(one.to_dict(), allow_nan=False)
     few = of_accuracy("cfl", right(1, 1, 1, of=1), right(0, 0, 0, of=1))
     assert few.sentence == (
         "cannot tell from 3 clients with one score each: +100.0 points on average over learning alone "
-        "(no interval: every client differs by as much); one score each does not tell which clients gain"
+        "(no interval, as every client differs by as much); one score each does not tell which clients gain"
     )
-    tied = of_accuracy("cfl", right(10, 10), right(10, 10))
+    tied = of_accuracy("cfl", right(10, 10, 10), right(10, 10, 10))
     assert tied.over["local"] == replace(tied.over["local"], mean=0.0, low=0.0, high=0.0)
-    assert tied.undecided == ["c0", "c1"]
+    assert tied.undecided == ["c0", "c1", "c2"]
+    two = of_accuracy("cfl", right(18, 17), right(10, 10))
+    assert two.sentence.startswith("cannot tell from 40 test examples of 2 clients: +37.5 points on average over")
+    assert "(no interval, from 2 clients)" in two.sentence
 
 
 def test_seeds_are_averaged_and_their_p_values_merged():

@@ -89,6 +89,7 @@ def _choose(args: argparse.Namespace, console: Console) -> None:
         args.seeds,
         args.jobs,
         grid,
+        **own_file.door(args),
     )
     show_choice(choose_for(request, args, console), args, console)
 

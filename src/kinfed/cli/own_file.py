@@ -45,12 +45,20 @@ def is_table(source: str) -> bool:
     return bool(kind_of(source))
 
 
+def door(args: argparse.Namespace) -> dict[str, bool]:
+    """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
+    yours = is_table(args.source)
+    named = any(one.partition("=")[0].partition(".")[0] == "model" for one in args.overrides)
+    return {"models": yours and not named, "beside": yours, "refit": yours and args.refit}
+
+
 def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
     """The raw config of a table, or of what else a command takes; a table's has a method only if one is named."""
     if is_table(source):
         ignored = [name.strip() for name in args.ignore.split(",") if name.strip()]
         named = [f'method.name="{method}"'] if method else []
         left_out = [f"federation.dataset.ignore={ignored}"] if ignored else []
+        args.refit, args.overrides = _refit(args.overrides)
         args.frame = open_table(source, args.query)  # kept for `dataset`, as reading may take long
         overrides = [*left_out, *named, *args.overrides]
         return own_table.config(source, args.client, args.target, overrides, args.query, args.frame)
@@ -63,6 +71,14 @@ def read(source: str, args: argparse.Namespace, method: str = "") -> Table:
             f"--target COLUMN{chosen}"
         )
     return config.read(source, args.overrides)
+
+
+def _refit(overrides: list[str]) -> tuple[bool, list[str]]:
+    """Whether the winner is trained once more on all rows, and the other settings."""
+    said = [one.partition("=")[2] for one in overrides if one.partition("=")[0] == "refit"]
+    if wrong := [one for one in said if one not in ("true", "false")]:
+        raise UsageError(f"refit is true or false; got {wrong[0]!r:.80}")
+    return "false" not in said[-1:], [one for one in overrides if one.partition("=")[0] != "refit"]
 
 
 def check_no_file(source: str) -> None:

@@ -182,7 +182,7 @@ def _tell(experiment: Experiment, args: argparse.Namespace, console: Console) ->
 def _choose(raw: Table, args: argparse.Namespace, console: Console) -> None:
     """Train on a table with the method that suits it."""
     stem = Path("runs") / called(raw["federation"]["dataset"]) / time.strftime("%Y-%m-%d-%H%M%S")
-    request = Request(raw, args.out or stem, data_dir(args), args.budget)
+    request = Request(raw, args.out or stem, data_dir(args), args.budget, **own_file.door(args))
     if args.track:
         raise UsageError("--track goes with --method: finding a method trains many runs; track the one that it finds")
     if args.beside != "auto":

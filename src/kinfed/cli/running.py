@@ -205,12 +205,27 @@ def describe(summary: Summary, console: Console, hint: bool = False, verbose: bo
     console.print(_scores(summary))
     for line in (*_notes(summary), *(_carried_out(summary) if verbose else ())):
         console.print(line)
+    if summary.outside:
+        console.print(_outside(summary, summary.outside), crop=False)
     console.print(f"everything is in {summary.out}", soft_wrap=True)
     if summary.verdict is not None:
         console.print(summary.verdict["sentence"])
     elif hint and summary.method != "local":
         console.print("not compared with learning alone, as training that too is not cheap here; to do so:")
         console.print(f"kinfed resume {summary.out} --beside local,fedavg", soft_wrap=True)
+
+
+def _outside(summary: Summary, rows: list[dict[str, Any]]) -> Table:
+    """What standard models do without a federation, on the same test rows."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("what you could do without a federation", no_wrap=True)
+    unit = "%" if summary.is_share else summary.unit
+    shown.add_column(f"test {summary.metric}{f', {unit}' * bool(unit)}", justify="right", no_wrap=True)
+    shown.add_column("", no_wrap=True)
+    for row in rows:
+        needs = "needs all rows in one place" if row["pools"] else "needs nobody else"
+        shown.add_row(row["name"], score_text(row["mean"], summary.is_share), needs)
+    return shown
 
 
 def _seeds(summary: Summary) -> str:
@@ -288,6 +303,8 @@ def _notes(summary: Summary) -> Iterator[str]:
     if others := {k: v for k, v in score.items() if k not in OWN_COLUMNS}:
         values = (f"{key} {plain(value)}{' %' * key.startswith('mape')}" for key, value in others.items())
         yield f"{summary.chosen}: {', '.join(values)}"
+    if summary.refit:
+        yield "the models that are saved were trained once more, on all rows; the scores are those of the split"
     yield from (f"! {warning}" for warning in summary.warnings)
     yield from (f"! {name}: {other.extremes}" for name, other in _compared_with(summary).items() if other.extremes)
     if summary.origin is not None:

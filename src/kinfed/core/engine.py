@@ -63,6 +63,7 @@ class Rounds:
     evaluate_every: int = 1  # every so many rounds models are scored, and after the last
     select_by: str = ""  # the validation score that selects; "": the task's metric
     until: int = 0  # pause after this round: a fit with the same folder continues; 0: train all rounds
+    keep: str = ""  # the kind of model that is kept; "": the one that validation prefers
 
     def __post_init__(self) -> None:
         check_count("rounds", self.count, 1, 31)

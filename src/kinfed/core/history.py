@@ -72,6 +72,7 @@ class History:
     done: int = 0  # rounds
     honest: Tensor | None = None  # [N] bool: False on attackers, who are ignored in selection; None: all are honest
     select_by: str = ""  # the validation score that selects rounds and models; "": the task's metric
+    keep: str = ""  # the named model that is kept; "": the one that validation prefers
     _pending: Callable[[], None] | None = None  # waits for an evaluation in progress and keeps it
     _means: dict[tuple[int, Key], tuple[Any, Any, float]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -181,7 +182,9 @@ class History:
 
     @property
     def preferred(self) -> str:
-        """The named model that validation prefers so far."""
+        """The named model that validation prefers so far, unless one is to be kept."""
+        if self.keep in self.named_models:
+            return self.keep
         return preferred({name: self._validated(name) for name in self.named_models}, self.selects_highest)
 
     def _validated(self, model: str) -> dict[str, float]:

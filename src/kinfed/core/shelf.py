@@ -23,11 +23,18 @@ class Shelf(Mapping[str, Any]):
     """
 
     def __init__(self, package: str, places: Mapping[str, str | Made], base: str, by_file: bool = False) -> None:
-        self._package, self._places, self._base, self._by_file = package, dict(places), base, by_file
+        self._places, self._base, self._by_file = dict(places), base, by_file
+        self._packages = dict.fromkeys(places, package)
+
+    def __or__(self, other: "Shelf") -> "Shelf":
+        """The parts of both, which are of the same base."""
+        both = Shelf("", {**self._places, **other._places}, self._base, self._by_file)
+        both._packages = {**self._packages, **other._packages}
+        return both
 
     def __getitem__(self, name: str) -> Any:
         place = self._places[name]
-        return self._at(place) if isinstance(place, str) else self._at(place.place)(name)
+        return self._at(name, place) if isinstance(place, str) else self._at(name, place.place)(name)
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -53,13 +60,13 @@ class Shelf(Mapping[str, Any]):
     @property
     def attributes(self) -> dict[str, str]:
         """Where the parts' own names in Python are: the attribute, and its module."""
-        places = [place.partition(":") for place in self._places.values() if isinstance(place, str)]
-        return {attribute: f"{self._package}.{module}" for module, _, attribute in places}
+        places = {name: place.partition(":") for name, place in self._places.items() if isinstance(place, str)}
+        return {attribute: f"{self._packages[name]}.{module}" for name, (module, _, attribute) in places.items()}
 
     def attribute(self, name: str) -> Any:
         """A part by its own name in Python: a package's `__getattr__`."""
         if name not in self.attributes:
-            raise AttributeError(f"module '{self._package}' has no attribute '{name}'")
+            raise AttributeError(f"module '{next(iter(self._packages.values()))}' has no attribute '{name}'")
         return getattr(import_module(self.attributes[name]), name)
 
     def summary(self, name: str) -> str:
@@ -67,7 +74,7 @@ class Shelf(Mapping[str, Any]):
         place = self._places[name]
         if not isinstance(place, str):
             return place.summary
-        tree = self._source(place)
+        tree = self._source(name, place)
         parts = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
         documented = tree if self._by_file else parts[place.partition(":")[2]]
         return (ast.get_docstring(documented) or "").partition("\n")[0]
@@ -75,15 +82,15 @@ class Shelf(Mapping[str, Any]):
     def differs(self, name: str) -> str:
         """What a part does otherwise than its paper, as its file says it in a paragraph "Differs: ..."; "" if none."""
         place = self._places[name]
-        text = "" if not isinstance(place, str) else ast.get_docstring(self._source(place)) or ""
+        text = "" if not isinstance(place, str) else ast.get_docstring(self._source(name, place)) or ""
         paragraphs = (" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
         return next((one.removeprefix("Differs: ") for one in paragraphs if one.startswith("Differs: ")), "")
 
-    def _source(self, place: str) -> ast.Module:
+    def _source(self, name: str, place: str) -> ast.Module:
         """The syntax tree of a part's file."""
-        folder = Path(sys.modules[self._package].__path__[0])
+        folder = Path(sys.modules[self._packages[name]].__path__[0])
         return ast.parse((folder / f"{place.partition(':')[0]}.py").read_text(encoding="utf-8"))
 
-    def _at(self, place: str) -> Any:
+    def _at(self, name: str, place: str) -> Any:
         module, _, attribute = place.partition(":")
-        return getattr(import_module(f"{self._package}.{module}"), attribute)
+        return getattr(import_module(f"{self._packages[name]}.{module}"), attribute)

@@ -75,6 +75,8 @@ class Summary:
     experiment: str | None = None  # by which sites know the run
     identity: str | None = None  # by which the run's files are known to belong together; None in older folders
     reference: dict[str, Any] | None = None  # settings of a centralised reference
+    outside: list[dict[str, Any]] | None = None  # standard models that need no federation, best first, see Outside
+    refit: bool | None = None  # whether its models were trained once more, on all rows; scores are of those before
     origin: dict[str, Any] | None = None  # the run that this one goes on from: `run`, its `rounds`, who has `joined`
     out: str = ""  # the folder
 

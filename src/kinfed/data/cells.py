@@ -25,6 +25,8 @@ TRUTH = {"true": 1.0, "false": 0.0}
 DAY = 86_400.0  # seconds
 LARGEST = 1e30  # the largest number that float32 can hold and still scale
 FEW = 20  # a target of whole numbers with at most this many different values counts as labels
+EARNEST, FEWEST = 0.05, 10  # the share of words among numbers, and their number, from which cells are categories
+GAPLESS = 5  # values from which labels are whole numbers without a gap
 SHARED = 0.9  # warn if clients have rows at less than this share of all times
 COMPACT = 1.9e7  # the least number that may be a date, as 19000101
 
@@ -198,7 +200,7 @@ class Frame:
         # Those with a decimal comma count too, so that `numbers` says what to do about them.
         numbers = int(rest.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).count())
         if plain + numbers >= len(rest) - numbers:
-            return "numbers"
+            return "text" if self._are_categories(name, rest, plain) else "numbers"
         if self._form(name, dated=True) is not None:
             return "dates"
         seen = rest.head(SAMPLE).str.to_uppercase().to_list()  # as T and Z are written in times
@@ -208,6 +210,22 @@ class Frame:
             what = f"column '{name}' is taken for text; if '{cell}' is a date, write its year with four digits"
             warnings.warn(f"{self.name}: {what}", stacklevel=4)
         return "text"
+
+    def _are_categories(self, name: str, words: "polars.Series", numbers: int) -> bool:
+        """Whether numbers and words are categories, as 0, 1, 2 and 3+ are: few different cells, and words in earnest.
+
+        A warning says so. `words` are the cells that are no numbers.
+        """
+        import polars
+
+        words = words.filter(words.str.replace(",", ".", literal=True).cast(polars.Float64, strict=False).is_null())
+        if len(words) < max(FEWEST, EARNEST * (len(words) + numbers)) or name in self._written:
+            return False
+        if self._form(name, dated=False) is not None or len(self.words(name).names) > FEW:
+            return False
+        what = f"column '{name}' has few different cells, some of them words such as '{words[0]}'"
+        warnings.warn(f"{self.name}: {what}, so its cells are categories", stacklevel=4)
+        return True
 
     def _are_truths(self, name: str) -> bool:
         """Whether a column of text holds true and false, and nothing else."""
@@ -388,6 +406,8 @@ class Frame:
         odd = {label for label, number in value.items() if np.isinf(number)}
         values = np.unique([number for number in value.values() if np.isfinite(number)])
         few = len(values) <= FEW and (values == values.round()).all()
+        # Codes of classes leave no gaps, as scores such as 0, 2, 4 ... do.
+        few = few and (len(values) < GAPLESS or np.ptp(values) == len(values) - 1)
         if self._forms.get((name, False)) is not None:  # a few amounts
             return words
         commas = {label for label in odd if _has_decimal_comma(label)}

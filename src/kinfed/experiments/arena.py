@@ -1,11 +1,12 @@
 """Arena: what the candidates of a race are trained on and how, and the folder of their checkpoints."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..core import checkpoint
@@ -33,6 +34,7 @@ class Arena:
     federation: Federation
     module: Callable[[int], nn.Module | Model]  # by seed
     folder: Path
+    models: Mapping[str, Callable[[int], nn.Module | Model]] = field(default_factory=dict)  # more, which race too
     rounds: Rounds = Rounds()
     training: Training = Training()
     participation: float | Participation = 1.0
@@ -51,13 +53,34 @@ class Arena:
             return fit(
                 candidate.method,
                 self.federation.folded(fold),
-                self.module(self.seed + fold),
+                self.models.get(candidate.model, self.module)(self.seed + fold),
                 rounds=replace(self.rounds, until=until),
                 training=candidate.training,
                 participation=self.participation,
                 seed=self.seed + fold,
                 execution=self.execution,
                 folder=self.place(candidate, fold),
+            )
+
+    def refit(self, run: Run, candidate: Candidate) -> Run:
+        """The candidate trained on all rows, those for validation and test too, as many rounds as were selected.
+
+        Its models are of the kind that was chosen for the run. Its own scores are of rows that it has learned from.
+        """
+        rows = self.federation.rows
+        every = [torch.cat(parts) for parts in zip(rows["train"], rows["validation"], rows["test"], strict=True)]
+        count = run.history.select(run.history.chosen) + 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fit(
+                candidate.method,
+                replace(self.federation, rows={**rows, "train": every}),
+                self.models.get(candidate.model, self.module)(self.seed),
+                rounds=Rounds(count, count, keep=run.history.chosen),
+                training=candidate.training,
+                participation=self.participation,
+                seed=self.seed,
+                execution=replace(self.execution, keep_state=False),
             )
 
     def place(self, candidate: Candidate, fold: int) -> Path:

@@ -11,18 +11,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..baselines import KNOWN
 from ..core.summary import Summary
 from ..data.federation import Federation
 from ..errors import UsageError, log_failure
 from ..files import replacing
 from ..interrupts import held
-from ..methods import METHODS
 from ..simulation import distributed
 from ..simulation.execution import Execution
 from . import config, own_parts
 from .arena import Arena
 from .budget import begun_with, seconds_of, whole_request
-from .choose import Choice, Entrant, candidates, carry_out, usual
+from .choose import Choice, Entrant, candidates, carry_out, factors, solvable, usual
 from .config import Experiment, Table
 from .process_pool import side_by_side
 from .race import Candidate, Entry, scored
@@ -50,6 +50,9 @@ class Request:
     seeds: int = 1
     jobs: int = 1
     grid: Mapping[str, Sequence[str]] = field(default_factory=dict)  # methods.NAME.KEY and the values that are tried
+    models: bool = False  # whether models race too, beside the config's
+    beside: bool = False  # whether it is compared with models that need no federation
+    refit: bool = False  # whether the models that are kept are trained once more, on all rows
 
     def check(self) -> None:
         """Raise UsageError for what can be refused before the data are read: the folder, and numbers."""
@@ -61,10 +64,12 @@ class Request:
         if folder.is_begun and not (folder.choice.exists() or (self.out / "race" / "race.json").exists()):
             raise UsageError(f"{self.out} already holds a run; choose another --out")
 
-    def experiment(self, method: str, settings: Sequence[str] = (), lr: float | None = None) -> Experiment:
-        """The experiment with this method, these settings of it, and this rate of local training."""
+    def experiment(
+        self, method: str, settings: Sequence[str] = (), lr: float | None = None, model: str = ""
+    ) -> Experiment:
+        """The experiment with this method, these settings of it, this rate of local training, and this model."""
         overrides = [f'method.name="{method}"', *(f"method.{one}" for one in settings)]
-        overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None)
+        overrides += [f"training.optimiser.lr={lr!r}"] * (lr is not None) + [f'model.name="{model}"'] * bool(model)
         table = config.override(deepcopy(self.table), overrides)
         often = scored(config.resolve(table).rounds).evaluate_every
         return config.resolve({**table, "evaluate_every": often})
@@ -81,12 +86,18 @@ class Request:
             federation,
             partial(made.module, federation),
             self.out / "race",
+            self._raced(federation),
             made.rounds,
             made.training,
             made.participation,
             made.seed,
             execution,
         )
+
+    def _raced(self, federation: Federation) -> dict[str, Callable[[int], Any]]:
+        """The models that race beside the config's, by name."""
+        names = solvable(federation) if self.models and not self.methods else ()
+        return {name: partial(self.experiment("local", model=name).module, federation) for name in names}
 
     def candidates(self, arena: Arena) -> list[Candidate]:
         """Every method, with the settings that the config has for it and those of the grid, at every rate."""
@@ -97,7 +108,8 @@ class Request:
             for values in itertools.product(*keys.values()):
                 settings = tuple(f"{key}={value}" for key, value in zip(keys, values, strict=True))
                 entrants.append(Entrant(own_parts.called(name), self.experiment(name, settings).method, settings))
-        return candidates(entrants, arena.training)
+        models = tuple(arena.models)
+        return candidates(entrants, arena.training, models, factors(arena.federation, models))
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,7 @@ def choose_in(
     if request.jobs > 1:
         advance = partial(_side_by_side, request, arena, on_begin)
     try:
-        choice = carry_out(arena, tried, asked, advance, on_rung)
+        choice = carry_out(arena, tried, asked, advance, on_rung, request.refit, request.beside)
     except KeyboardInterrupt as stop:
         raise type(stop)(f"interrupted; run the same command with --out {request.out} to go on") from None
     with held():
@@ -174,13 +186,15 @@ def _write(request: Request, choice: Choice) -> Chosen:
     places.append((out, choice.winner.candidate, choice.run))
     for folder, candidate, run in places:
         folder.make()
-        known = (*request.methods, *METHODS)
+        known = (*request.methods, *KNOWN)
         name = next(name for name in known if own_parts.called(name) == candidate.method_name)
         lr = getattr(candidate.training.optimiser, "lr", None)
-        table = request.experiment(name, candidate.settings, lr).table
+        table = request.experiment(name, candidate.settings, lr, candidate.model).table
         config.write(table, folder.config)
         found, problems = (choice.verdict, choice.problems) if folder is out else (None, ())
-        summary = write_run(run, table, folder, found, problems)
+        again = choice.refits.get("kin" if folder is out else folder.path.name)
+        outside = choice.outside if folder is out else None
+        summary = write_run(run, table, folder, found, problems, again, outside.rows if outside else None)
     shutil.copyfile(out.config, request.out / "best.toml")
     words = choice.to_dict() | {"out": str(request.out)}
     with replacing(out.choice) as part:

@@ -4,7 +4,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,18 +12,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from ..baselines import KNOWN
 from ..core.client import Training
 from ..core.engine import Rounds
 from ..core.method import Method
 from ..core.model import Model
-from ..core.tasks import unit_of
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression, unit_of
 from ..data.federation import Federation
+from ..data.tables import from_frame
 from ..errors import RunError, UsageError, log_failure, nearest, note_failure
-from ..methods import METHODS
 from ..metrics.verdict import Verdict, judge
 from . import race
 from .arena import Arena
 from .budget import allowance, whole_request
+from .default_model import default_model
+from .outside import Outside, compare
 from .race import BASES, Candidate, Entry, Standing
 from .run import Run, client_index
 from .tested import NO_VERDICT, Tested, verdict
@@ -31,6 +34,10 @@ from .tested import NO_VERDICT, Tested, verdict
 TRIED = (*BASES, "fedrep", "kin", "hedge", "cfl", "fedavg-ft")
 WITH_GRAPH = ("sfl",)  # tried too where the clients' graph is known
 FACTORS = (1, 3, 1 / 3)  # of the rate of local training
+CAREFUL = (1 / 3, 1)  # the same of squared errors in the units of a table's target, which may have heavy tails
+SOLVED = ("linear", "wide")  # models whose last layer partial pooling solves, where models race
+MANY = 1 << 22  # numbers in all clients' sums up to which solving takes a moment
+KIN = (0.0, 1.0)  # how far it then draws clients to their kin
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,8 @@ class Choice:
     folds: int
     budget: int  # training rounds that the race was given
     trained: int  # and those that it took, without candidates that ended early
+    outside: Outside | None = None  # what standard models do that need no federation
+    refits: dict[str, Run] = field(default_factory=dict)  # "kin", "local" and "fedavg", trained once more on all rows
 
     @property
     def local(self) -> Run | None:
@@ -73,7 +82,8 @@ class Choice:
         """The model that a client, given by name or `position`, keeps: a plain module in evaluation mode."""
         names = list(self.answers)
         name = names[client_index(names, client, position)]
-        return self.runs.get(self.answers[name], self.run).load_model(name)
+        kept = self.answers[name]
+        return self.refits.get(kept, self.runs.get(kept, self.run)).load_model(name)
 
     def ranking(self) -> list[dict[str, Any]]:
         """One row per candidate: its mean validation score, and its gain over the better of Local and FedAvg with a
@@ -109,17 +119,22 @@ class Choice:
             "keep_fedavg_model": kept["fedavg"],
             "verdict": self.verdict and self.verdict.to_dict(),
             "problems": self.problems,
+            "refit": bool(self.refits),
+            "outside": [] if self.outside is None else self.outside.rows,
         }
 
 
 def choose(
-    federation: Federation,
-    module: nn.Module | Model,
+    federation: Federation | Any,
+    module: nn.Module | Model | None = None,
     *,
     budget: int | str | None = None,
     methods: Sequence[str | Method] | None = None,
     seeds: int = 1,
     folder: str | Path | None = None,
+    refit: bool = False,
+    client: str = "",
+    target: str | Sequence[str] = "",
     **how: Any,
 ) -> Choice:
     """Find the method and the rate of local training that suit a federation, and train one model per client with them.
@@ -130,19 +145,58 @@ def choose(
     trained that often, each time with other examples for validation. `how` is what `fit` takes too: rounds, training,
     participation, seed and execution. With a `folder` the race is kept there, and the same call goes on after an
     interruption. Test examples are used once, at the end.
+
+    In place of a federation it takes a frame of polars or pandas, of which `client` and `target` name columns. Without
+    a `module` models race too: a small MLP with each method and, where the task allows it, linear models and random
+    features that `partial-pooling` solves. With `refit` the models that clients keep are trained once more, on all
+    rows; scores stay those of the split.
+
     Raises UsageError for requests that cannot work, RunError if no candidate could be trained.
     """
-    known = [one.name for one in fields(Arena)[3:]]
+    known = [one.name for one in fields(Arena)[4:]]
     if unknown := sorted(set(how) - set(known)):
         raise UsageError(f"choose takes no '{unknown[0]}'; {nearest(unknown[0], known)}")
     if isinstance(methods, str) or (methods is not None and not methods):
         raise UsageError(f"methods is a list of names, or of methods with settings; got {methods!r:.80}")
+    if not isinstance(federation, Federation):
+        if not (client and target):
+            raise UsageError("choose takes a federation, or a frame with client= and target=, the names of its columns")
+        federation = from_frame(federation, client=client, target=target, seed=how.get("seed", 0))
     rounds = how.get("rounds", 20)
     how["rounds"] = race.scored(rounds if isinstance(rounds, Rounds) else Rounds(rounds))
     with _folder(folder) as place:
-        arena = Arena(federation, lambda seed: module, place, **how)
-        tried = candidates([named(one) for one in methods or usual(federation)], arena.training)
-        return carry_out(arena, tried, {"budget": budget, "seeds": seeds}, arena.advance)
+        more = raced(federation) if module is None else {}
+        usual_model = default_model(federation) if module is None else module
+        arena = Arena(federation, lambda seed: usual_model, place, more, **how)
+        entrants = [named(one) for one in methods or usual(federation)]
+        tried = candidates(entrants, arena.training, tuple(more), factors(federation, tuple(more)))
+        return carry_out(
+            arena, tried, {"budget": budget, "seeds": seeds}, arena.advance, refit=refit, beside=module is None
+        )
+
+
+def factors(federation: Federation, models: Sequence[str]) -> tuple[float, ...]:
+    """The rates that are tried, as multiples of the usual one."""
+    return CAREFUL if models and isinstance(federation.task, Regression) else FACTORS
+
+
+def raced(federation: Federation) -> dict[str, Callable[[int], nn.Module | Model]]:
+    """The models that race beside the usual one, by name."""
+    return {name: partial(_seeded, federation, name) for name in solvable(federation)}
+
+
+def _seeded(federation: Federation, name: str, seed: int) -> nn.Module:
+    return default_model(federation, name, seed)
+
+
+def solvable(federation: Federation) -> tuple[str, ...]:
+    """The models of which partial pooling can solve the last layer, for the task and in a moment."""
+    task, inputs = federation.task, federation.x[0].numel()
+    if isinstance(task, Quantiles) or not isinstance(task, Classification | Counts | Forecasting | Regression):
+        return ()
+    apart = 1 if isinstance(task, Regression) else federation.outputs
+    widths = {"linear": inputs + 1, "wide": inputs + 65}
+    return tuple(name for name in SOLVED if len(federation) * apart * widths[name] ** 2 <= MANY)
 
 
 def usual(federation: Federation) -> tuple[str, ...]:
@@ -161,36 +215,53 @@ class Entrant(NamedTuple):
 def named(method: str | Method) -> Entrant:
     """A method, by its name or with settings; raises UsageError if there is none of this name."""
     if isinstance(method, Method):
-        known = [name for name, kind in METHODS.items() if kind is type(method)]
+        known = [name for name, kind in KNOWN.items() if kind is type(method)]
         own = [one for one in fields(method) if getattr(method, one.name) != one.default]
         settings = tuple(f"{one.name}={getattr(method, one.name)}" for one in own)
         return Entrant((known or [type(method).__name__.lower()])[0], method, settings)
-    if method not in METHODS:
-        raise UsageError(f"there is no method {method!r:.80}; {nearest(str(method), METHODS)}")
-    return Entrant(method, METHODS[method]())
+    if method not in KNOWN:
+        raise UsageError(f"there is no method {method!r:.80}; {nearest(str(method), KNOWN)}")
+    return Entrant(method, KNOWN[method]())
 
 
-def candidates(entrants: Sequence[Entrant], training: Training) -> list[Candidate]:
-    """Every method at every rate, Local and FedAvg first; a method with rates of its own once."""
+def candidates(
+    entrants: Sequence[Entrant], training: Training, models: Sequence[str] = (), factors: Sequence[float] = FACTORS
+) -> list[Candidate]:
+    """Every method at every rate, Local and FedAvg first; a method with rates of its own once.
+
+    Of `models` that race too partial pooling solves the last layer, with and without kin.
+    """
     entrants = list(dict.fromkeys(entrants))
     every = {one.name for one in entrants}
-    entrants = [Entrant(name, METHODS[name]()) for name in BASES if name not in every] + list(entrants)
+    entrants = [Entrant(name, KNOWN[name]()) for name in BASES if name not in every] + list(entrants)
     result: dict[str, Candidate] = {}
     optimiser: Any = training.optimiser
     rate = getattr(optimiser, "lr", None)
-    for factor in FACTORS:
+    for factor in factors:
         for name, method, settings in sorted(entrants, key=lambda one: one.name not in BASES):
             if method.caution:
                 raise UsageError(f"{name} cannot be chosen fairly: {method.caution}")
             full, how = ",".join([name, *settings]), training
             if rate is None or method.rates:
-                if factor != 1:
+                if factor != factors[0]:
                     continue
             else:
                 lr = float(f"{factor * rate:.6g}")
                 full, how = f"{full},lr={lr:g}", replace(training, optimiser=replace(optimiser, lr=lr))
             result[full] = Candidate(full, name, method, how, settings)
-    return list(result.values())
+    found = list(result.values())
+    return [*found[: len(BASES)], *_solved(models, training), *found[len(BASES) :]]
+
+
+def _solved(models: Sequence[str], training: Training) -> list[Candidate]:
+    """Partial pooling of each of these models."""
+    name, made = "partial-pooling", []
+    for kin in KIN:
+        settings = (f"kin={kin:g}",) if kin else ()
+        for model in models:
+            full = ",".join([name, model, *settings])
+            made.append(Candidate(full, name, KNOWN[name](kin=kin), training, settings, model))
+    return made
 
 
 def carry_out(
@@ -199,6 +270,8 @@ def carry_out(
     asked: dict[str, Any],
     advance: Callable[[Sequence[Entry], int], Mapping[Entry, str]],
     on_rung: Callable[[int, Sequence[Candidate]], None] = lambda rung, left: None,
+    refit: bool = False,
+    beside: bool = False,
 ) -> Choice:
     """Run the race, and train its winner, Local and FedAvg to the end on the first fold.
 
@@ -233,7 +306,29 @@ def carry_out(
         entered = sum(one.rounds > 0 or bool(one.problem) for one in standings)
         worth = _judge(*won, runs, answers, entered)
     trained = folds * sum(one.rounds for one in standings)
-    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained)
+    outside: Outside | None = None
+    if beside:
+        with note_failure(problems, "there is no comparison with models that need no federation"):
+            outside = compare(arena.federation, kept({"kin": won[1], **runs}, answers))
+            worth = _with(worth, outside)
+    again: dict[str, Run] = {}
+    if refit:
+        with note_failure(problems, "models are not trained once more on all rows"):
+            again = _refits(arena, {"kin": won, **{base: (bases[base], runs[base]) for base in runs}}, answers)
+    return Choice(standings, *won, runs, bases, answers, worth, problems, folds, allowed, trained, outside, again)
+
+
+def _with(verdict: Verdict | None, outside: Outside | None) -> Verdict | None:
+    """The verdict whose sentence says which of the standard models do better."""
+    if verdict is None or outside is None:
+        return verdict
+    return replace(verdict, sentence="; ".join(filter(None, [outside.first, verdict.sentence, outside.last])))
+
+
+def _refits(arena: Arena, found: Mapping[str, tuple[Standing, Run]], answers: Mapping[str, str]) -> dict[str, Run]:
+    """Those of the runs whose models any client keeps, and the winner's, trained once more on all rows."""
+    kept = {"kin", *answers.values()}
+    return {kind: arena.refit(run, one.candidate) for kind, (one, run) in found.items() if kind in kept}
 
 
 def _train_to_end(arena: Arena, pick: Callable[[], Standing | None]) -> tuple[Standing, Run] | None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from ..attacks import ATTACKS
 from ..attacks.attack import Attack
+from ..baselines import KNOWN
 from ..core import seeding
 from ..core.client import Training
 from ..core.engine import Participation, Rounds, check_seed
@@ -30,7 +31,6 @@ from ..datasets import DATASETS, OWNED, YOURS, called
 from ..errors import UsageError, nearest
 from ..files import replacing
 from ..graphs import GRAPHS
-from ..methods import METHODS
 from ..models import MODELS
 from ..papers import published_table
 from ..partitions import PARTITIONS
@@ -152,7 +152,7 @@ def read(source: str, overrides: list[str]) -> Table:
     since its settings are for its own data.
     """
     path = Path(source)
-    if source in METHODS or own_parts.is_path(source):
+    if source in KNOWN or own_parts.is_path(source):
         path, overrides = DEFAULT, [f'method.name="{source}"', *overrides]
         requested = override({}, list(overrides))
         if _is_yours(_dataset_in(requested)):
@@ -172,7 +172,7 @@ def read(source: str, overrides: list[str]) -> Table:
     elif path.suffix == ".py":
         raise UsageError(f"'{source}' is a file of code: name a method in it, such as {source}:Stay")
     elif path.suffix != ".toml" and not path.exists():
-        raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, METHODS)}")
+        raise UsageError(f"'{source}' is neither a method nor a config file; {nearest(source, KNOWN)}")
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as problem:
@@ -230,7 +230,7 @@ def warn_of_idle(source: str, overrides: Sequence[str], methods: Mapping[str, Me
     There is no warning for the configs that come with kinfed, which have one optimiser for all methods, nor for a
     config that a run has written, which has every setting.
     """
-    yours = read(source, []) if source not in METHODS and Path(source).exists() else {}
+    yours = read(source, []) if source not in KNOWN and Path(source).exists() else {}
     if _is_complete(yours):
         yours = {}
     if "optimiser" not in override(yours, list(overrides)).get("training", {}):
@@ -364,10 +364,10 @@ def learning(raw: Table, beside: frozenset[str] = frozenset({"federation"})) -> 
     requested = requested if isinstance(requested, dict) else {"share": value_of(raw, "participation", float, 1.0)}
     participation, participation_table = call(Participation, requested, "participation")
     training, training_table = call(Training, table_of(raw, "training", ""), "training")
-    chosen = named(raw.get("method"), "method", METHODS)
+    chosen = named(raw.get("method"), "method", KNOWN)
     tuned, name = table_of(raw, "methods", ""), own_parts.called(chosen["name"])
-    check_keys(tuned, {*METHODS, name}, "methods.")
-    method, method_table = make(METHODS, _over(table_of(tuned, name, "methods."), chosen), "method")
+    check_keys(tuned, {*KNOWN, name}, "methods.")
+    method, method_table = make(KNOWN, _over(table_of(tuned, name, "methods."), chosen), "method")
     model, model_table = make(MODELS, raw.get("model"), "model", given=2)
     table = {
         **top,

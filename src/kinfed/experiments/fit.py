@@ -35,6 +35,7 @@ from ..simulation.simulation import WATCHED, Simulation
 from . import own_parts
 from .agreement import check_agreement
 from .checkpointer import Checkpointer
+from .default_model import default_model
 from .following import followed
 from .footprint import check, footprint
 from .run import Run
@@ -44,7 +45,7 @@ from .run_folder import RunFolder
 def fit(
     method: Method,
     federation: Federation,
-    module: nn.Module | Model,
+    module: nn.Module | Model | None = None,
     *,
     rounds: int | Rounds = 20,
     training: Training = Training(),
@@ -56,14 +57,14 @@ def fit(
 ) -> Run:
     """Train one personalised model per client and return the Run.
 
-    `module` gives architecture and initial parameters; its head is the last nn.Linear, unless it is given as
-    Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution` where and how
-    they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes from the one it
-    finds, with bit-identical results: in the same precision, on the same device, by the same executor. The last two
-    may be changed; a warning then says that results are equal only to rounding. Signals are left to the caller. With an
-    `attack` some clients carry it out; they are ignored in selecting the round, and the summary has scores of the
-    others beside those of all. Raises UsageError for requests that cannot work and RunError when training diverges or
-    a file cannot be written; the last good checkpoint is kept.
+    `module` gives architecture and initial parameters, by default a small MLP; its head is the last nn.Linear, unless
+    it is given as Model(module, head="NAME"). `rounds` may say which rounds are scored and selected, and `execution`
+    where and how they run. With a `folder` the run writes checkpoints there, also on KeyboardInterrupt, and resumes
+    from the one it finds, with bit-identical results: in the same precision, on the same device, by the same executor.
+    The last two may be changed; a warning then says that results are equal only to rounding. Signals are left to the
+    caller. With an `attack` some clients carry it out; they are ignored in selecting the round, and the summary has
+    scores of the others beside those of all. Raises UsageError for requests that cannot work and RunError when training
+    diverges or a file cannot be written; the last good checkpoint is kept.
 
     >>> import torch
     >>> x, client = torch.randn(60, 4), torch.arange(60) % 3
@@ -91,6 +92,7 @@ def fit(
     check(need, len(federation), fleet.device)
     roster = fleet.roster(federation.graph)
     history = History(tuple(federation.names), federation.task, rounds.evaluate_every, select_by=rounds.select_by)
+    history.keep = rounds.keep
     whole = _attacked(fleet, history, attack, attackers, sharing.shared, seed)
     at, origin = checkpointer.begin(divided, roster, fleet, history), divided.origin_of(roster)
     execution.planned(sharing)
@@ -138,7 +140,7 @@ def _check_kinds(
     for given, kind, example in (
         (method, Method, "kinfed.FedAvg()"),
         (federation, Federation, "kinfed.Federation.from_arrays(x, y, client)"),
-        (module.original if isinstance(module, Model) else module, nn.Module, "torch.nn.Linear(8, 2)"),
+        (module.original if isinstance(module, Model) else module or nn.Identity(), nn.Module, "torch.nn.Linear(8, 2)"),
     ):
         if not isinstance(given, kind):
             what = f"the class {given.__name__}" if isinstance(given, type) else repr(given)[:80]
@@ -180,8 +182,9 @@ def _attacked(
     return AttackedFleet(fleet, attack, attackers.to(fleet.device), shared, seed)
 
 
-def _model(method: Method, module: nn.Module | Model, federation: Federation, seed: int) -> Model:
+def _model(method: Method, module: nn.Module | Model | None, federation: Federation, seed: int) -> Model:
     """The model that the method trains; raises UsageError unless it suits the examples."""
+    module = default_model(federation, seed=seed) if module is None else module
     module, head = (module.original, module.named_head) if isinstance(module, Model) else (module, None)
     model = model_for(method, module, head, federation.x.dtype, seed)
     check_fit(model, federation)

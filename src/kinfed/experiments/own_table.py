@@ -26,6 +26,8 @@ NEAR = 0.01  # how far from a whole number float32 may put one
 MANY = 200  # categories of a column, of which most are too rare to learn from
 ROUNDED = 1e-6  # of the largest number of a column, what float32 may leave of a zero
 FAR = 100.0  # times that numbers of a client are as large as those of most from which their unit is doubted
+EXACT = 0.05  # of a target's deviation, what a line of the inputs may leave of what is no sum of them
+MOST = 20_000  # rows from which that is told
 SHOWN = 8  # names that a sentence lists
 
 
@@ -222,7 +224,8 @@ def _model(experiment: Experiment, federation: Federation) -> str:
     name, hidden = experiment.table["model"]["name"], experiment.table["model"].get("hidden")
     count = sum(p.numel() for p in experiment.module(federation, experiment.seed).parameters())
     inputs = federation.x[0].numel()
-    layers = f"{inputs} in, {', '.join(map(str, hidden))} hidden, {federation.outputs} out, " if hidden else ""
+    widths = [hidden] if isinstance(hidden, int) else hidden
+    layers = f"{inputs} in, {', '.join(map(str, widths))} hidden, {federation.outputs} out, " if widths else ""
     return f"{name}: {layers}{several(count, 'parameter')}"
 
 
@@ -289,6 +292,7 @@ def _doubts_of_columns(federation: Federation, reader: TableReader) -> list[str]
     doubts += _doubts_of_units(federation, reader)
     if reader.past:
         return doubts
+    doubts += _doubts_of_sums(federation, reader)
     if isinstance(federation.task, Regression):
         targets = zip(reader.targets, federation.y.double().T, strict=True)
         if naming := [f"`{name}`" for name, values in targets if _names_rows(values)]:
@@ -338,6 +342,25 @@ def _doubts_of_units(federation: Federation, reader: TableReader) -> list[str]:
         if called and 2 * len(far) < len(sizes) + 1:
             doubts.append(f"`{name}` may be in another unit than at most clients: {_listed(called)}; write all in one")
     return doubts
+
+
+def _doubts_of_sums(federation: Federation, reader: TableReader) -> list[str]:
+    """Whether a target is nearly a weighted sum of the inputs, as what is worked out from them is."""
+    if not isinstance(federation.task, Regression):
+        return []
+    rows = torch.cat(list(federation.rows["train"]))[:MOST]
+    x = torch.cat([federation.x[rows].flatten(1), torch.ones(len(rows), 1)], 1).double()
+    y = federation.task.scaled(federation.y[rows].double()).reshape(len(rows), -1)
+    if len(rows) < 10 * x.shape[1]:
+        return []
+    weights = torch.linalg.lstsq(x, y, driver="gelsd").solution
+    left = ((y - x @ weights).square().mean(0) / y.var(0, correction=0)).sqrt().tolist()
+    return [
+        f"`{name}` is nearly a weighted sum of the inputs, off by {100 * share:.1g} % of its deviation; "
+        "if one of them is known only when it is, leave it out with ignore"
+        for name, share in zip(reader.targets, left, strict=True)
+        if share < EXACT
+    ]
 
 
 def _numbers_of(federation: Federation, reader: TableReader, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from ..core.method import Method
 
 Array = NDArray[np.float64]
 
+SIMPLEST = "linear"  # of models that race
 BASES = ("local", "fedavg")  # what every candidate is compared with
 FINALISTS = 4  # candidates that are trained to the end, Local and FedAvg among them
 
@@ -28,11 +29,17 @@ class Candidate:
     method: Method
     training: Training
     settings: tuple[str, ...] = ()  # of the method, as overrides, key=value, where a config has none of them
+    model: str = ""  # by its name among the models that race; "": the one that the race is for
 
     @property
     def base(self) -> str:
         """ "local" or "fedavg", with which every other candidate is compared; "" if it is another."""
         return self.method_name if self.method_name in BASES else ""
+
+    @property
+    def stays(self) -> str:
+        """What it is the example of that stays in the race whatever its score; "" if it may leave."""
+        return self.base or (self.model if self.model == SIMPLEST and not self.settings else "")
 
 
 class Entry(NamedTuple):
@@ -117,8 +124,8 @@ def run(
     """Every candidate's standing, the last to leave first, and among those the best validation score first.
 
     `advance` trains entries until a round, and says which ended before and why; `look` gives an entry's validation
-    scores after so many rounds: [N]. The best candidate of each base stays in the race whatever its score. Candidates
-    that the budget left out take the places of those that ended at once.
+    scores after so many rounds: [N]. The best candidate of each base, and the simplest of the models that race, stay in
+    the race whatever their scores. Candidates that the budget left out take the places of those that ended at once.
     """
     standings = {one.name: Standing(one) for one in candidates}
     left, waiting = list(candidates)[: plan[0].enter], list(candidates)[plan[0].enter :]
@@ -143,9 +150,9 @@ def run(
 
 
 def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
-    """The candidates that go on: the best of each base, and then the best of all, up to `count`."""
+    """The candidates that go on: the best of each that stays, and then the best of all, up to `count`."""
     ordered = sorted(standings, key=lambda one: -one.mean)
-    bases = {one.candidate.base: one for one in ordered[::-1] if one.candidate.base}
+    bases = {one.candidate.stays: one for one in ordered[::-1] if one.candidate.stays}
     stay = list(bases.values())
     stay += [one for one in ordered if one not in stay][: max(1, count - len(stay))]
     return [one.candidate for one in ordered if one in stay]
@@ -154,7 +161,8 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
 def winner(standings: Sequence[Standing]) -> Standing | None:
     """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
 
-    That is by more than the standard error of the gain over it, paired by client. None if all have ended.
+    That is by more than the standard error of the gain over it, paired by client. In the same way the simplest of the
+    models that race is taken in place of a better one that does not clearly beat it. None if all have ended.
     """
 
     def farthest(some: Iterable[Standing]) -> Standing | None:
@@ -164,8 +172,16 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     best = farthest(one for one in standings if one.rounds and not one.problem)
     if best is None or simple is None or best is simple:
         return best
-    gain, error, _ = best.over(simple)
-    return best if gain > error else simple
+    linear = farthest(one for one in standings if one.candidate.model == SIMPLEST and one.candidate.stays)
+    if linear is not None and linear.rounds == best.rounds and not (linear.problem or _beats(best, linear)):
+        best = linear
+    return best if _beats(best, simple) else simple
+
+
+def _beats(one: Standing, other: Standing) -> bool:
+    """Whether a candidate is better than another by more than a standard error."""
+    gain, error, _ = one.over(other)
+    return gain > error
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:

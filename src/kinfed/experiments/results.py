@@ -55,10 +55,13 @@ def write_run(
     folder: RunFolder,
     verdict: Verdict | None = None,
     problems: Sequence[str] = (),
+    refit: Run | None = None,
+    outside: list[dict[str, Any]] | None = None,
 ) -> Summary:
     """Write all files of a finished run; the summary comes last and marks it as finished.
 
-    `table` is the config, without parts that were your own. `problems` join the warnings.
+    `table` is the config, without parts that were your own. `problems` join the warnings. The models are those of
+    `refit`, the same training on all rows, if there is one; all else is of the run.
     """
     names, federation = list(run.federation.names), run.federation
     if isinstance(federation.task, Classification):
@@ -68,8 +71,9 @@ def write_run(
     write_history(run.history, run.relation, run.origin, layers, folder, federation.groups, summary.caution)
     draw_recall(summary, folder)
     identity = _identity(table, summary.seed, folder)
-    folder.write_models(run.history, run.model, exporter(run.method), identity)
-    check_written(run, folder, summary)
+    kept = run if refit is None else refit
+    folder.write_models(kept.history, kept.model, exporter(run.method), identity)
+    check_written(kept, folder, summary)
     folder.write_clients(federation)
     if run.left is not None:
         left.write(run.left, run.history, folder.state, identity)
@@ -93,6 +97,8 @@ def write_run(
         warnings=[*summary.warnings, *problems],
         origin=origin_of(folder, run.history),
         identity=identity,
+        refit=None if refit is None else True,
+        outside=outside,
         out=str(folder),
     )
     folder.write_summary(summary)

@@ -14,6 +14,7 @@ Array = NDArray[np.float64]
 Scores = Sequence[Sequence[Any]]  # of one run: by seed and client, [n] the score of each test example
 
 LEVEL = 0.95  # of intervals; and 1 - LEVEL is the share of false ones among clients said to gain or lose
+FEW = 2  # clients that leave no interval
 ALONE, ONE = "learning alone", "one model for all"
 HELPS, HELPS_NOT = "learning from others helps", "learning from others does not help here"
 KEEP = "keep your own models"
@@ -23,13 +24,15 @@ KEEP = "keep your own models"
 class Difference:
     """How much better a method is than another: the mean over clients, and a t interval; positive is better.
 
-    Scores in the metric's own unit, an accuracy as a share; errors as shares of the other's mean error. The interval is
-    NaN where clients leave no estimate of the noise: there is one, or all differ by the same.
+    Scores in the metric's own unit, an accuracy as a share; errors, if they are `relative`, as shares of the other's
+    error: one minus the geometric mean of the clients' ratios, which is below one, as is its interval. That is NaN
+    where clients leave no estimate of the noise: there are one or two, or all differ by the same.
     """
 
     mean: float
     low: float
     high: float
+    relative: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,8 +82,9 @@ def judge(
     for all methods. A client without any, such as an attacker, is left out, and so are examples without a score (NaN).
 
     A client's difference is that of its mean scores, averaged over seeds. Intervals are Student's, over clients, at
-    level `LEVEL`; with several `candidates` they are corrected for the choice among them (Bonferroni). A client gains
-    or loses if its paired test examples say so: by the sign test where scores are 0 or 1 (McNemar's exact test), else
+    level `LEVEL`, of accuracies and of logarithms of ratios of errors. They are not widened for a choice among several
+    `candidates`, which other examples have made. A client gains or loses if its paired test examples say so: by the
+    sign test where scores are 0 or 1 (McNemar's exact test), else
     by Wilcoxon's signed ranks, two-sided; over seeds, which may share examples, a p-value is twice the mean (Vovk and
     Wang 2020, doi:10.1093/biomet/asaa027), and over clients the false discovery rate is bounded by 1 - `LEVEL`
     (Benjamini and Hochberg 1995). All others are undecided. `leaking` says that test examples influenced training.
@@ -94,19 +98,19 @@ def judge(
     sign = 1 if higher_is_better else -1
     alone = _Pairs.of(mine, local, names, sign)
     shared = None if fedavg is None else _Pairs.of(mine, fedavg, names, sign)
-    level = 1 - (1 - LEVEL) / candidates
-    over = {"local": alone.difference(level, higher_is_better)}
+    over = {"local": alone.difference(higher_is_better)}
     if shared is not None and fedavg is not None:
-        over["fedavg"] = shared.difference(level, higher_is_better)
+        over["fedavg"] = shared.difference(higher_is_better)
     gain, lose = alone.decided()
     here = [name for name, known in zip(names, alone.known, strict=True) if known]
     case = _Case(
         method,
         over["local"],
         over.get("fedavg"),
-        None if fedavg is None else _Pairs.of(fedavg, local, names, sign).difference(level, higher_is_better),
+        None if fedavg is None else _Pairs.of(fedavg, local, names, sign).difference(higher_is_better),
         metric,
         higher_is_better,
+        len(here),
         candidates,
         ("%" if metric.endswith("accuracy") else "") if unit is None else unit,
     )
@@ -131,9 +135,14 @@ def judge(
         [names[i] for i in lose],
         [name for name in here if name not in {names[i] for i in [*gain, *lose]}],
         candidates,
-        level,
+        LEVEL,
         alone.worse,
     )
+
+
+def difference(mine: Sequence[Any], other: Sequence[Any], names: Sequence[str], higher_is_better: bool) -> Difference:
+    """How much better the scores of one run are than those of another, given by client, as in `judge`."""
+    return _Pairs.of([mine], [other], names, 1 if higher_is_better else -1).difference(higher_is_better)
 
 
 class Evidence(NamedTuple):
@@ -199,19 +208,14 @@ class _Pairs(NamedTuple):
         """The number of clients with a worse mean."""
         return int((self.sign * (self.means(self.mine) - self.means(self.others)) < -1e-9).sum())
 
-    def difference(self, level: float, higher_is_better: bool) -> Difference:
-        """The mean over clients with its t interval; of errors as a share of the others' mean."""
-        from scipy import stats  # here, as it would add to every start
-
-        others = self.means(self.others)
-        gain = self.sign * (self.means(self.mine) - others)
-        if not higher_is_better and others.mean() > 0:
-            gain = gain / others.mean()
-        mean = float(gain.mean())
-        if len(gain) < 2 or (mean != 0 and np.ptp(gain) <= 1e-9 * abs(mean)):
-            return Difference(mean, math.nan, math.nan)
-        half = float(stats.t.ppf((1 + level) / 2, len(gain) - 1) * gain.std(ddof=1) / math.sqrt(len(gain)))
-        return Difference(mean, mean - half, mean + half)
+    def difference(self, higher_is_better: bool) -> Difference:
+        """The mean over clients with its t interval; of errors, if none is 0, by the logarithms of their ratios."""
+        mine, others = self.means(self.mine), self.means(self.others)
+        relative = not higher_is_better and bool((mine > 0).all() and (others > 0).all())
+        mean, low, high = _interval(np.log(others / mine) if relative else self.sign * (mine - others))
+        if relative:
+            mean, low, high = (-math.expm1(-one) for one in (mean, low, high))
+        return Difference(mean, low, high, relative)
 
     def p_values(self) -> list[tuple[int, float, bool]]:
         """Each known client's position, its two-sided p-value, and whether the method is better on average."""
@@ -235,6 +239,17 @@ class _Pairs(NamedTuple):
         found = false_discovery_control([p for _, p, _ in values]) <= 1 - LEVEL
         chosen = [(i, up) for (i, _, up), real in zip(values, found, strict=True) if real]
         return [i for i, up in chosen if up], [i for i, up in chosen if not up]
+
+
+def _interval(values: Array) -> tuple[float, float, float]:
+    """The mean of values: [n] and Student's interval, NaN of two or fewer, or where all are the same."""
+    from scipy import stats  # here, as it would add to every start
+
+    mean, n = float(values.mean()), len(values)
+    if n <= FEW or (mean != 0 and np.ptp(values) <= 1e-9 * abs(mean)):
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf((1 + LEVEL) / 2, n - 1) * values.std(ddof=1) / math.sqrt(n))
+    return mean, mean - half, mean + half
 
 
 def _paired(mine: Any, other: Any, name: str) -> tuple[Array, Array]:
@@ -271,6 +286,7 @@ class _Case(NamedTuple):
     fedavg: Difference | None  # FedAvg over Local
     metric: str
     higher_is_better: bool
+    clients: int
     candidates: int
     unit: str  # of the metric
 
@@ -293,7 +309,11 @@ class _Case(NamedTuple):
             worth, mine = self._number(self.fedavg, ALONE), self._number(shared, ONE, short=True)
             return f"{ONE} does {how} here: method=fedavg, {worth}; {self.method}{chosen}: {mine}"
         by = f" ({self.method}{chosen})" * bool(chosen)
-        also = f", and {self._number(shared, ONE, short=True)}" if shared else ""
+        also = ""
+        if shared:
+            unclear = alone.low > 0 and not shared.low > 0
+            lead = f"; whether that is more than {ONE} is worth cannot be told: " if unclear else ", and "
+            also = f"{lead}{self._number(shared, ONE, short=True)}"
         if alone.low > 0:
             helps = f"{ONE} helps" if self.method == "fedavg" else HELPS
             return f"{helps}{by}: {self._number(alone, ALONE)}{also}"
@@ -322,10 +342,12 @@ class _Case(NamedTuple):
         """A difference in words: in points, or in per cent of the other's error."""
         mean, low, high = found.mean, found.low, found.high
         average = "" if short else " on average"
-        if self.higher_is_better or not math.isfinite(mean):
+        if not found.relative:
             percent = self.unit == "%"
             unit = "" if short else " points" if percent else f" {self.unit or self.metric}"
             scale, digits = (100, ".1f") if percent else (1, ".3g")
+            sign = 1 if self.higher_is_better else -1  # errors are written as they are, lower being better
+            mean, low, high = (sign * mean, low, high) if sign > 0 else (-mean, -high, -low)
             text = f"{scale * mean:+{digits}}{unit}{average} over {other}"
         else:
             if mean < 0:
@@ -334,10 +356,14 @@ class _Case(NamedTuple):
             text = f"{100 * abs(mean):.1f} % {'higher' if mean < 0 else 'lower'}{average}"
             text = f"{text if short else f'{self.metric} {text}'} than {'when ' * (other == ALONE)}{other}"
         if math.isnan(low):
-            return f"{text} (no interval: every client differs by as much)"
+            why = (
+                f"from {several(self.clients, 'client')}"
+                if self.clients <= FEW
+                else "as every client differs by as much"
+            )
+            return f"{text} (no interval, {why})"
         label = "" if short else f"{100 * LEVEL:.0f} % interval "
-        corrected = ", corrected for that choice" * (self.candidates > 1 and not short)
-        return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}}{corrected})"
+        return f"{text} ({label}{scale * low:{digits}} to {scale * high:{digits}})"
 
 
 def _counted(gain: int, lose: int, clients: int) -> str:

@@ -9,6 +9,7 @@ MODELS = Shelf(
     {
         "linear": "linear:linear",
         "mlp": "mlp:mlp",
+        "wide": "wide:wide",
         "embedded": "embedded:embedded",
         "cnn": "cnn:cnn",
         "cnn-bn": "cnn_bn:cnn_bn",

@@ -151,6 +151,9 @@ def _words(gathered: Gathered, found: Contents) -> dict[str, Any]:
         "commands": list(_commands(gathered)),
         "has_local": gathered.at("local") is not None,
         "folder": main.folder,
+        "outside": [
+            (one["name"], _score(main, one["mean"]), one["needs"]) for one in summaries[gathered.main].outside or ()
+        ],
     }
 
 
@@ -175,7 +178,7 @@ def _summary(row: Row) -> Summary:
 
 
 def _verdict(gathered: Gathered) -> dict[str, Any] | None:
-    """The verdict on the run that is judged; corrected, where the page has chosen it among several."""
+    """The verdict on the run that is judged; it says so where the page has chosen it among several."""
     row, places = gathered.rows[gathered.main], (gathered.at("local"), gathered.at("fedavg"))
     if row.verdict is None or gathered.candidates < 2 or row.verdict["candidates"] > 1 or places[0] is None:
         return row.verdict
@@ -300,7 +303,8 @@ class _Forest:
 
     @classmethod
     def over(cls, differences: Sequence[dict[str, float | None]]) -> "_Forest":
-        values = [0.0, *(v for one in differences for v in one.values() if v is not None)]
+        bounds = (one[key] for one in differences for key in ("mean", "low", "high"))
+        values = [0.0, *(value for value in bounds if value is not None)]
         low, high = min(values), max(values)
         return cls(low, high if high > low else low + 1)
 
@@ -324,7 +328,8 @@ def _gain_unit(row: Row) -> str:
 
 def _difference(row: Row, found: dict[str, float | None]) -> tuple[str, str]:
     """A gain and its interval as text; a positive one is better."""
-    times, digits = (1, ".3g") if row.higher_is_better and not row.is_share else (100, ".1f")
+    shares = row.is_share if row.higher_is_better else found.get("relative", True)
+    times, digits = (100, ".1f") if shares else (1, ".3g")
     mean, low, high = found["mean"], found["low"], found["high"]
     interval = "no interval" if low is None or high is None else f"{times * low:{digits}} to {times * high:{digits}}"
     text = "" if mean is None else f"{times * mean:+{digits}}"

@@ -1,0 +1,277 @@
+"""Outsiders: what could be done without a federation, by standard models on the same splits, in seconds.
+
+Those for each client alone need nobody else; those that pool need all rows in one place. They are tuned on the same
+validation rows, and scored on the same test rows, as the federation's methods.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..core.tasks import Classification, Counts, Forecasting, Quantiles, Regression
+from ..data.federation import Federation
+
+Array = NDArray[np.float64]
+Answers = dict[str, Array]  # by split: [n, k] a model's outputs for the rows of all clients, one after the other
+
+PENALTIES = tuple(10.0**power for power in range(-3, 5))  # of ridges, in squared deviations of an input
+STRENGTHS = (0.03, 0.3, 3.0)  # C of logistic regressions
+PSEUDO = 5.0  # rows of all clients that are added to a client's, where its mean is an input
+ROWS, COLUMNS, CLIENTS = 200_000, 500, 2_000  # with more there are none, or not those that take longest
+EACH, POOLED, NOBODY = "for each client", "pooled, knowing the client", "nothing needs to be shared"
+EVERYTHING = "but needs all rows in one place"
+
+
+@dataclass(frozen=True)
+class Outsider:
+    """A standard model, and the outputs that it gives for validation and test rows."""
+
+    name: str
+    pools: bool  # whether it needs all rows in one place
+    answers: Answers
+
+    @property
+    def needs(self) -> str:
+        """What it takes, in words."""
+        return EVERYTHING if self.pools else NOBODY
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A federation's rows as arrays."""
+
+    x: Mapping[str, Array]  # by split: [n, d], one client after the other
+    y: Mapping[str, Array]  # [n, k] in the units of a model's outputs, or [n] classes
+    who: Mapping[str, NDArray[np.int64]]  # [n] whose they are
+    clients: int
+
+    @classmethod
+    def of(cls, federation: Federation) -> "_Data":
+        """What is there, of a task that is regression, counts, labels or forecasts."""
+        task: Any = federation.task
+        x, y, who = {}, {}, {}
+        for split, rows in federation.rows.items():
+            at = torch.cat(list(rows))
+            x[split] = federation.x[at].flatten(1).double().numpy()
+            truth = federation.y[at]
+            who[split] = np.repeat(np.arange(len(federation)), [len(one) for one in rows])
+            if isinstance(task, Regression):
+                truth = task.scaled(truth.double()).reshape(len(at), -1)
+            elif isinstance(task, Forecasting):
+                truth = (truth.double() - task.mean) / task.deviation
+            elif isinstance(task, Counts):
+                truth = truth.double().reshape(len(at), -1)
+            y[split] = truth.numpy()
+        return cls(x, y, who, len(federation))
+
+
+def outsiders(federation: Federation) -> list[Outsider]:
+    """Those that suit a federation's task and size; none where examples are no rows of numbers."""
+    task, inputs = federation.task, federation.x[0].numel()
+    suits = isinstance(task, Regression | Counts | Classification | Forecasting) and not isinstance(task, Quantiles)
+    sizes = sum(len(rows) for rows in federation.rows["train"])
+    if not suits or not federation.x.is_floating_point() or inputs > COLUMNS or not 0 < sizes <= ROWS:
+        return []
+    data = _Data.of(federation)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of fits that have not converged: validation rows say what they are worth
+        if isinstance(task, Classification):
+            return list(_of_labels(data, task.classes))
+        if isinstance(task, Counts):
+            return list(_of_counts(data, task.mean))
+        return list(_of_numbers(data, isinstance(task, Forecasting)))
+
+
+def _of_numbers(data: _Data, forecasts: bool) -> Iterator[Outsider]:
+    known = ~np.isnan(data.y["train"]).any(1)
+    x, y, who = data.x["train"][known], data.y["train"][known], data.who["train"][known]
+    if not len(x):
+        return
+    mean = _client_means(y, who, data.clients)
+    yield Outsider("the client's own mean", False, _answers(data, lambda x, who: mean[who]))
+    if forecasts:
+        width, steps = data.x["train"].shape[1], y.shape[1]
+        yield Outsider("the last value", False, _answers(data, lambda x, who: np.repeat(x[:, width - 1 :], steps, 1)))
+    if data.clients <= CLIENTS:
+        yield Outsider(f"a ridge {EACH}", False, _tuned(data, PENALTIES, lambda c: _ridges(x, y, who, data.clients, c)))
+        yield Outsider(
+            f"a ridge, {POOLED}", True, _tuned(data, PENALTIES, _ridge_with_clients(x, y, who, data.clients))
+        )
+    if y.shape[1] == 1:
+        yield Outsider(f"boosting, {POOLED}", True, _boosted(data, x, y[:, 0], who, mean[:, :1]))
+
+
+def _of_counts(data: _Data, middle: float) -> Iterator[Outsider]:
+    """Their outputs are logarithms of counts over the mean of all."""
+    x, y, who = data.x["train"], data.y["train"], data.who["train"]
+    mean = _client_means(y, who, data.clients, PSEUDO / 10)
+
+    def logarithm(values: Array) -> Array:
+        return np.log(np.maximum(values, 1e-3 * middle) / middle)
+
+    yield Outsider("the client's own mean", False, _answers(data, lambda x, who: logarithm(mean[who])))
+    found = _boosted(data, x, y[:, 0], who, mean[:, :1], "poisson")
+    yield Outsider(f"boosting, {POOLED}", True, {split: logarithm(one) for split, one in found.items()})
+
+
+def _of_labels(data: _Data, classes: int) -> Iterator[Outsider]:
+    """Their outputs are logarithms of the classes' probabilities."""
+    x, y, who = data.x["train"], data.y["train"].astype(np.int64), data.who["train"]
+    shares = _client_means(np.eye(classes)[y], who, data.clients, 0.1)  # [N, C]
+    yield Outsider("the client's own majority", False, _answers(data, lambda x, who: np.log(shares[who])))
+    if data.clients <= CLIENTS // 2:
+        each = _tuned(data, STRENGTHS, lambda c: _logistic_each(x, y, who, shares, c))
+        yield Outsider(f"a logistic regression {EACH}", False, each)
+    yield Outsider(f"a logistic regression, {POOLED}", True, _logistic_with_clients(data, x, y, who, classes))
+    yield Outsider(f"boosting, {POOLED}", True, _boosted_labels(data, x, y, who, classes))
+
+
+Model = Callable[[Array, NDArray[np.int64]], Array]  # of x: [n, d] and whose they are: [n], to [n, k]
+
+
+def _answers(data: _Data, model: Model) -> Answers:
+    return {split: model(data.x[split], data.who[split]) for split in ("validation", "test")}
+
+
+def _tuned(data: _Data, strengths: Sequence[float], make: Callable[[float], Model]) -> Answers:
+    """The answers of the strength whose validation error is lowest: squared, or the share of wrong labels."""
+    found = [_answers(data, make(one)) for one in strengths]
+    truth = data.y["validation"]
+
+    def error(answers: Answers) -> float:
+        given = answers["validation"]
+        if truth.ndim == 1:
+            return -float((given - np.log(np.exp(given).sum(1, keepdims=True)))[np.arange(len(truth)), truth].mean())
+        return float(np.nanmean((given - truth) ** 2))
+
+    return min(found, key=error) if len(truth) else found[len(found) // 2]
+
+
+def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float = 0.0) -> Array:
+    """[N, k] the mean of each client's rows, with some of all clients' among them; of one without rows, of all."""
+    total, count = np.zeros((clients, y.shape[1])), np.bincount(who, minlength=clients)[:, None].astype(float)
+    np.add.at(total, who, y)
+    every = y.mean(0)
+    return np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
+
+
+def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: float) -> Model:
+    """A ridge for each client, of its own rows alone."""
+    weights, means, middles = (
+        np.zeros((clients, *shape)) for shape in ((x.shape[1], y.shape[1]), x.shape[1:], y.shape[1:])
+    )
+    middles[:] = y.mean(0)
+    for i, own in _by_client(who):
+        means[i], middles[i] = x[own].mean(0), y[own].mean(0)
+        weights[i] = _ridge(x[own] - means[i], y[own] - middles[i], penalty)
+    return lambda x, who: middles[who] + np.einsum("nd,ndk->nk", x - means[who], weights[who])
+
+
+def _ridge(x: Array, y: Array, penalty: float) -> Array:
+    """[d, k] of centred x: [n, d], y: [n, k]; solved in the smaller of both sizes."""
+    n, d = x.shape
+    if n < d:
+        dual: Array = x.T @ np.linalg.solve(x @ x.T + penalty * np.eye(n), y)
+        return dual
+    primal: Array = np.linalg.solve(x.T @ x + penalty * np.eye(d), x.T @ y)
+    return primal
+
+
+def _ridge_with_clients(x: Array, y: Array, who: NDArray[np.int64], clients: int) -> Callable[[float], Model]:
+    """A ridge of all rows, whose intercept differs by client, with the same penalty on all coefficients."""
+    every, middle = x.mean(0), y.mean(0)
+    count = np.bincount(who, minlength=clients).astype(float)
+    sums, totals = np.zeros((clients, x.shape[1])), np.zeros((clients, y.shape[1]))
+    np.add.at(sums, who, x - every)
+    np.add.at(totals, who, y - middle)
+    square, product = (x - every).T @ (x - every), (x - every).T @ (y - middle)
+
+    def make(penalty: float) -> Model:
+        # The clients' intercepts are eliminated: each is (total - sums w) / (count + penalty).
+        shrunk = sums / (count + penalty)[:, None]
+        left = square + penalty * np.eye(len(square)) - sums.T @ shrunk
+        weights = np.linalg.solve(left, product - shrunk.T @ totals)
+        intercepts = middle + (totals - sums @ weights) / (count + penalty)[:, None]
+        return lambda x, who: intercepts[who] + (x - every) @ weights
+
+    return make
+
+
+def _boosted(
+    data: _Data, x: Array, y: Array, who: NDArray[np.int64], mean: Array, loss: str = "squared_error"
+) -> Answers:
+    """Gradient boosting of all rows, in which the client's mean is one more input."""
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    count = np.bincount(who, minlength=data.clients)[:, None]
+    encoded = (mean * count + PSEUDO * y.mean()) / (count + PSEUDO)  # [N, 1]
+    model = HistGradientBoostingRegressor(loss=loss, random_state=0, early_stopping=True)
+    model.fit(np.hstack([x, encoded[who]]), y)
+    return _answers(data, lambda x, who: model.predict(np.hstack([x, encoded[who]]))[:, None])
+
+
+def _boosted_labels(data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int) -> Answers:
+    from sklearn.ensemble import HistGradientBoostingClassifier
+
+    encoded = _client_means(np.eye(classes)[y], who, data.clients, PSEUDO)  # [N, C]
+    model = HistGradientBoostingClassifier(random_state=0, early_stopping=len(np.unique(y)) * 10 <= len(y))
+    model.fit(np.hstack([x, encoded[who]]), y)
+    return _answers(data, lambda x, who: _logs(model, np.hstack([x, encoded[who]]), classes))
+
+
+def _logistic_each(x: Array, y: NDArray[np.int64], who: NDArray[np.int64], shares: Array, strength: float) -> Model:
+    """A logistic regression for each client with rows of two classes or more; of others, their shares."""
+    from sklearn.linear_model import LogisticRegression
+
+    models = {
+        i: LogisticRegression(C=strength, max_iter=50).fit(x[own], y[own])
+        for i, own in _by_client(who)
+        if len(np.unique(y[own])) > 1
+    }
+
+    def answer(x: Array, who: NDArray[np.int64]) -> Array:
+        outputs = np.log(shares[who])
+        for i, own in _by_client(who):
+            if i in models:
+                outputs[own] = _logs(models[i], x[own], shares.shape[1])
+        return outputs
+
+    return answer
+
+
+def _logistic_with_clients(
+    data: _Data, x: Array, y: NDArray[np.int64], who: NDArray[np.int64], classes: int
+) -> Answers:
+    """A logistic regression of all rows, in which the client is a category."""
+    from scipy import sparse
+    from sklearn.linear_model import LogisticRegression
+
+    def wide(x: Array, who: NDArray[np.int64]) -> Any:
+        own = sparse.csr_matrix((np.ones(len(who)), (np.arange(len(who)), who)), (len(who), data.clients))
+        return sparse.hstack([sparse.csr_matrix(x), own]).tocsr()
+
+    def make(strength: float) -> Model:
+        model = LogisticRegression(C=strength, max_iter=100).fit(wide(x, who), y)
+        return lambda x, who: _logs(model, wide(x, who), classes)
+
+    return _tuned(data, STRENGTHS, make)
+
+
+def _logs(model: Any, x: Any, classes: int) -> Array:
+    """[n, C] logarithms of a model's probabilities, of which that of a class it has not seen is tiny."""
+    found = np.full((x.shape[0], classes), 1e-6)
+    found[:, model.classes_] = np.maximum(model.predict_proba(x), 1e-6)
+    logarithms: Array = np.log(found)
+    return logarithms
+
+
+def _by_client(who: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Each client that has rows, and their positions."""
+    order = np.argsort(who, kind="stable")
+    names, begins = np.unique(who[order], return_index=True)
+    yield from zip(names.tolist(), np.split(order, begins[1:]), strict=True)
