@@ -157,7 +157,8 @@ def _client_means(y: Array, who: NDArray[np.int64], clients: int, pseudo: float 
     total, count = np.zeros((clients, y.shape[1])), np.bincount(who, minlength=clients)[:, None].astype(float)
     np.add.at(total, who, y)
     every = y.mean(0)
-    return np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
+    means: Array = np.where(count + pseudo > 0, (total + pseudo * every) / np.maximum(count + pseudo, 1e-9), every)
+    return means
 
 
 def _ridges(x: Array, y: Array, who: NDArray[np.int64], clients: int, penalty: float) -> Model:
@@ -176,10 +177,8 @@ def _ridge(x: Array, y: Array, penalty: float) -> Array:
     """[d, k] of centred x: [n, d], y: [n, k]; solved in the smaller of both sizes."""
     n, d = x.shape
     if n < d:
-        dual: Array = x.T @ np.linalg.solve(x @ x.T + penalty * np.eye(n), y)
-        return dual
-    primal: Array = np.linalg.solve(x.T @ x + penalty * np.eye(d), x.T @ y)
-    return primal
+        return np.asarray(x.T @ np.linalg.solve(x @ x.T + penalty * np.eye(n), y), np.float64)
+    return np.asarray(np.linalg.solve(x.T @ x + penalty * np.eye(d), x.T @ y), np.float64)
 
 
 def _ridge_with_clients(x: Array, y: Array, who: NDArray[np.int64], clients: int) -> Callable[[float], Model]:

@@ -45,7 +45,7 @@ def is_table(source: str) -> bool:
     return bool(kind_of(source))
 
 
-def door(args: argparse.Namespace) -> dict[str, bool]:
+def door(args: argparse.Namespace) -> dict[str, Any]:
     """What a choice for a table does and one for a config does not: models race too, and the winner gets all rows."""
     yours = is_table(args.source)
     named = any(one.partition("=")[0].partition(".")[0] == "model" for one in args.overrides)

@@ -47,8 +47,8 @@ class TableReader(Settings):
     more input says so. Text is one input for each of the `categories` most frequent categories, and one for all others.
     Dates are their year, season, day of the week and time of day. Text that is different in every row is left out.
 
-    The target is a label if its column holds text or few different whole numbers, unless `labels` says otherwise; else
-    it is a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
+    The target is a label if its column holds text or few whole numbers without gaps, unless `labels` says otherwise:
+    else a number, trained by squared error in standard deviations from the mean of all clients and scored in its own
     unit, or with `counts` a whole number from 0, trained by Poisson's loss. Several target columns are numbers, each
     scaled, and scored in its own unit, in the same way. Rows without a target or a client are left out. With a column
     `time` the rows are split in time order.
