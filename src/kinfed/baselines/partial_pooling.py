@@ -85,7 +85,7 @@ class PartialPooling(Method):
         like: dict[str, Any] = {"dtype": torch.float64, "device": roster.theta.device}
         none = torch.zeros(n, f, k, **like)
         centre = torch.zeros(f, k, **like)
-        apart = k if isinstance(_task(roster), Classification | Counts | Forecasting) else 1
+        apart = k if isinstance(roster.task, Classification | Counts | Forecasting) else 1
         sums = Sums(torch.zeros(n, apart, f, f, **like), none, none[:, 0], none[:, 0])
         one = torch.ones(k, **like)
         weights: Any = torch.zeros(n, n, **like) if self.kin else ()
@@ -105,7 +105,7 @@ class PartialPooling(Method):
     def aggregate(self, roster: Roster, server: Tree, cohort: Tensor, uploads: Tree) -> Tree:
         known = Sums(*(put(table, cohort, new) for table, new in zip(server.sums, uploads, strict=True)))
         server = server._replace(sums=known)
-        squared = not isinstance(_task(roster), Classification | Counts)
+        squared = not isinstance(roster.task, Classification | Counts)
         for _ in range(self.steps):
             before, server = server.coefficients, step(server, squared)
             if float((server.coefficients - before).abs().max()) < SETTLED:
@@ -229,10 +229,6 @@ def _inverse(matrix: Tensor) -> Tensor:
 def _times(matrices: Tensor, vectors: Tensor) -> Tensor:
     """[N, f] the product of each of [N, f, f] with its vector: [N, f]."""
     return torch.einsum("nfg,ng->nf", matrices, vectors)
-
-
-def _task(roster: Roster) -> Any:
-    return None if roster.probe is None else roster.probe.task
 
 
 def _head(layout: Layout) -> tuple[Any, Any]:

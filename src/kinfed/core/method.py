@@ -21,6 +21,7 @@ from .model import Model
 from .seeding import fold, generator, key, normal
 from .settings import Settings
 from .tables import put
+from .tasks import Task
 from .trees import Axis, ModelOf, PerClient, Shared, Tree, axes, model_of, rows_replaced
 
 Normalisation = Literal["averaged", "local", "personal"]  # how normalisation layers are treated
@@ -58,6 +59,7 @@ class Roster:
     graph: Graph | None = None  # a known relation, [N, N]
     client_statistics: Tree = ()  # what the clients reported before round 1, [N, ...]
     round: int = 0
+    task: Task | None = None  # what the models answer
     memo: Memo = field(default_factory=Memo, repr=False, compare=False)  # what a method has computed in this run
 
     def __len__(self) -> int:

@@ -26,7 +26,7 @@ class Reopened:
         roster = self.former.roster(model.layout, experiment.training, saved.summary.seed)
         model.theta = roster.theta.to(model.theta.dtype)
         self.method, self.model = divide(method, model)
-        self.roster = replace(roster, layout=self.model.layout)
+        self.roster = replace(roster, layout=self.model.layout, task=task)
         self.server = self.former.server(self.method.start(replace(self.roster, round=0)))
 
     def compared(self) -> Compared | None:

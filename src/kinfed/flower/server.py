@@ -115,6 +115,7 @@ class _Run:
         self.facts = json.loads((out / FACTS).read_text()) if self.resumed else agree(planned, broker)
         shape, outputs, task = tuple(self.facts["shape"]), self.facts["outputs"], plan.read_task(self.facts["task"])
         initial = planned.model(shape, outputs, self.facts.get("description"))
+        self.task = task
         inner, self.model = divide(planned.learning.method, initial)
         dry_run = DryRun(planned, self.model, shape, outputs, task)
         invitation = _invitation(planned, self.facts, initial, self.model.layout)
@@ -330,6 +331,7 @@ class _Run:
             tags(self.fleet.names),
             plan.graph_of(self.facts.get("graph"), len(self.fleet.names)),
             self.fleet.state.client_statistics,
+            task=self.task,
         )
 
 

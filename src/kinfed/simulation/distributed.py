@@ -118,6 +118,7 @@ class Distributed:
             tags(self.names).to(self.device),
             graph,
             statistics,
+            task=local.task,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:

@@ -157,6 +157,7 @@ class Simulation:
             self.clients.tags,
             graph,
             self.client_statistics(),
+            task=self.task,
         )
 
     def train(self, round: int, cohort: Tensor, sent: Tree) -> tuple[Tensor, Tree]:
