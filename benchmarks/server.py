@@ -5,7 +5,7 @@ multiplications at the speed of a square product, whichever takes longer. Before
 product is timed on all threads; repetitions beside which it took a fifth longer than at its best were disturbed by
 other work and are dropped, and a machine that never gets quiet ends in an error. Writes docs/results/server.md.
 
-`--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size.
+`--loaded` keeps disturbed repetitions and writes nothing; `--only 20x62006` measures one size, `--kin` kin alone.
 """
 
 import argparse
@@ -26,12 +26,12 @@ from kinfed.core.method import Params, Roster
 from kinfed.core.model import Model
 from kinfed.core.seeding import key, tags
 from kinfed.core.tables import blank
-from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, PFedGAT, fedaghn, pfedgat
+from kinfed.methods import SFL, FedAGHN, FedAMP, FedAvg, FedCedar, Kin, PFedGAT, fedaghn, pfedgat
 from kinfed.models import MODELS
 from kinfed.ops.clustering import distances, kmeans
 from kinfed.ops.gemm import has_amx, objection
 from kinfed.ops.mixing import mix, weighted_mean
-from kinfed.ops.similarity import gram, inner_by_layer
+from kinfed.ops.similarity import fast_product, gram, inner_by_layer
 from kinfed.ops.sketch import nearest, sketch_models
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "server.md"
@@ -158,6 +158,33 @@ def steps(clock, known, theta, floor):
     yield "fedaghn", clock.time(step(aghn, known, fedaghn.Upload(theta, slope))), 2 * half + floor(2, 1)
 
 
+def of_kin(clock):
+    """Lines about kin with 1,000 clients, as multiples of one product [N, N] x [N, d], where all take part.
+
+    `aggregate` and the `send` after it; and with all that an evaluated round asks of the server before it goes on.
+    """
+    known = roster(1000, nn.Sequential(nn.Linear(784, 125), nn.ReLU(), nn.Linear(125, 10)))
+    everyone, theta = known.everyone, filled(1000, known.layout.size, 0)
+    weights, mixed, lines = torch.rand(1000, 1000), blank(1000, theta), []
+    with fast_product(theta, 1000, 1000, known.layout.size):
+        product = clock.time(lambda: torch.mm(weights, theta, out=mixed))
+    for neighbours in (0, 20):
+        method, after = Kin(neighbours=neighbours), replace(known, round=1)
+        server = method.aggregate(known, method.start(known), everyone, Params(theta))
+
+        def run(looks, method=method, server=server, after=after):
+            after.memo.clear()
+            now = method.aggregate(after, server, everyone, Params(theta))
+            method.send(after, now, everyone)
+            if looks:
+                method.relation(after, now, everyone)
+                method.send(after, now, everyone)
+
+        plain, evaluated = (clock.time(lambda looks=looks, run=run: run(looks)) / product for looks in (False, True))
+        lines.append(f"| {neighbours or 'all'} | {plain:.2f} | {evaluated:.2f} |")
+    return lines
+
+
 def copying(clock, theta):
     """Seconds to read one table and write another, which is gone again afterwards."""
     other = blank(len(theta), theta)
@@ -233,12 +260,16 @@ def table(rows):
 def main():
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     asked.add_argument("--loaded", action="store_true", help="keep disturbed repetitions, write nothing")
+    asked.add_argument("--kin", action="store_true", help="measure kin alone, write nothing")
     asked.add_argument("--only", metavar="NxD", help="one size, such as 20x62006; writes nothing")
     given = asked.parse_args()
     cases = [case for case in CASES if given.only in (None, "{}x{}".format(*case))]
     if not cases:
         sys.exit(f"--only {given.only}: the sizes are {', '.join('{}x{}'.format(*case) for case in CASES)}")
     clock = Clock(given.loaded)
+    if given.kin:
+        print("| neighbours | not evaluated | evaluated |", *of_kin(clock), sep="\n")
+        return
     rate, both, speeds = rates(clock), ([], []), []
     for count, d in cases:
         *cells, speed = measure(clock, rate, count, d)
@@ -281,6 +312,15 @@ def main():
                 "FedCedar), the table of feedback (pFedGAT without attention, FedAGHN) and the cosines (FedAGHN).",
                 "",
                 *table(both[1]),
+                "",
+                "## kin",
+                "",
+                "1,000 clients of 99,385 numbers, all in the round: `aggregate` and `send` as multiples of one product of",
+                "[N, N] with [N, d], in a round that is not evaluated and in one that is.",
+                "",
+                "| neighbours | not evaluated | evaluated |",
+                "| --- | ---: | ---: |",
+                *of_kin(clock),
                 "",
                 "## Many clients",
                 "",

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from ..core.method import Compared, Params
 from ..core.seeding import key
 from ..core.settings import CountOrZero, Positive, Share
-from ..core.tables import active, put, take
+from ..core.tables import active, blank, put, take
 from ..core.trees import PerClient
 from ..ops.mixing import weighted_mean
 from ..ops.neighbours import Weights
-from ..ops.similarity import cosine, inner_by_layer, inner_listed
+from ..ops.similarity import inner_by_layer, inner_listed
 from ..ops.sketch import candidates, fold_models
 from .bases import GraphMethod
 
@@ -64,9 +64,9 @@ class Kin(GraphMethod):
         return graph
 
     def aggregate(self, roster, server, cohort, uploads):
-        moved = torch.sub(uploads.theta, roster.theta)
-        if self.memory:
-            moved.add_(take(server.moved, cohort), alpha=self.memory)
+        before, moved = take(server.moved, cohort), blank(len(cohort), uploads.theta)
+        for now, old, new in zip(uploads.theta, before, moved, strict=True):  # row by row, while it is in the cache
+            torch.sub(now, roster.theta, out=new).add_(old, alpha=self.memory)
         return Server(
             theta=put(server.theta, cohort, uploads.theta),
             moved=put(server.moved, cohort, moved),
@@ -141,13 +141,19 @@ class Kin(GraphMethod):
     def _cosines(self, roster, moved, cohort, near):
         """[L, K, M] cosines of movements, [1, K, M] of whole models; and who of the cohort has not moved: [K] bool."""
         rows, layout = take(moved, cohort), roster.layout
-        square = torch.stack([moved[:, layer.trainable].norm(dim=1).square() for layer in layout.layers])  # [L, N]
-        inner = inner_by_layer(rows, moved, layout) if near is None else inner_listed(rows, moved, near, layout)[0]
-        if not self.by_layer:
-            inner, square = inner.sum(0, keepdim=True), square.sum(0, keepdim=True)
-        length = square.sqrt()
-        if near is None:
-            alike = cosine(inner, length[:, cohort], length, eps=0.0)
+        if near is not None:
+            inner, square = inner_listed(rows, moved, near, layout)  # [L, K, M]
+            own = square[..., 0]  # a list begins with its owner
+        elif rows is moved:
+            inner = inner_by_layer(rows, moved, layout)
+            own = square = inner.diagonal(dim1=1, dim2=2)
         else:
-            alike = cosine(inner[..., None, :], length[:, cohort, None], length[:, near], eps=0.0)[..., 0, :]
-        return alike, (square == 0).all(0)[cohort]
+            inner = inner_by_layer(rows, moved, layout)
+            square = torch.stack([moved[:, layer.trainable].norm(dim=1).square() for layer in layout.layers])  # [L, N]
+            own = square[:, cohort]
+        if not self.by_layer:
+            inner, square, own = (part.sum(0, keepdim=True) for part in (inner, square, own))
+        columns = square.sqrt() if near is not None else square.sqrt()[:, None]
+        length = own.sqrt()[..., None] * columns
+        alike = torch.where(length > 0, inner / length, 0.0).clamp(-1, 1)
+        return alike, (own == 0).all(0)

@@ -41,7 +41,8 @@ def inner_listed(a: Tensor, b: Tensor, near: Tensor, layout: Layout) -> tuple[Te
     for layer, products, squares in zip(layout.layers, inner, square, strict=True):
         own, found, lengths = a[:, layer.trainable], a.new_zeros(near.numel()), a.new_zeros(len(listed))
         for columns, rows in columns_of(b[:, layer.trainable], listed):
-            found = _sampled(begins, sorted_place, found, own[:, columns].contiguous(), rows)
+            mine = rows if a is b and len(listed) == len(b) else own[:, columns].contiguous()
+            found = _sampled(begins, sorted_place, found, mine, rows)
             lengths += torch.linalg.vecdot(rows, rows)
         products.scatter_(1, order, found.view(near.shape))
         squares.copy_(lengths[place])
@@ -158,11 +159,11 @@ def panels(table: Tensor, near: Tensor) -> Iterator[tuple[slice, slice, Tensor]]
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     if a is not b or len(a) <= BLOCK:
         return a @ b.T
-    result = a.new_empty(len(a), len(a))
-    for at in range(0, len(a), BLOCK):
-        part = a[at : at + BLOCK] @ a[at:].T
-        result[at:, at : at + BLOCK] = part.T
-        result[at : at + BLOCK, at:] = part
+    result, block = a.new_empty(len(a), len(a)), max(BLOCK, len(a) // 8)  # few rows of many are a slow product
+    for at in range(0, len(a), block):
+        part = a[at : at + block] @ a[at:].T
+        result[at:, at : at + block] = part.T
+        result[at : at + block, at:] = part
     return result
 
 
