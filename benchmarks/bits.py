@@ -54,7 +54,6 @@ RENAMED = {  # what a case was called before its settings became parts
     ),
     "panacea-encoder=MLP(hidden=5)-reconstruction=0.0": "panacea-aggregation=none-reconstruction=0.0",
     "panacea-optimiser=Adam(lr=0.05)": "panacea-lr=0.05-optimiser=adam",
-    "panacea-decoder=ChunkedHeads(hidden=5, memory=0.1, chunk=6, code=3)": "panacea-heads=chunked-chunk=6-memory=0.1",
 }
 
 

@@ -28,10 +28,9 @@ from kinfed.core.model import Model
 from kinfed.core.tasks import Classification
 from kinfed.experiments import results
 from kinfed.methods import METHODS
-from kinfed.methods.parts.graph_hypernetwork import GCN
-from kinfed.methods.parts.heads import ChunkedHeads
 from kinfed.methods.sfl import Similarity
 from kinfed.models import MODELS
+from kinfed.papers.panacea.chunks import ChunkedHeads
 from kinfed.simulation.simulation import Simulation
 
 PAGE = Path(__file__).parents[1] / "docs" / "results" / "scale.md"
@@ -46,7 +45,7 @@ TRIED = {  # with what is set for many clients, and the most clients that memory
     "pfedgat": ({"sketch": 4096}, 10_000),
     "fedaghn": ({"neighbours": 20}, 10_000),
     "fedcedar": ({}, 10_000),
-    "panacea": ({"encoder": GCN(sparse=True), "decoder": ChunkedHeads()}, 10_000),
+    "panacea": ({"decoder": ChunkedHeads()}, 10_000),
 }
 WHOLE = [("fedavg", 1_000), ("fedavg", 10_000), ("fedavg", 100_000), ("fedrep", 1_000), ("fedrep", 10_000)]
 TRAINING = Training(epochs=1, batch=16, optimiser=SGD(lr=0.01))

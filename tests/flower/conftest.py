@@ -40,7 +40,7 @@ SETTINGS = {
     "cfl": {"begin": 2, "eps1": 10.0, "eps2": 0.0, "min_size": 2},
     "fedcedar": {"clusters": 2},
     "fedamp": {"alpha": 0.1, "sigma": 1.0, "pull": 0.1},
-    "pfedgat": {"graph": {"name": "attention", "heads": 2, "width": 3}, "lr": 1.0},
+    "pfedgat": {"heads": 2, "width": 3, "lr": 1.0},
     "pfedhn": {"hidden": 7},
     "panacea": {
         "embedding": 4,

@@ -23,10 +23,12 @@ from kinfed.core.optimiser import SGD, Adam
 from kinfed.core.tasks import Classification
 from kinfed.data.federation import Federation
 from kinfed.methods import METHODS, SFL
+from kinfed.methods.panacea import Given, Moved
 from kinfed.methods.parts.graph_hypernetwork import GCN, MLP
-from kinfed.methods.parts.heads import ChunkedHeads, FullHeads
+from kinfed.methods.parts.heads import FullHeads
 from kinfed.methods.sfl import QP, Similarity
 from kinfed.ops import similarity, sketch
+from kinfed.papers.panacea.chunks import ChunkedHeads
 from kinfed.papers.sfl.released import Released
 from kinfed.simulation import evaluation, state_store
 from kinfed.simulation.execution import Execution
@@ -121,16 +123,15 @@ VARIANTS = {
     ],
     "panacea": [
         {"embedding": 4, "encoder": GCN(layers=1, hidden=6), "decoder": FullHeads(layers=2, hidden=6, memory=1.0)},
-        {"encoder": GCN(hidden=5, sparse=True)},
         {"encoder": MLP(hidden=5), "reconstruction": 0.0},
         {"encoder": MLP(layers=2, hidden=5)},
-        {"residual": False},
+        {"structure": Given(), "residual": False},
+        {"structure": Moved(tau=0.3)},
         {"optimiser": Adam(0.05)},
         {"optimiser": Adam(0.05, beta1=0.5, beta2=0.9, eps=1e-4, weight_decay=0.1)},
         {"optimiser": SGD(0.05, momentum=0.5, weight_decay=0.1)},
-        {"steps": 3, "clip": 0.1, "reconstruction": 0.5},
-        {"decoder": ChunkedHeads(hidden=5, chunk=6, code=3, memory=0.1)},
-        {"decoder": ChunkedHeads(layers=2, hidden=5, chunk=9, code=3)},
+        {"steps": 3, "reconstruction": 0.5},
+        {"decoder": ChunkedHeads(layers=2, hidden=5, memory=0.1, chunk=9, code=3)},
     ],
     "cfl": [{"begin": 3}, {"min_size": 4}, {"eps1": 0.1}, {"eps2": 9.0}, {"linkage": "single", "gamma": 0.1}],
     "ifca": [{"clusters": 3}, {"bn": "local"}],
@@ -228,7 +229,8 @@ def start(name, variant, executor="loop"):
     fleet = Simulation(
         data, model_for(method, module), method, training, seed=SEED, execution=Execution(executor, chunk=3)
     )
-    return fleet.method, fleet, fleet.roster(data.graph), History(tuple(data.names), data.task, every=2)
+    graph = None if isinstance(variant.get("structure"), Moved) else data.graph
+    return fleet.method, fleet, fleet.roster(graph), History(tuple(data.names), data.task, every=2)
 
 
 def outcome(name, variant, executor="loop"):

@@ -1,20 +1,27 @@
-"""Panacea: a graph neural network on the clients' graph generates their models (Lin et al., 2025, Algorithm 1)."""
+"""Panacea: a graph neural network on the clients' graph generates their models (Lin et al., 2025, Algorithm 1).
 
-import warnings
+Differs: the server descends, from the models that it generates at each step, where Algorithm 1 prints ascent along the
+first change; the common first model is added to what the network writes. `structure=moved` is kinfed's own form.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import torch
 from torch.func import vjp
 from torch.utils._pytree import tree_leaves
 
 from ..core.method import Params
-from ..core.optimiser import SGD, Adam, Optimiser
-from ..core.settings import Count, NonNegative, Positive
-from ..core.trees import PerClient
+from ..core.optimiser import SGD, Adam, Optimiser, OptState
+from ..core.settings import Count, NonNegative, Positive, Settings
+from ..core.tables import put
+from ..core.trees import Like, PerClient, Tree
+from ..errors import UsageError
+from ..ops.similarity import cosine, inner
 from .parts.graph_hypernetwork import GCN, MLP, draw_pairs, link_loss
-from .parts.heads import ChunkedHeads, FullHeads, Heads
-from .parts.hypernetwork import Dense, Hypernetwork, Server, step
+from .parts.heads import FullHeads, Heads
+from .parts.hypernetwork import Dense, Hypernetwork, step
 
 
 class Network(NamedTuple):
@@ -25,6 +32,29 @@ class Network(NamedTuple):
     decoder: Heads  # psi_m
 
 
+class Server(NamedTuple):
+    """The server's state."""
+
+    network: Tree
+    opt_state: Annotated[OptState, Like("network")]
+    moved: PerClient  # [N, d] how far each client's last model was from the first one; [N, 0] if the graph is given
+
+
+@dataclass(frozen=True)
+class Given(Settings):
+    """The graph that the data come with."""
+
+
+@dataclass(frozen=True)
+class Moved(Settings):
+    r"""kinfed's own, learned anew each round: $A_{ij} = e^{(c_{ij} - 1) / \tau}$: then P is a softmax.
+
+    $c_{ij}$ is the cosine of how far the models of $i$ and $j$ moved from the first one; who never moved has no links.
+    """
+
+    tau: Positive = 0.1  # the temperature: the smaller, the fewer are linked
+
+
 @dataclass(frozen=True)
 class Panacea(Hypernetwork):
     r"""$\theta_i = \theta_0 + M(z_i)$, $Z = f(P \cdots f(P H W_1) \cdots W_L)$, $P = D^{-1}(A + I)$.
@@ -32,40 +62,70 @@ class Panacea(Hypernetwork):
     The server descends on $\frac{1}{2K} \sum_i \|\tilde\theta_i - \theta_i\|^2 + \lambda_d L_d$ over the cohort, where
     $\tilde\theta_i$ is the model after local training and $L_d$ the cross-entropy of $\sigma(z_u^\top z_v)$ with the
     links (Equations 3 to 5). Links are the graph's positive weights. Panacea-GN is `reconstruction=0`, Panacea-MLP is
-    that with `encoder=MLP()`, and what runs where there is no graph.
+    that with `encoder=MLP()`, which needs no graph.
     """
 
     embedding: Count = 100  # m: numbers in a client's learned embedding
     encoder: GCN | MLP = GCN()  # makes embeddings that depend on neighbours, by a graph network, or does not
-    decoder: FullHeads | ChunkedHeads = FullHeads()  # M: writes a model from such an embedding
+    decoder: FullHeads = FullHeads()  # M: writes a model from such an embedding
+    structure: Given | Moved = Given()  # where the graph comes from
     residual: bool = True  # whether the common initial model is added to what is written
-    steps: Count = 3  # K_s: steps of the server in a round
-    optimiser: SGD | Adam | Optimiser = Adam(0.002)  # of the server's network; its lr is alpha
-    clip: Positive = 50.0  # largest norm of the server's gradient; a longer one is scaled down
+    steps: Count = 10  # K_s: steps of the server in a round
+    optimiser: SGD | Adam | Optimiser = SGD(0.03)  # of the server's network; its lr is alpha
     reconstruction: NonNegative = 0.1  # lambda_d: weight of L_d
+    clip: ClassVar[float] = 50.0  # largest norm of the server's gradient, as in pFedHN
+    grid: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "optimiser.lr": (0.001, 0.003, 0.01, 0.03, 0.1),
+        "reconstruction": (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
+    }
     origin = "given"
 
     def start(self, roster):
         self.check_written(roster.layout)
+        learned = isinstance(self.structure, Moved)
+        if roster.graph is None and self.encoder.needs_graph and not learned:
+            raise UsageError(
+                "panacea: this data has no graph of the clients, which it needs: federation.graph names one; or use "
+                "method.encoder=mlp, without one, or method.structure=moved, kinfed's own form, which learns one"
+            )
+        if roster.graph is not None and learned:
+            raise UsageError(
+                "panacea: structure=moved learns a graph of the clients, but this federation has a known one; use "
+                "method.structure=given"
+            )
         draw, theta = roster.generator("panacea"), roster.theta
         embedding = roster.normal("panacea.embedding", self.embedding)
         encoder = self.encoder.draw(self.embedding, draw, theta)
         network = Network(embedding, encoder, self.decoder.draw(self.encoder.hidden, self.optimiser, draw, theta))
+        server = Server(network, (), theta.new_zeros(len(roster), len(theta) if learned else 0))
         if self.residual:
-            z = self.encode(roster, network)
+            z = self.encode(roster, server)
             network = network._replace(decoder=self.decoder.scale(network.decoder, z, theta, roster.layout))
-        return Server(network, self.optimiser.init(tree_leaves(network)))
+        return server._replace(network=network, opt_state=self.optimiser.init(tree_leaves(network)))
 
     def neighbours(self, roster):
-        """[N, N] A: the graph's weights without self-links; None if nothing uses them, or there is no graph."""
+        """[N, N] A: the graph's weights without self-links; None if nothing uses them, or no graph is known."""
         if roster.graph is None or not (self.encoder.needs_graph or self.reconstruction):
             return None
         weights = roster.graph.weights.to(roster.theta)
         return weights - torch.diag(weights.diagonal())
 
-    def encode(self, roster, network):
+    def links(self, roster, server):
+        """[N, N] A, of the known or of the learned graph; None if there is none."""
+        if not isinstance(self.structure, Moved):
+            return self.neighbours(roster)
+        moved = server.moved
+
+        def learn():
+            alike = ((cosine(inner(moved, moved)) - 1) / self.structure.tau).exp()
+            still = (moved == 0).all(1)
+            return alike.masked_fill(still | still[:, None], 0).fill_diagonal_(0)
+
+        return roster.memo.once("panacea", (self, moved), learn)
+
+    def encode(self, roster, server):
         """[N, e] Z."""
-        averaging = self.encoder.averaging(self.neighbours(roster))
+        network, averaging = server.network, self.encoder.averaging(self.links(roster, server))
         return self.encoder.encode(network.encoder, network.embedding, averaging)
 
     def write(self, roster, network, z):
@@ -74,41 +134,47 @@ class Panacea(Hypernetwork):
         return roster.theta + written if self.residual else written
 
     def send(self, roster, server, cohort):
-        return Params(self.write(roster, server.network, self.encode(roster, server.network)[cohort]))
+        return Params(self.write(roster, server.network, self.encode(roster, server)[cohort]))
 
     def aggregate(self, roster, server, cohort, uploads):
-        links, draw, sent = self.neighbours(roster), roster.generator("panacea.pairs"), None
-        averaging, linked = self.encoder.averaging(links), self.reconstruction and links is not None
-        if roster.round == 0 and roster.graph is None and (self.encoder.needs_graph or self.reconstruction):
-            warnings.warn(
-                "panacea: this data set has no graph of the clients, so it runs in its form without one "
-                "(method.encoder=mlp method.reconstruction=0); federation.graph names a graph",
-                stacklevel=2,
-            )
+        links, draw, sent = self.links(roster, server), roster.generator("panacea.pairs"), None
+        averaging = self.encoder.averaging(links)
         for _ in range(self.steps):
             pairs = draw_pairs(roster, draw)
 
             def generate(network, pairs=pairs):
                 z = self.encoder.encode(network.encoder, network.embedding, averaging)
-                theta = self.write(roster, network, z[cohort])
-                return theta, link_loss(z, links, pairs) if linked else z.new_zeros(())
+                return self.write(roster, network, z[cohort]), self.reconstruct(z, links, pairs)
 
             (theta, loss), pull_back = vjp(generate, server.network)
             sent = theta if sent is None else sent
             grad = self.away(sent, theta, uploads.theta) / len(cohort)
             grads = pull_back((grad, torch.full_like(loss, self.reconstruction)))[0]
             server = step(server, grads, self.optimiser, self.clip)
+        if isinstance(self.structure, Moved):
+            server = server._replace(moved=put(server.moved, cohort, uploads.theta - roster.theta))
         return server
 
     def away(self, sent, theta, trained):
         """[K, d] the gradient of Equation 4, times K, by models theta; `sent` are those at the start of the round."""
         return theta - trained
 
+    def reconstruct(self, z, links, pairs):
+        """[] L_d; zero if it does not count, or there is no graph."""
+        counts = self.reconstruction and links is not None
+        return link_loss(z, links, pairs, isinstance(self.structure, Moved)) if counts else z.new_zeros(())
+
+    def add_clients(self, roster, server, newcomers):
+        wide = super().add_clients(roster, server, newcomers)
+        moved = server.moved.new_zeros(len(roster), server.moved.shape[1])
+        return wide._replace(moved=put(moved, roster.others(newcomers), server.moved))
+
     def diagnostics(self, roster, server, cohort, sent, uploads):
-        z, links = self.encode(roster, server.network), self.neighbours(roster)
+        z, links = self.encode(roster, server), self.links(roster, server)
         away = uploads.theta - self.write(roster, server.network, z[cohort])
         numbers = super().diagnostics(roster, server, cohort, sent, uploads)
         numbers["distance"] = roster.note(cohort, away.square().sum(1) / 2)  # its share of the first term
         if self.reconstruction and links is not None:
-            numbers["reconstruction"] = link_loss(z, links, draw_pairs(roster, roster.generator("panacea.notes")))
+            pairs = draw_pairs(roster, roster.generator("panacea.notes"))
+            numbers["reconstruction"] = self.reconstruct(z, links, pairs)
         return numbers

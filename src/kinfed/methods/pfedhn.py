@@ -1,4 +1,7 @@
-"""pFedHN: a hypernetwork generates each client's model from an embedding of the client (Shamsian et al., 2021)."""
+"""pFedHN: a hypernetwork generates each client's model from an embedding of the client (Shamsian et al., 2021).
+
+Differs: the gradients of all clients of a round are averaged; the authors' program takes one client a round.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
@@ -33,7 +36,7 @@ class PFedHN(Hypernetwork):
     embedding: Count | None = None  # m, numbers in a client's embedding; None: 1 + N / 4
     hidden: Count = 100  # width of the layers
     layers: Count = 3  # layers after the first one, up to the features
-    optimiser: SGD | Adam | Optimiser = Adam(0.005)  # of the server's network
+    optimiser: SGD | Adam | Optimiser = SGD(0.01, momentum=0.9, weight_decay=0.001)  # of the server's network
     clip: Positive = 50.0  # largest norm of the server's gradient; a longer one is scaled down
     client_clip: Annotated[float, In("(0, inf]")] = 50.0  # largest norm of the gradient in local steps; inf: any
     memory: Positive = 4.0  # GiB that network, gradient and optimiser may take; more is refused before it is allocated

@@ -1,4 +1,8 @@
-"""pFedLA: a hypernetwork for each client weighs all clients' models, layer by layer (Ma et al., 2022, Algorithm 1)."""
+"""pFedLA: a hypernetwork for each client weighs all clients' models, layer by layer (Ma et al., 2022, Algorithm 1).
+
+Differs: networks descend on the training loss, where the paper prints, and its public programs run, the sign by which
+they climb it; all scores are zero at first. HeurpFedLA, which keeps some layers at home, is not offered.
+"""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,7 +52,7 @@ class PFedLA(GraphMethod):
     embedding: Count = 100  # m, numbers in a client's embedding
     hidden: Count = 100  # h, width of the layers
     layers: Count = 3  # layers below the last
-    optimiser: SGD | Adam | Optimiser = Adam(0.005)  # of the hypernetworks
+    optimiser: SGD | Adam | Optimiser = SGD(0.005)  # of the hypernetworks
     memory: Positive = 4.0  # GiB that networks, gradients and optimiser may take; more is refused
     by_layer: ClassVar[bool] = True
     weighs = "a hypernetwork learns the weights from how local training changes the mixtures, and compares no clients"

@@ -45,27 +45,32 @@ class MLP(Settings):
 class GCN(MLP):
     """Each layer takes the mean over a client's neighbours and itself, by weight: P = D^-1 (A + I)."""
 
-    sparse: bool = False  # multiply by the links alone: faster on large graphs with few links
     needs_graph: ClassVar[bool] = True
 
     def averaging(self, links: Tensor | None) -> Tensor | None:
         if links is None:
             return None
         itself = links + torch.eye(len(links)).to(links)
-        mean = itself / itself.sum(1, keepdim=True)
-        return mean.to_sparse() if self.sparse else mean
+        mean: Tensor = itself / itself.sum(1, keepdim=True)
+        return mean
 
 
-def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None) -> Tensor:
-    """[] L_d: cross-entropy of links: [N, N] with sigmoid(z_u z_v), over pairs: [2, *], or over all u != v if None."""
+def link_loss(z: Tensor, links: Tensor, pairs: Tensor | None, soft: bool = False) -> Tensor:
+    """[] L_d: cross-entropy of links: [N, N] with sigmoid(z_u z_v), over pairs: [2, *], or over all u != v if None.
+
+    Soft links are in [0, 1], and only pairs of clients count that have some.
+    """
     if len(z) < 2:
         return z.new_zeros(())
+    target, known = (links, links.any(1)) if soft else ((links > 0).to(z.dtype), links.new_ones(len(z)).bool())
     if pairs is not None:
         u, v = pairs
-        return F.binary_cross_entropy_with_logits((z[u] * z[v]).sum(1), (links[u, v] > 0).to(z.dtype))
-    weight = 1 - torch.eye(len(z)).to(z)  # A_uu carries no information
-    loss = F.binary_cross_entropy_with_logits(z @ z.T, (links > 0).to(z.dtype), weight, reduction="sum")
-    return loss / weight.sum()
+        scores, target, weight = (z[u] * z[v]).sum(1), target[u, v], (known[u] & known[v]).to(z.dtype)
+    else:
+        scores, weight = z @ z.T, (known & known[:, None]).to(z.dtype)
+        weight = weight - torch.diag(weight.diagonal())  # A_uu carries no information
+    loss = F.binary_cross_entropy_with_logits(scores, target, weight, reduction="sum")
+    return loss / weight.sum().clamp(min=1)
 
 
 def draw_pairs(roster: Roster, draw: torch.Generator) -> Tensor | None:

@@ -1,14 +1,14 @@
 """Decoders of a graph hypernetwork, which write models from embeddings of clients."""
 
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...core.layout import Layout
 from ...core.optimiser import Optimiser
-from ...core.settings import Count, In, Positive, Settings
+from ...core.settings import Count, Positive, Settings
 from ...core.trees import Shared
 from .hypernetwork import Dense, check_size, draw_layers, perceptron
 
@@ -54,7 +54,7 @@ class FullHeads(Settings):
 
     def _layers(self, size: int, out: int, optimiser: Optimiser, draw: torch.Generator, like: Tensor) -> Dense:
         widths = [size] + [self.hidden] * (self.layers - 1) + [out]
-        advice = "decoder=chunked-heads, or raise method.decoder.memory"
+        advice = "decoder=kinfed.papers.panacea.chunks:ChunkedHeads, or raise method.decoder.memory"
         check_size("panacea", widths, optimiser, self.memory, like, advice)
         return draw_layers(widths, draw, like)
 
@@ -65,24 +65,3 @@ class FullHeads(Settings):
     def _parts(self, rows: Tensor, sizes: list[int], stds: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Rows of the last layer, [*, hidden], that are scaled alike, and the deviation of their outputs to reach."""
         return list(zip(rows.split(sizes), stds, strict=True))
-
-
-@dataclass(frozen=True)
-class ChunkedHeads(FullHeads):
-    """One MLP for all chunks of a model, with an embedding of the chunk as further input: for large models."""
-
-    layers: Annotated[int, In("[2, inf)")] = 3  # with a single one all chunks would be alike
-    chunk: Count = 4096  # numbers in a chunk
-    code: Count = 100  # m, numbers in the embedding of a chunk
-
-    def draw(self, size: int, optimiser: Optimiser, draw: torch.Generator, theta: Tensor) -> Heads:
-        layers = self._layers(size + self.code, min(self.chunk, len(theta)), optimiser, draw, theta)
-        return Heads(*layers, torch.randn(-(-len(theta) // self.chunk), self.code, generator=draw).to(theta))
-
-    def _inputs(self, heads: Heads, z: Tensor) -> Tensor:
-        count = len(heads.chunks)
-        return torch.cat((z[:, None].expand(-1, count, -1), heads.chunks.expand(len(z), -1, -1)), -1)
-
-    def _parts(self, rows: Tensor, sizes: list[int], stds: Tensor) -> list[tuple[Tensor, Tensor]]:
-        numbers = torch.tensor(sizes).to(stds)  # one layer writes all tensors
-        return [(rows, (numbers @ stds.square() / numbers.sum()).sqrt())]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,11 +60,11 @@ def check_size(who: str, widths: list[int], optimiser: Optimiser, limit: float, 
         )
 
 
-def step(server: Server, grads: Tree, optimiser: Optimiser, clip: float) -> Server:
+def step(server: Any, grads: Tree, optimiser: Optimiser, clip: float) -> Any:
     """The network after a step of the optimiser with a gradient clipped to the norm `clip`."""
     values, structure = tree_flatten(server.network)
     values, opt_state = optimiser.step(values, clip_norm(tree_leaves(grads), clip), server.opt_state)
-    return Server(tree_unflatten(values, structure), opt_state)
+    return server._replace(network=tree_unflatten(values, structure), opt_state=opt_state)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Hypernetwork(Method):
             for part, moments in server.opt_state._asdict().items()
             if part != "step" and moments
         }
-        return Server(server.network._replace(embedding=embedding), server.opt_state._replace(**kept))
+        network, opt_state = server.network._replace(embedding=embedding), server.opt_state._replace(**kept)
+        return server._replace(network=network, opt_state=opt_state)
 
     def join(self, roster: Roster, server: Tree, newcomers: Tensor, uploads: Tree) -> Tree:
         """A newcomer's embedding is fitted to its model by steps of the server's optimiser; the network is frozen."""
