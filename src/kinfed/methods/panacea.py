@@ -103,7 +103,7 @@ class Panacea(Hypernetwork):
             network = network._replace(decoder=self.decoder.scale(network.decoder, z, theta, roster.layout))
         return server._replace(network=network, opt_state=self.optimiser.init(tree_leaves(network)))
 
-    def neighbours(self, roster):
+    def known_links(self, roster):
         """[N, N] A: the graph's weights without self-links; None if nothing uses them, or no graph is known."""
         if roster.graph is None or not (self.encoder.needs_graph or self.reconstruction):
             return None
@@ -113,7 +113,7 @@ class Panacea(Hypernetwork):
     def links(self, roster, server):
         """[N, N] A, of the known or of the learned graph; None if there is none."""
         if not isinstance(self.structure, Moved):
-            return self.neighbours(roster)
+            return self.known_links(roster)
         moved = server.moved
 
         def learn():

@@ -74,14 +74,14 @@ class Hypernetwork(Method):
     bn: Normalisation = field(default="local", kw_only=True)  # running statistics stay with the clients
     client_clip = math.inf  # norm of the gradient in each local step
 
-    def neighbours(self, roster: Roster) -> Tensor | None:
+    def known_links(self, roster: Roster) -> Tensor | None:
         """[N, N] the links between clients with similar embeddings; None if there are none."""
         return None
 
     def add_clients(self, roster: Roster, server: Tree, newcomers: Tensor) -> Tree:
         """A newcomer's embedding is the mean of its neighbours', or of all clients' if it has none."""
         known, table = roster.others(newcomers), server.network.embedding
-        links = self.neighbours(roster)
+        links = self.known_links(roster)
         near = table.new_zeros(len(newcomers), len(known)) if links is None else links[newcomers][:, known]
         near = torch.where(near.sum(1, keepdim=True) > 0, near, 1.0)
 
