@@ -119,6 +119,7 @@ VARIANTS = {
     "pfedla": [
         {"embedding": 3, "hidden": 5, "layers": 1, "memory": 1.0},
         {"embedding": 3, "hidden": 5, "optimiser": SGD(0.5, momentum=0.5)},
+        {"embedding": 3, "hidden": 5, "optimiser": Adam(0.05)},
         {"embedding": 3, "hidden": 5, "bn": "local"},
     ],
     "panacea": [
