@@ -70,7 +70,8 @@ class FedSem(Method):
             )
         draw = key(roster.seed, "centres", device=roster.tags.device)
         found = cluster(gram(moved), self.clusters, draw, roster.tags[cohort])
-        return found.label, len(found.weights)
+        first = torch.stack([roster.tags[cohort][found.label == c].min() for c in range(len(found.weights))])
+        return first.argsort().argsort()[found.label], len(first)  # numbered by their members' names
 
     def relation(self, roster, server, cohort):
         seen = server.label >= 0
