@@ -35,7 +35,7 @@ HOLDS = {  # of kinfed's methods and of their parts: measured, as tests/experime
     "Local": Holds(graphs=1),
     "Scaffold": Holds(uploads=4),
     "GraphMethod": Holds(models=3, uploads=1, graphs=1),
-    "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=5.5, layer_graphs=1),
+    "Kin": Holds(models=5.6, uploads=0.6, layer_pairs=4.6, layer_graphs=1),
     "FedAMP": Holds(models=4.4, uploads=0.6, pairs=8, graphs=1),
     "HeurFedAMP": Holds(models=5.4, uploads=0.7, pairs=8, graphs=1),
     "PFedGraph": Holds(models=6.5, uploads=1.2, pairs=14, graphs=1),
