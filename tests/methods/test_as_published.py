@@ -29,7 +29,7 @@ SIZES = (9, 12, 10, 14, 11, 9)  # of training examples
 BASE, HEAD = slice(0, 16), slice(16, 31)  # of theta: W1 [4, 3], b1 [4]; W2 [3, 4], b2 [3]
 LINKS = [[0, 1, 0, 0, 0, 0], [1, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 1, 0], [0, 0, 0, 1, 0, 0], [0] * 6]
 PAPERS = {}  # name: the second implementation, and what it is given
-LATER = {"panacea", "pfedhn", "pfedla"}  # not yet: this list only shrinks
+LATER = {"panacea"}  # not yet: this list only shrinks
 PUBLISHED = [name for family in FAMILIES.values() for name in family if family[name].title and name not in LATER]
 float64 = torch.float64
 
