@@ -390,5 +390,5 @@ def test_numbers_with_words_in_earnest_are_categories_and_a_few_words_are_an_err
     [(["0", "1", "2"], True), (["1", "2", "3", "4", "5"], True), (["0", "2", "4", "6", "8", "10"], False)],
 )
 def test_whole_numbers_with_gaps_are_numbers_to_predict_and_codes_without_are_labels(cells, labels):
-    found = kinfed.from_frame(table_of(cells * 20), client="who", target="c")
+    found = kinfed.from_frame(table_of(cells * (60 // len(cells))), client="who", target="c")
     assert isinstance(found.task, kinfed.Classification) == labels

@@ -161,8 +161,8 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
 def winner(standings: Sequence[Standing]) -> Standing | None:
     """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
 
-    That is by more than the standard error of the gain over it, paired by client. In the same way the simplest of the
-    models that race is taken in place of a better one that does not clearly beat it. None if all have ended.
+    That is by more than the standard error of the gain over it, paired by client. The simplest of the models that race
+    is taken in place of a better one whose 95 % interval of the gain over it includes zero. None if all have ended.
     """
 
     def farthest(some: Iterable[Standing]) -> Standing | None:
@@ -173,15 +173,11 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     if best is None or simple is None or best is simple:
         return best
     linear = farthest(one for one in standings if one.candidate.model == SIMPLEST and one.candidate.stays)
-    if linear is not None and linear.rounds == best.rounds and not (linear.problem or _beats(best, linear)):
-        best = linear
-    return best if _beats(best, simple) else simple
-
-
-def _beats(one: Standing, other: Standing) -> bool:
-    """Whether a candidate is better than another by more than a standard error."""
-    gain, error, _ = one.over(other)
-    return gain > error
+    if linear is not None and linear.rounds == best.rounds and not linear.problem and best is not linear:
+        gain, _, half = best.over(linear)
+        best = best if gain > half else linear
+    gain, error, _ = best.over(simple)
+    return best if gain > error else simple
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
