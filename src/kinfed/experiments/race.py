@@ -161,8 +161,9 @@ def _best(standings: Sequence[Standing], count: int) -> list[Candidate]:
 def winner(standings: Sequence[Standing]) -> Standing | None:
     """The best of those that came as far as any; the better of Local and FedAvg unless it is clearly beaten.
 
-    That is by more than the standard error of the gain over it, paired by client. The simplest of the models that race
-    is taken in place of a better one whose 95 % interval of the gain over it includes zero. None if all have ended.
+    That is by more than the standard error of the gain over it, paired by client. If the simplest of the models that
+    race beats it too, a better one replaces that only if the 95 % interval of its gain excludes zero. None if all have
+    ended.
     """
 
     def farthest(some: Iterable[Standing]) -> Standing | None:
@@ -175,9 +176,15 @@ def winner(standings: Sequence[Standing]) -> Standing | None:
     linear = farthest(one for one in standings if one.candidate.model == SIMPLEST and one.candidate.stays)
     if linear is not None and linear.rounds == best.rounds and not linear.problem and best is not linear:
         gain, _, half = best.over(linear)
-        best = best if gain > half else linear
-    gain, error, _ = best.over(simple)
-    return best if gain > error else simple
+        if _beats(linear, simple) and not gain > half:
+            return linear
+    return best if _beats(best, simple) else simple
+
+
+def _beats(one: Standing, other: Standing) -> bool:
+    """Whether a candidate is better than another by more than a standard error."""
+    gain, error, _ = one.over(other)
+    return gain > error
 
 
 def base_of(standings: Sequence[Standing], base: str) -> Standing | None:
