@@ -1,7 +1,7 @@
 """How long the report page takes to open in Chromium, on the clock and of the processor, by the number of clients.
 
     python benchmarks/report_page.py [--clients 20,207,2000] [--times 5]
-    python benchmarks/report_page.py --picture RUN    # draws docs/report-top.png, the top of that run's page
+    python benchmarks/report_page.py --picture RUN    # draws docs/report-top.png, -graph and -dark of that run's page
 
 Made-up runs of 20 rounds, with Local and FedAvg beside them. The clock runs from the page's address to its first
 drawing, in a new tab each time; the best of several is given, as other programs can only delay it.
@@ -24,7 +24,7 @@ from kinfed.experiments.run_folder import RunFolder
 from kinfed.report.page import write
 
 ROUNDS, GROUPS, CLASSES = 20, 5, 10
-TOP = Path(__file__).parents[1] / "docs" / "report-top.png"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def main():
@@ -48,17 +48,45 @@ def main():
             )
         if asked.picture is not None:
             write([asked.picture], page := Path(folder) / "page.html")
-            draw_top(browser, page)
+            draw_page(browser, page)
         browser.close()
 
 
-def draw_top(browser, page):
-    """Draw what stands before the graph."""
-    tab = browser.new_page(viewport={"width": 1280, "height": 900})
+def draw_page(browser, page):
+    """Draw what stands before the graph; the graph and one client; and on a dark screen the graph by gain."""
+    tab = shown(browser, page, "light")
+    end = place(tab, "#graph")
+    tab.screenshot(path=DOCS / "report-top.png", full_page=True, clip=part(0, end - 20))
+    choose(tab, "Group", "5")
+    begin, end = place(tab, "#graph"), place(tab, "#clients-title")
+    tab.screenshot(path=DOCS / "report-graph.png", full_page=True, clip=part(begin - 30, end - 30))
+    tab = shown(browser, page, "dark")
+    choose(tab, "Gain over Local", "10")
+    begin, end = place(tab, "#graph"), place(tab, ".picker")
+    tab.screenshot(path=DOCS / "report-dark.png", full_page=True, clip=part(begin - 30, end - 20))
+
+
+def shown(browser, page, scheme):
+    tab = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme=scheme)
     tab.goto(page.as_uri())
     tab.locator("body[data-drawn]").wait_for(state="attached")
-    end = tab.locator("#graph").bounding_box()["y"]
-    tab.screenshot(path=TOP, full_page=True, clip={"x": 0, "y": 0, "width": 1280, "height": end - 20})
+    return tab
+
+
+def choose(tab, colour, client):
+    tab.locator("#colour").select_option(label=colour)
+    tab.locator("#client").fill(client)
+    tab.locator("#client").press("Enter")
+    tab.locator("#client").blur()
+
+
+def place(tab, what):
+    """Where it begins, in pixels from the top of the whole page, however far it is scrolled."""
+    return tab.locator(what).evaluate("one => one.getBoundingClientRect().top + scrollY")
+
+
+def part(begin, end):
+    return {"x": 0, "y": begin, "width": 1280, "height": end - begin}
 
 
 def made_up(path, count):
