@@ -195,7 +195,7 @@ def test_a_part_that_a_config_sets_is_changed_in_the_settings_that_are_named(tmp
 
     assert optimiser("method.optimiser.lr=0.5") == Adam(0.5)  # of the one that is set
     assert optimiser("method.optimiser=adam") == Adam(0.001)
-    assert optimiser("method.optimiser.name=sgd") == SGD()
+    assert optimiser("method.optimiser.name=sgd") == SGD(0.01, 0.9, 0.001)  # the method's own
 
 
 def test_a_method_runs_the_embedded_experiment():

@@ -23,10 +23,15 @@ from kinfed.experiments.launch import launch
 from kinfed.experiments.results import save
 from kinfed.experiments.run_folder import RunFolder
 from kinfed.methods import METHODS
+from kinfed.methods.panacea import Moved
 from kinfed.simulation.execution import Execution
 
 NO_STATISTICS = {"pfedbayes"}
-SETTINGS = {"pfedla": {"embedding": 3, "hidden": 5}, "pfedhn": {"hidden": 5}}
+SETTINGS = {
+    "panacea": {"structure": Moved()},  # the clients have no graph
+    "pfedla": {"embedding": 3, "hidden": 5},
+    "pfedhn": {"hidden": 5},
+}
 
 
 def federation(clients=5):

@@ -22,8 +22,8 @@ SMALL = [
     "rounds=2",
     "federation.clients=4",
     "federation.partition.groups=2",
-    "method.graph.heads=2",
-    "method.graph.width=2",
+    "method.heads=2",
+    "method.width=2",
 ]
 
 
@@ -44,7 +44,7 @@ def words(monkeypatch):
 @pytest.mark.parametrize(("feedback", "leaks"), [("test", True), ("train", False)])
 def test_results_that_saw_test_examples_are_marked_everywhere(feedback, leaks, tmp_path, capsys, words):
     out = tmp_path / "a"
-    asked = ["run", "pfedgat", 'method.graph="attention"', f"method.feedback={feedback}", *SMALL, "--out", str(out)]
+    asked = ["run", "pfedgat", f"method.feedback={feedback}", *SMALL, "--out", str(out)]
     assert main([*asked, "--json"]) == 0
     said = capsys.readouterr()
     assert ("LEAKING: the method used test examples as feedback" in said.err) == leaks

@@ -19,6 +19,8 @@ from kinfed.simulation.execution import Execution
 
 NET = ["model=mlp", "model.hidden=[4]", "training.epochs=1", "federation.clients=4", "rounds=2"]
 QUICK = {
+    "kin": [],
+    "hedge": [],
     "fedaghn": [],
     "fedamp": [],
     "pfedgraph": ["method.personal=['head.*']"],
