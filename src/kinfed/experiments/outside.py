@@ -47,7 +47,8 @@ def compare(federation: Federation, answer: Tested) -> Outside | None:
         one, scores = pair
         clearly = difference(mine, scores, names, task.higher_is_better).high < 0
         both = f"{task.metric} {_score(_mean(scores), unit)} against {_score(_mean(mine), unit)}"
-        return f"{one.name} does {'better' if clearly else 'as well or better'} ({both}): {one.needs}"
+        what = "better" if clearly else "as well or better"
+        return f"{one.name} does {what} ({both}){', ' if one.pools else ': '}{one.needs}"
 
     return Outside(rows, "; ".join(map(tell, plain[:1])), "; ".join(map(tell, said)))
 
