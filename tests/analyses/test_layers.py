@@ -42,7 +42,7 @@ def test_pictures_show_both_halves_at_first_middle_and_last_round_and_a_line_a_l
 
 
 def test_the_selected_round_of_each_seed_is_its_own(study, tmp_path):
-    found = layers(study("fedaghn", "seeds=2", "rounds=6", "training.optimiser.lr=1.0"))
+    found = layers(study("fedaghn", "seeds=2", "rounds=6", "training.optimiser.lr=1.0", "method.home=1"))
     kept = [RunFolder(tmp_path / "runs" / "fedaghn" / f"seed-{seed}").read_relations() for seed in (0, 1)]
     assert kept[0].selected != kept[1].selected
     label = "selected: " + ", ".join(str(one.rounds[one.selected]) for one in kept)

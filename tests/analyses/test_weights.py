@@ -14,7 +14,7 @@ PAIRS = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]], dtype=torch.bool)
 
 def test_the_table_is_that_of_the_runs_own_summaries_and_uniform_weights_are_seen(study, tmp_path):
     # At this rate some rounds are worse than those before, so that another than the last is selected.
-    asked = study("local", "seeds=2", "rounds=6", "training.optimiser.lr=1.0")
+    asked = study("local", "seeds=2", "rounds=6", "training.optimiser.lr=1.0", "methods.fedaghn.sharpness=10")
     found = weights(asked, methods=["fedavg", "fedaghn"], partitions=["rotations", "iid"])
     assert [(row["partition"], row["method"]) for row in found.rows] == [
         ("rotations", "fedavg"),
