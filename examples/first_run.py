@@ -2,7 +2,7 @@
 
     python examples/first_run.py
 
-Twenty clients hold handwritten digits, turned by 0, 90, 180 or 270 degrees; nobody tells the method which. FedAGHN
+Twenty clients hold handwritten digits, turned by 0, 90, 180 or 270 degrees; nobody tells the method which. kin
 learns whom each client should listen to. Local, where each learns from its own examples alone, is what it must beat.
 """
 
@@ -12,7 +12,7 @@ from kinfed.experiments import config
 
 def main(rounds: int = 20) -> None:
     """Train with both methods and print their mean test accuracy."""
-    for name in ("local", "fedaghn"):
+    for name in ("local", "kin"):
         experiment = config.resolve(config.read(name, [f"rounds={rounds}"]))
         federation = experiment.federation(None, seed=0)
         run = kinfed.fit(

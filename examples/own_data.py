@@ -21,7 +21,7 @@ def main(rounds: int = 20) -> None:
     federation = kinfed.Federation.from_arrays(rows, buys, shop)
     network = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
     training = kinfed.Training(epochs=2, batch=8, optimiser=kinfed.SGD(lr=0.2))
-    for name, method in (("alone", kinfed.METHODS["local"]()), ("with kin", kinfed.METHODS["fedaghn"](sharpness=10.0))):
+    for name, method in (("alone", kinfed.Local()), ("with kin", kinfed.Kin())):
         run = kinfed.fit(method, federation, network, rounds=rounds, training=training)
         print(f"{name}: {run.history.test(run.history.headline).mean():.3f}")
     others = run.relation.mean(0)[federation.names.index("shop 3")]  # the mean over layers: whom shop 3 listens to

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_three_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     subprocess.run([sys.executable, ROOT / "examples/own_data/shops/make.py"], check=True)
-    asked = ["run", "shops.csv", "--client", "shop", "--target", "sold", "--method", "fedaghn", "rounds=1", "--quiet"]
+    asked = ["run", "shops.csv", "--client", "shop", "--target", "sold", "--method", "kin", "rounds=1", "--quiet"]
     assert main([*asked, "--out", "shops"]) == 0
     page = (ROOT / "docs/after-training.md").read_text()
     block = re.search(r"```console\n(.*?)```", page.partition("## From a finished run")[2], re.DOTALL).group(1)
@@ -36,5 +36,5 @@ def test_the_three_commands_of_the_page_do_what_it_says(tmp_path, monkeypatch):
     health, answers = re.fullmatch(r"(\{.*?\})(\{.*\})\n", told.stdout).groups()
     assert json.loads(health)["status"] == "ok"
     (answer,) = json.loads(answers)["answers"]
-    assert (answer["client"], answer["method"]) == ("Shop 7", "fedaghn")
+    assert (answer["client"], answer["method"]) == ("Shop 7", "kin")
     assert 0 < answer["sold"] < 40
