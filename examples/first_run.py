@@ -2,8 +2,8 @@
 
     python examples/first_run.py
 
-Twenty clients hold handwritten digits, turned by 0, 90, 180 or 270 degrees; nobody tells the method which. kin
-learns whom each client should listen to. Local, where each learns from its own examples alone, is what it must beat.
+Twenty clients hold handwritten digits, turned by 0, 90, 180 or 270 degrees; nobody tells the method which. With
+`kin` each learns whom to listen to. `local`, where each learns from its own examples alone, is what it must beat.
 """
 
 import kinfed

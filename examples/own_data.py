@@ -24,7 +24,8 @@ def main(rounds: int = 20) -> None:
     for name, method in (("alone", kinfed.Local()), ("with kin", kinfed.Kin())):
         run = kinfed.fit(method, federation, network, rounds=rounds, training=training)
         print(f"{name}: {run.history.test(run.history.headline).mean():.3f}")
-    others = run.relation.mean(0)[federation.names.index("shop 3")]  # the mean over layers: whom shop 3 listens to
+    at = federation.names.index("shop 3")
+    others = run.relation.mean(0)[at].index_fill(0, torch.tensor(at), 0)  # the mean over layers: whom shop 3 listens to
     print("shop 3 listens to", [federation.names[i] for i in others.topk(3).indices.tolist()])
     model = run.load_model("shop 3")
     print("its own model says", model(rows[3:4]).argmax().item(), "of its first row, and the label is", buys[3].item())

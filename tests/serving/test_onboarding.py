@@ -94,7 +94,9 @@ def only_its_row_changes(frozen, one):
 
 
 def test_clusters_put_a_newcomer_where_its_kin_are(tmp_path):
-    saved = trained(tmp_path, "fedsem", "federation.newcomers=['C']", "rounds=8", "training.epochs=3")
+    saved = trained(
+        tmp_path, "fedsem", "method.clusters=2", "federation.newcomers=['C']", "rounds=8", "training.epochs=3"
+    )
     (one,) = newcomers.of_run(saved, None)
     found = onboard(Frozen(saved, one.task, Execution("loop", 1)), one, 12)
     assert saved.experiment.newcomers == ["C"]
