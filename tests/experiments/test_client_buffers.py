@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import kinfed
+from kinfed.core.engine import Rounds
 from kinfed.core.model import Model
 from kinfed.experiments.saved import Saved
 from kinfed.serving.export import export
@@ -201,6 +202,6 @@ class Doubled(nn.BatchNorm1d):
 
 @pytest.mark.parametrize("method", [kinfed.Local(), kinfed.FedAvg()], ids=["local", "fedavg"])
 def test_a_subclass_of_batch_norm_counts_its_clients_batches(method):
-    module = nn.Sequential(nn.Linear(4, 3), Doubled(3), nn.Linear(3, 2)).double()
-    run = fit(method, module=module)
+    module = net(lambda: nn.Sequential(nn.Linear(4, 3), Doubled(3), nn.Linear(3, 2)))
+    run = fit(method, rounds=Rounds(3, evaluate_every=3), module=module)  # the last models are kept
     assert [int(run.load_model(str(i))[1].num_batches_tracked) for i in range(len(SIZES))] == [3, 3, 3]
