@@ -105,7 +105,7 @@ def test_another_content_of_the_file_is_answered_for_anew(hospital, tmp_path):
         ({"training": {"batch": 1, "steps": 1}}, 90, "a step of training takes 1 row"),
         ({"training": {"batch": 7}}, 90, "a step of training takes 7 rows"),
         ({"federation": {"split": {"test": 0.8, "validation": 0.15}}}, 90, "it has 4 training rows"),
-        ({"method": "fedaghn"}, 60, "the method takes feedback from"),
+        ({"method": {"name": "fedaghn", "feedback": "held-out"}}, 60, "the method takes feedback from"),
         ({"method": {"name": "per-fedavg", "batch": 2}}, 90, "a step of training takes 2 rows"),
     ],
 )
