@@ -2,8 +2,8 @@
 
     python examples/flower/five_sites.py FOLDER
 
-Each site holds a few handwritten digits, too few to learn much from alone. FedAGHN trains with four sites, one is
-killed and brought back, and the fifth comes later; then pFedGAT trains with all. At the end every site's own model is
+Each site holds a few handwritten digits, too few to learn much from alone. kin trains with four sites, one is
+killed and brought back, and the fifth comes later; then hedge trains with all. At the end every site's own model is
 set beside the one that it gets from its own examples alone. Everything is left in FOLDER.
 """
 
@@ -59,8 +59,8 @@ def main():
             4: lambda: federation.start(names[1]),
             3: lambda: federation.add(names[-1]),
         }
-        federation.train("fedaghn", asked.rounds, len(names) - 1, adventures)
-        federation.train("pfedgat", asked.rounds, len(names), {})
+        federation.train("kin", asked.rounds, len(names) - 1, adventures)
+        federation.train("hedge", asked.rounds, len(names), {})
     finally:
         federation.end()
     compare(folder, names, asked.rounds)
@@ -155,7 +155,7 @@ def compare(folder, names, rounds):
         training=Training(5, 16, SGD(0.3)),
     )
     table = {"local": alone.summary().of_clients[alone.history.chosen]}
-    for method in ("fedaghn", "pfedgat"):
+    for method in ("kin", "hedge"):
         summary = json.loads((folder / method / "summary.json").read_text())
         scores = dict(zip(summary["names"], summary["clients_scores"][summary["chosen"]], strict=True))
         table[method] = [scores.get(name, np.nan) for name in names]  # whoever came too late has none
@@ -165,12 +165,12 @@ def compare(folder, names, rounds):
     print(f"\n{'test accuracy, %':18}" + "".join(f"{name:>9}" for name in (*names, "mean")))
     for method, scores in table.items():
         print(f"{method:18}" + "".join(f"{100 * score:9.1f}" for score in (*scores, np.mean(scores))))
-    for method in ("fedaghn", "pfedgat"):
+    for method in ("kin", "hedge"):
         helped = sum(own > alone for own, alone in zip(table[method], table["local"], strict=True))
         print(f"{method} beats learning alone at {helped} of {len(names)} sites")
-    if not all(np.mean(table[method]) > np.mean(table["local"]) for method in ("fedaghn", "pfedgat")):
+    if not all(np.mean(table[method]) > np.mean(table["local"]) for method in ("kin", "hedge")):
         sys.exit("the sites' models are no better than what they learn alone")
-    print(f"\nevery site's models are in its own folder, such as {folder / names[0] / 'fedaghn.safetensors'}")
+    print(f"\nevery site's models are in its own folder, such as {folder / names[0] / 'kin.safetensors'}")
 
 
 if __name__ == "__main__":
