@@ -222,7 +222,8 @@ def test_a_verdict_that_cannot_be_worked_out_takes_no_results_away(tmp_path, mon
 
 @pytest.mark.beside
 def test_a_verdict_over_seeds_that_chose_differently_says_so(tmp_path):
-    words = ["run", "fedaghn", "seeds=3", "federation.clients=8", "--quiet", "--beside", "local"]
+    words = ["run", "fedaghn", "method.sharpness=10", "method.home=0.3", "seeds=3", "federation.clients=8"]
+    words += ["--quiet", "--beside", "local"]
     said = set()
     for rounds in (2, 4):
         out = tmp_path / str(rounds)

@@ -42,6 +42,7 @@ class Literal(Console):
             sizes = [self.measure(cell, options=unbounded) for cell in (column.header, *column.cells)]
             column.min_width = max(one.maximum if column.no_wrap else one.minimum for one in sizes)
         needed = sum((column.min_width or 0) + table.padding[1] for column in table.columns)
+        needed -= 0 if table.pad_edge else table.padding[1]  # after the last column
         if needed > self.width:  # rich would leave out columns
             table.width = needed
 
