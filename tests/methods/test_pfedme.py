@@ -1,3 +1,4 @@
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -107,3 +108,14 @@ def test_statistics_are_those_of_passes_over_the_examples(examples):
 def test_a_pull_that_overshoots_is_refused(bowls):
     with pytest.raises(UsageError, match=r"pfedme: lr \* pull is 2\.7, but from 2 on"):
         bowls(PFedMe(pull=30.0), [1.0]).run(1)
+
+
+def test_a_shared_model_that_hardly_moves_is_said_once(bowls):
+    """0.075 / 15 = 0.005 on each batch, where training goes 0.1."""
+    with pytest.warns(UserWarning, match="pfedme: the shared model") as said:
+        bowls(PFedMe(), [1.0]).run(3)
+    assert len(said) == 1
+    assert "share / pull = 0.005 of a gradient on each batch, 20 times less" in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bowls(PFedMe(share=1.0), [1.0]).run(1)

@@ -4,6 +4,7 @@ Differs: the mean is by numbers of examples, as in the released code; the paper'
 round.
 """
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -35,6 +36,14 @@ class PFedMe(Averaging):
 
     def start(self, roster):
         check_pull("pfedme", SGD(self.lr), self.pull)
+        usual, rate = roster.training.optimiser, self.share / self.pull  # eta: per batch, of w along the gradient
+        if isinstance(usual, SGD) and 10 * rate < usual.lr:
+            warnings.warn(
+                f"pfedme: the shared model goes share / pull = {rate:.2g} of a gradient on each batch, "
+                f"{usual.lr / rate:.0f} times less than by training.optimiser.lr={usual.lr:g}, so it may hardly move; "
+                "raise method.share, up to 1, or train for more rounds",
+                stacklevel=2,
+            )
         return super().start(roster)
 
     def aggregate(self, roster, server, cohort, uploads):
