@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kinfed.methods.parts.agreement import agreed, vary
+from kinfed.methods.hedge import agreed, vary
 
 float64 = torch.float64
 

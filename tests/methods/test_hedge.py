@@ -9,8 +9,7 @@ import torch
 from kinfed.core.client import Training
 from kinfed.core.optimiser import SGD
 from kinfed.methods import Hedge
-from kinfed.methods.hedge import LIMIT, Upload
-from kinfed.methods.parts.agreement import agreed
+from kinfed.methods.hedge import LIMIT, Upload, agreed
 
 float64 = torch.float64
 

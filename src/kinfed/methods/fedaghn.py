@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.func import vmap
 
 from ..core.layout import Layout
-from ..core.method import Compared, Normalisation, Params
+from ..core.method import Compared, Normalisation, Params, Roster
+from ..core.seeding import fold, key, normal
 from ..core.settings import CountOrZero, NonNegative
 from ..core.tables import active, put, take
 from ..core.trees import ModelOf, PerClient
 from ..ops.neighbours import Weights
 from ..ops.similarity import cosine, inner_by_layer, inner_listed
+from ..ops.sketch import SIZE, candidates, sketch_models
 from .bases import GraphMethod
-from .parts import update_sketches
 
 
 class Server(NamedTuple):
@@ -99,12 +102,12 @@ class FedAGHN(GraphMethod):
         theta = roster.copies()
         ones = theta.new_ones(len(roster), len(roster.layout.layers))
         nobody = torch.zeros(len(roster), dtype=torch.bool, device=theta.device)
-        sketch = theta.new_zeros(len(roster), update_sketches.width(self.neighbours))
+        sketch = theta.new_zeros(len(roster), SIZE if self.neighbours else 0)
         return Server(theta, torch.ones_like(theta), nobody, self.home * ones, self.sharpness * ones, sketch)
 
     def _attend(self, roster, server, cohort):
         """Equation 4. A client that has not taken part has no weight, and weights all others alike."""
-        near = update_sketches.look(roster, server.sketch, server.seen, cohort, self.neighbours)
+        near = look(roster, server.sketch, server.seen, cohort, self.neighbours)
         columns = roster.everyone if near is None else near  # [N], or [K, M]
         itself, heard = cohort[:, None] == columns, active(server.seen)  # [K, M], [N]
         silent = ~heard[columns] if self.includes_itself else ~heard[columns] | itself
@@ -156,7 +159,7 @@ class FedAGHN(GraphMethod):
             seen=put(server.seen, cohort, torch.ones_like(cohort, dtype=torch.bool)),
             home=put(server.home, cohort, moved[0].clamp(min=0)),
             sharpness=put(server.sharpness, cohort, moved[1]),
-            sketch=put(server.sketch, cohort, update_sketches.sketched(roster, change, self.neighbours)),
+            sketch=put(server.sketch, cohort, sketched(roster, change, self.neighbours)),
         )
 
     def step(self, values, grads):
@@ -188,3 +191,24 @@ def cosines(layout: Layout, table: Tensor, cohort: Tensor, near: Tensor | None) 
         return cosine(products)
     length = torch.stack([table[:, layer.trainable].norm(dim=1) for layer in layout.layers])
     return cosine(products, length[:, cohort], length)
+
+
+def sketched(roster: Roster, change: Tensor, count: int) -> Tensor:
+    """[K, s] sketches of the directions of updates: [K, d]."""
+    if not count:
+        return change.new_zeros(len(change), 0)
+    draw = key(roster.seed, "fedaghn.sketch", device=change.device)  # the same in all rounds, as old sketches are kept
+    return F.normalize(sketch_models(change, draw, roster.layout.trainable_on(change.device)))
+
+
+def look(roster: Roster, sketch: Tensor, seen: Tensor, cohort: Tensor, count: int) -> Tensor | None:
+    """[K, M] int64 candidates for each of the cohort, itself and then up to `count` others; None for everyone.
+
+    sketch: [N, s]. A client without an update of its own, by seen: [N], gets random candidates.
+    """
+    if not count:
+        return None
+    draw = fold(key(roster.seed, "fedaghn.look", roster.round, device=roster.tags.device), roster.tags[cohort])
+    random_direction = vmap(lambda client_key: normal(client_key, sketch[0]))(draw)
+    like = torch.where(seen[cohort, None], sketch[cohort], random_direction)
+    return torch.cat([cohort[:, None], candidates(like, sketch, cohort, count, active(seen))], 1)

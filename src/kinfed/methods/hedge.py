@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..core.method import Compared, Method, Params
 from ..core.settings import NonNegative, Positive
@@ -14,7 +15,6 @@ from ..core.tables import put, take
 from ..core.trees import ModelOf, Pairwise, PerClient, Shared, rows_replaced
 from ..ops.mixing import mix_freely, weighted_mean
 from ..ops.similarity import inner
-from .parts.agreement import agreed, vary
 
 LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
 
@@ -164,3 +164,23 @@ class Hedge(Method):
 
     def personalise(self, client, state, received):
         return {"mixed": Params(received.theta), "own": state}
+
+
+def agreed(slopes: Tensor) -> Tensor:
+    """[...] in [-1, 1]: the mean of slopes: [..., K] of K clients over their root mean square, without what is chance.
+
+    K slopes that agree on nothing have a squared ratio of 1 / K on average, so a ratio of r counts as
+    r max(0, 1 - 1 / (K r^2)), which is the rule of James and Stein. One client's slope counts as nothing.
+    """
+    largest = slopes.abs().amax(-1, keepdim=True)
+    slopes = slopes / largest.where(largest > 0, 1)  # so that squares do not underflow
+    mean, square = slopes.mean(-1), slopes.square().mean(-1)
+    ratio = mean / square.sqrt().clamp(min=1e-12)
+    chance = square / (slopes.shape[-1] * mean.square()).clamp(min=1e-12)
+    return ratio * (1 - chance).clamp(min=0)
+
+
+def vary(rows: Tensor) -> Tensor:
+    """[...] bool: whether the numbers of rows: [..., M] differ by more than rounding errors."""
+    spread = rows.amax(-1) - rows.amin(-1)
+    return spread > 32 * torch.finfo(rows.dtype).eps * rows.abs().amax(-1)
