@@ -287,6 +287,11 @@ def table(results, rows):
             yield f"| {name} | **{np.mean(gains):+.1f}**{few} | **{np.min(gains):+.1f}** | {' | '.join(cells)} |"
 
 
+def finished(runs):
+    """Whether a run has a score."""
+    return any("mean" in run for run in runs)
+
+
 def average(runs, case):
     """The mean over seeds of runs that must be there."""
     if not runs or any("mean" not in run for run in runs):
@@ -311,7 +316,7 @@ def notes(results, rows):
                     ended.setdefault(f"{name}: {run['problem']}", []).append(case)
     for problem, where in ended.items():
         count = {case: where.count(case) for case in dict.fromkeys(where)}
-        yield f"- ended without a result, so last of its case: {problem}: " + "; ".join(
+        yield f"- ended without a result: {problem}: " + "; ".join(
             f"{case} ({many} of its runs)" for case, many in count.items()
         )
 
@@ -356,11 +361,14 @@ def write():
         ):
             if not cases_of:
                 continue
-            numbers = "; ".join(f"{i + 1}: {case}" for i, case in enumerate(cases_of))
-            lines += [f"On {group}: {numbers}.", ""]
+            seeds = {case: len(row(found, [BASES[0]])) for case, found in cases_of.items()}
+            numbers = "; ".join(f"{i + 1}: {case} ({seeds[case]})" for i, case in enumerate(cases_of))
+            lines += [f"On {group}, seeds in brackets: {numbers}.", ""]
             for number, (title, rows) in enumerate(blocks()):
                 rows = rows if number else {"oracle": [{"name": "oracle"}], **rows}
-                lines += [f"#### {title}, {group}", "", *table(cases_of, rows), "", *notes(cases_of, rows), ""]
+                ran = {name: one for name, one in rows.items() if any(finished(row(f, one)) for f in cases_of.values())}
+                if ran:
+                    lines += [f"#### {title}, {group}", "", *table(cases_of, ran), "", *notes(cases_of, rows), ""]
     head = f"`python benchmarks/federations.py measure --tuned --answers FILE`, then `write`; {page.version()}."
     page.put(PAGE, "now", "\n".join([head, "", *lines]), "Twelve federations")
 

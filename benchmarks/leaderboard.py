@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from pathlib import Path
 from statistics import mean
 
@@ -25,7 +24,6 @@ FEDERATIONS = {  # short names
     "clothes, three groups name them differently": "clothes, renamed",
     "clothes, half in negative, 20 to 240 each": "clothes, negatives",
 }
-SETS = {"rotated-digits": "rotated digits", "rotated-mnist": "rotated MNIST"}
 SCORES = {"accuracy_pct": "accuracy, %", "mean_accuracy_pct": "accuracy, %", "MAE": "MAE", "mse_1e-3": "1,000 MSE"}
 LEAKS = {"oracle"}  # what no method could know
 
@@ -34,23 +32,6 @@ def main():
     """Write the two tables of the page."""
     put(PAGE, "defaults", "\n".join(board()), "Leaderboard")
     put(PAGE, "published", "\n".join(published()), "Leaderboard")
-
-
-def rows_of(text):
-    """The cells of each line of the tables in a text."""
-    lines = (line for line in text.splitlines() if line.startswith("| "))
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def part(page, name):
-    """A part of a page, between its marks."""
-    return re.search(rf"<!-- {name} -->\n(.*?)<!-- end of {name} -->", (RESULTS / page).read_text(), re.DOTALL)[1]
-
-
-def number(cell):
-    """The number that a cell begins with; None without one."""
-    found = re.match(r"[+-]?\d+(\.\d+)?", cell.strip("* "))
-    return float(found[0]) if found else None
 
 
 def gains_of(rows):
@@ -72,42 +53,25 @@ def gains_of(rows):
     return data
 
 
-def compared(name):
-    """Gains on one of the comparison set, paired by seed, over Local, which is the better there; and what to note."""
-    text = part("comparison-set.md", name)
-    few = dict(re.findall(r"([\w-]+) \((\d)\)", text.partition("Of fewer seeds")[2]))
-    gains, tuned = {}, set()
-    for cells in rows_of(text):
-        if (named := re.match(r"`([\w-]+)`(\*?),", cells[0])) and named[1] not in LEAKS:
-            gains[named[1]] = number(cells[2])
-            tuned |= {named[1]} if named[2] else set()
-    assert gains["fedavg"] < 0, name
-    return gains, tuned, few
-
-
 def board():
     """A table of the methods over the data sets for each block: kinfed's own, as printed, and tuned."""
-    yield "Computed by `python benchmarks/leaderboard.py` from the tables of the pages named above.\n"
-    sets = {title: compared(name) for name, title in SETS.items()}
+    yield "Computed by `python benchmarks/leaderboard.py` from the tables of the pages named above."
     for title, rows in federations.blocks():
         data = gains_of(rows)
         nine = [gains for case, gains in data.items() if not case.startswith("clothes")]
-        others = {} if title.startswith("The same") else {name: found for name, (found, *_) in sets.items()}
         ran = [name for name in rows if any(name in gains for gains in data.values())]
-        yield f"### {title}\n"
-        yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join([*data, *others]) + " |"
-        yield "| --- |" + " ---: |" * (3 + len(data) + len(others))
+        if not ran:
+            continue
+        yield f"\n### {title}\n"
+        yield "| method | mean of nine | worst of nine | mean rank | " + " | ".join(data) + " |"
+        yield "| --- |" + " ---: |" * (3 + len(data))
         of = {name: [gains[name] for gains in nine if name in gains] for name in ran}
         place = places(nine, [name for name in ran if len(of[name]) == len(nine)])
         for name in sorted(ran, key=lambda one: -mean(of[one] or [-100])):
             cells = [f"{gains[name]:+.1f}" if name in gains else "" for gains in data.values()]
-            for gains, tuned, few in sets.values() if others else ():
-                marks = "*" * (name in tuned) + f" ({few[name]})" * (name in few)
-                cells.append(f"{gains[name]:+.1f}{marks}" if name in gains else "")
             rank = f"{place[name]:.1f}" if name in place else ""
             whole = [f"**{mean(of[name]):+.1f}**", f"{min(of[name]):+.1f}", rank] if of[name] else ["", "", ""]
             yield f"| `{name}` | {' | '.join([*whole, *cells])} |"
-        yield ""
 
 
 def places(data, methods):
