@@ -46,30 +46,21 @@ SPOILER = f"""
 import os, sys
 what = os.environ.get("SPOIL")
 program = " ".join(sys.orig_argv)
-if what == "twice" and "flower-supernode" in program:
-    from flwr.supernode import start_client_internal as node
-    from flwr.supernode.fleet_http_client import FleetHttpClient
-    push, deliver, sent = FleetHttpClient.PushMessages, node.push_object_contents_from_iterable, []
-
-    def remember(self, request):
-        sent[:] = self, request
-        return push(self, request)
-
-    def again(*args, **options):
-        deliver(*args, **options)  # only a whole answer can come twice: Flower gives one in parts up for lost
-        try:
-            push(*sent)
-        except Exception as refused:
-            print("the second answer is refused:", repr(refused)[:200], flush=True)
-
-    FleetHttpClient.PushMessages, node.push_object_contents_from_iterable = remember, again
-elif what and "flwr-clientapp" in program:
+if what and "flower node" in program:
     import time
     import torch
     from flwr.app import Array
     from kinfed.core import checkpoint
-    from kinfed.flower import client, grid, messages, site
+    from kinfed.flower import connection, grid, messages, site
     from kinfed.flower.messages import Message
+    answer = connection.Connection.answer
+
+    def again(self, arrived, content):
+        answer(self, arrived, content)
+        if what == "twice":
+            answer(self, arrived, content)
+
+    connection.Connection.answer = again
     real, save, pack, digest = site.Site.reply, checkpoint.write, grid.pack, messages.layout_digest
     spoiled = False
 
@@ -108,10 +99,7 @@ elif what and "flwr-clientapp" in program:
 
 
 def node_killed(federation, name):
-    """A SuperNode is killed while it trains and started again at once"""
-    until = time.monotonic() + 20
-    while not programs(b"flwr-clientapp", f"VICTIM={federation.folder}") and time.monotonic() < until:
-        time.sleep(0.1)
+    """A site's node is killed and started again at once"""
     time.sleep(random.uniform(0, 2))
     federation.kill(name)
     federation.start(name)
@@ -125,9 +113,9 @@ def link_killed(federation, name):
 
 
 def app_killed(federation, name):
-    """The server's app is killed"""
+    """The process of the run is killed"""
     time.sleep(random.uniform(0, 4))
-    for process in programs(b"flwr-serverapp", f"KINFED_FLOWER_HOME={federation.folder}/server"):
+    for process in programs(b"kinfed.flower.runner", f"KINFED_FLOWER_HOME={federation.folder}/server"):
         os.kill(process, signal.SIGKILL)
 
 

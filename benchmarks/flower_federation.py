@@ -118,7 +118,7 @@ class Federation:
     def time_empty(self, rounds):
         """Seconds of each round of an app that sends nothing and answers nothing; the first is left out.
 
-        On Flower's own programs, as kinfed starts them but for its gate: behind that, sites run kinfed's app alone.
+        On Flower's own programs, as its documentation starts them: its floor.
         """
         app, home, keys = self.folder / "empty", self.folder / "empty-home", self.folder / "keys"
         for folder in (app, home):
@@ -134,7 +134,7 @@ class Federation:
         reach = {"default": "empty", "empty": {"address": address, "root-certificates": ca}}
         (home / "config.toml").write_text(tomli_w.dumps({"superlink": reach}))
         programs = Path(sys.executable).parent
-        environment = flower_environment(home, "")
+        environment = flower_environment(home)
         environment["PATH"] = f"{programs}{os.pathsep}{environment.get('PATH', '')}"
         link = ["flower-superlink", "--port", str(ports[-1]), "--database", str(home / "state.db")]
         link += ["--ssl-ca-certfile", ca, "--ssl-certfile", str(keys / "server.crt")]

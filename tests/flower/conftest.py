@@ -3,6 +3,7 @@
 import http.server
 import itertools
 import json
+import socket
 import ssl
 import threading
 from typing import NamedTuple
@@ -317,6 +318,18 @@ def trial(grid, tmp_path, examples, monkeypatch):
         return Trial(grid, tmp_path, examples, plan.resolve(json.loads(json.dumps(table))))
 
     return make
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """Finds a port of this machine that nobody listens on."""
+
+    def find():
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
 
 
 @pytest.fixture

@@ -1,74 +1,109 @@
-"""Runs that are followed, resumed and stopped, by a stand-in for Flower's command."""
+"""Runs that are followed, resumed and stopped, by a stand-in for their process."""
 
 import json
 import os
 import signal
-from types import SimpleNamespace
+import subprocess
+import sys
 
 import pytest
 
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError
-from kinfed.flower import follow
+from kinfed.flower import ending, follow
 from kinfed.interrupts import Terminated, heard
+
+PROCESS = """
+import json, pathlib, sys, time
+out = pathlib.Path(sys.argv[2])
+say = (out / "journal.log").open("a")
+time.sleep(0.2)
+for line in {lines}:
+    print(line, file=say, flush=True)
+known = json.loads((out / ".run").read_text()) if (out / ".run").exists() else {{}}
+time.sleep({seconds})
+if {ended!r}:
+    (out / ".run").write_text(json.dumps(known | {ended!r}))
+if {ended!r}.get("ended") == "finished":
+    (out / "summary.json").write_text({summary!r})
+"""
 
 
 @pytest.fixture
-def flower(tmp_path, monkeypatch, finished):
-    """A stand-in for Flower's command; returns the status of its runs, and which commands were given."""
-    commands, runs, done = [], {}, finished(tmp_path / "done").read_summary()
-
-    def flwr(home, *arguments):
-        commands.append(arguments[0])
-        if arguments[0] == "run":
-            runs[str(len(runs) + 1)] = "running"
-            return {"run-id": len(runs)}
-        if arguments[3] not in runs:
-            raise RunError("no such run")
-        return {"runs": [{"status": runs[arguments[3]]}]}
-
-    def ending(home, id, report):
-        runs[id] = "finished:completed"
-        return ["round 1 of 1", f"done: {json.dumps(done.to_dict())}"]
-
-    monkeypatch.setattr(follow, "flwr", flwr)
-    monkeypatch.setattr(follow, "follow", ending)
-    monkeypatch.setattr(follow.signal, "signal", lambda *_: None)
-    return SimpleNamespace(commands=commands, runs=runs)
-
-
-def test_a_run_in_progress_is_followed_and_not_started_twice(tmp_path, flower):
-    out, lines = tmp_path / "out", []
-    out.mkdir()
-    assert follow.run(tmp_path, out, lines.append).rounds == 1
-    assert (out / ".run").read_text() == "1"
-    flower.runs["1"] = "running"  # as if the program that watched it had been killed
-    flower.commands.clear()
-    assert follow.run(tmp_path, out, lines.append).rounds == 1
-    assert lines == ["the run is in progress; following it"]
-    assert "run" not in flower.commands
-    assert follow.run(tmp_path, out, lines.append).rounds == 1  # it is over: another
-    (out / ".run").write_text("of another SuperLink")
-    assert follow.run(tmp_path, out, lines.append).rounds == 1
-    assert flower.commands.count("run") == 2
-
-
-def test_a_run_that_is_stopped_is_stopped_at_the_superlink_too(tmp_path, monkeypatch):
-    calls = []
-
-    def flwr(home, *arguments):
-        calls.append(arguments[:2])
-        if arguments[0] == "run":
-            os.kill(os.getpid(), signal.SIGTERM)  # while its number is not known yet
-        return {"run-id": 7}
-
-    monkeypatch.setattr(follow, "flwr", flwr)
+def process(tmp_path, monkeypatch, finished):
+    """Has the next processes of runs be scripts that say such lines and end so; returns those that were started."""
+    made, ways = [], []
+    summary = finished(tmp_path / "done").summary.read_text()
     hung_up = signal.getsignal(signal.SIGHUP)
-    try:
-        with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run --resume"), heard():
-            follow.run(tmp_path, tmp_path, print)
-    finally:
-        signal.signal(signal.SIGHUP, hung_up)
-    assert [call[0] for call in calls] == ["run", "stop"]
-    assert calls[1][1] == (tmp_path / follow.RUN).read_text() == "7"
+
+    def start(module, *arguments, home, log):
+        lines, ended, seconds = ways.pop(0)
+        text = PROCESS.format(lines=lines, ended=ended, seconds=seconds, summary=summary)
+        command = [sys.executable, "-c", text, *arguments, f"kinfed.flower.{module}"]
+        made.append(subprocess.Popen(command, start_new_session=True))
+        return made[-1]
+
+    def next_is(*lines, seconds=0.5, **ended):
+        ways.append((lines, ended, seconds))
+
+    monkeypatch.setattr(follow, "start", start)
+    (tmp_path / "out").mkdir()
+    yield made, next_is
+    signal.signal(signal.SIGHUP, hung_up)
+    for one in made:
+        one.kill()
+        one.wait()
+
+
+def test_a_run_is_started_and_followed_to_its_end(tmp_path, process):
+    _, next_is = process
+    next_is("round 1 of 1", ended="finished")
+    lines = []
+    assert follow.run(tmp_path, tmp_path / "out", lines.append).rounds == 1
+    assert lines == ["round 1 of 1"]
+    assert json.loads((tmp_path / "run.json").read_text()) == {"out": str(tmp_path / "out")}
+
+
+def test_a_run_in_progress_is_followed_and_not_started_twice(tmp_path, process):
+    made, next_is = process
+    next_is("round 1 of 1", seconds=3, ended="finished")
+    out, lines = tmp_path / "out", []
+    assert follow._start(tmp_path, out) == made[0].pid  # as if the program that watched it had been killed
+    assert follow.run(tmp_path, out, lines.append).rounds == 1
+    assert lines == ["the run is in progress; following it", "round 1 of 1"]
+    assert len(made) == 1
+
+
+def test_a_process_that_dies_is_replaced_until_it_does_so_thrice_without_a_round(tmp_path, process):
+    made, next_is = process
+    for said in (["round 1 of 3"], [], []):
+        next_is(*said)
+    next_is()
+    lines = []
+    with pytest.raises(RunError, match=r"the process of the run has ended; see .*; resume it: kinfed flower run"):
+        follow.run(tmp_path, tmp_path / "out", lines.append)
+    assert len(made) == 4
+    assert lines.count("the process of the run has ended; another one continues after the last complete round") == 3
+
+
+def test_a_run_that_fails_says_why_at_once(tmp_path, process):
+    made, next_is = process
+    next_is(ended="failed", why="the disk is full")
+    with pytest.raises(RunError, match=r"^the disk is full; resume it: kinfed flower run --resume"):
+        follow.run(tmp_path, tmp_path / "out", print)
+    assert len(made) == 1
+
+
+def test_a_run_whose_program_is_stopped_is_stopped(tmp_path, process):
+    made, next_is = process
+    next_is("round 1 of 9", seconds=60)
+
+    def stop(line):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(Terminated, match="stopped; resume it: kinfed flower run --resume"), heard():
+        follow.run(tmp_path, tmp_path / "out", stop)
+    with pytest.raises(ProcessLookupError):
+        os.kill(made[0].pid, 0)
+    assert not ending.process(tmp_path / "out")

@@ -1,30 +1,23 @@
-"""Who passes the gate in front of Flower's programs, and which programs a site runs."""
+"""Who passes the gate in front of the SuperLink."""
 
 import asyncio
 import base64
 import datetime
-import hashlib
 import http.server
-import io
 import re
 import select
 import socket
 import ssl
 import stat
 import subprocess
-import sys
 import threading
 import time
-import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import tomli_w
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
-import uvicorn
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 
@@ -35,7 +28,6 @@ NOW = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
 SECRET = "a" * 64
 PULL = b"/v1/fleet/pull-messages"
 LENGTH = (b"content-length", b"10")
-CONFIG = {"config": "{}", "out": "/run"}
 
 
 class Clock:
@@ -72,7 +64,7 @@ def mallory():
 
 @pytest.fixture
 def doorman(ann):
-    return gate.Doorman(SECRET, True, {pem(ann)}.__contains__, Clock())
+    return gate.Doorman(SECRET, lambda: {pem(ann): "ann"}, Clock())
 
 
 def status(doorman, path=PULL, headers=(), method="POST"):
@@ -118,9 +110,28 @@ def test_a_site_may_call_what_sites_call_and_nobody_else_may(doorman, ann, mallo
         assert status(doorman, path, signed(ann, next(moments))) == 0
         assert status(doorman, path) == 401
         assert status(doorman, path, signed(ann, next(moments)), "GET") == 404
-        assert status(doorman, path, signed(mallory)) == (0 if path == gate.ACTIVATE else 401)
-    huge = (b"content-length", str(gate.GREETING + 1).encode())
-    assert doorman.judge("POST", gate.ACTIVATE, [*signed(mallory), huge]).status == 401
+        assert status(doorman, path, signed(mallory)) == 401
+    assert doorman.judge("POST", PULL, [*signed(mallory), LENGTH]).why == gate.UNKNOWN
+
+
+def test_a_key_that_is_taken_away_is_refused_within_a_second_and_may_come_back(ann):
+    clock, members = Clock(), {pem(ann): "ann"}
+    doorman = gate.Doorman(SECRET, lambda: dict(members), clock)
+    assert status(doorman, PULL, signed(ann, clock.now)) == 0
+    known = members.pop(pem(ann))
+    for wanted in (401, 0):
+        clock.now += datetime.timedelta(seconds=gate.LOOK)
+        assert status(doorman, PULL, signed(ann, clock.now)) == wanted
+        members[pem(ann)] = known
+
+
+def test_it_is_known_when_a_member_last_called(doorman, ann, mallory):
+    status(doorman, PULL, signed(mallory))
+    assert not doorman.heard
+    status(doorman, PULL, signed(ann))
+    assert doorman.heard == {pem(ann): NOW.timestamp()}
+    assert status(doorman, gate.PRESENCE, signed(ann)) == 404
+    assert status(doorman, gate.PRESENCE, [(gate.HEADER, SECRET.encode())], "GET") == 0
 
 
 def test_the_secret_opens_everything_and_nothing_like_it_does(doorman):
@@ -132,15 +143,21 @@ def test_the_secret_opens_everything_and_nothing_like_it_does(doorman):
     assert status(doorman, b"/v1/control/list-runs", [(b"authorization", SECRET.encode())]) == 404
 
 
-def test_where_no_sites_call_only_the_secret_counts(ann):
-    node = gate.Doorman(SECRET, False, None, Clock())
-    assert status(node, b"/v1/runtime/acquire-task") == 404
-    assert status(node, PULL, signed(ann)) == 404
-    assert status(node, b"/v1/runtime/acquire-task", [(gate.HEADER, SECRET.encode())]) == 0
+def test_the_process_of_a_run_calls_from_this_machine_alone(doorman):
+    for path in (b"/v1/runtime/acquire-task", b"/v1/runtime/push-messages"):
+        assert doorman.judge("POST", path, [LENGTH], near=True).status == 0  # Flower asks for its token
+        assert doorman.judge("POST", path, [LENGTH], near=False).status == 404
+        assert doorman.judge("GET", path, [], near=True).status == 404
+    for path in (b"/v1/control/start-run", b"/docs", b"/v1/runtime", gate.PRESENCE, b"/v1//runtime/x"):
+        assert doorman.judge("POST", path, [LENGTH], near=True).status == 404
+    assert [gate.is_near(one) for one in ("127.0.0.1", "::1", "127.0.0.2", "10.0.0.1", "", "::2", "localhost")] == [
+        *[True] * 3,
+        *[False] * 4,
+    ]
 
 
 def test_without_keys_nodes_may_register_themselves(mallory):
-    open_ = gate.Doorman(SECRET, True, None, Clock())
+    open_ = gate.Doorman(SECRET, None, Clock())
     assert status(open_, b"/v1/fleet/register-node", signed(mallory)) == 0
     assert status(open_, b"/v1/fleet/register-node") == 401
     assert status(open_, b"/v1/control/list-runs", signed(mallory)) == 404
@@ -195,7 +212,7 @@ def test_a_signature_must_be_of_now_and_of_the_key(doorman, ann, mallory):
 
 def test_a_signature_is_good_for_one_call(ann):
     bob, clock = ec.generate_private_key(ec.SECP256R1()), Clock()
-    doorman = gate.Doorman(SECRET, True, {pem(ann), pem(bob)}.__contains__, clock)
+    doorman = gate.Doorman(SECRET, lambda: {pem(ann): "ann", pem(bob): "bob"}, clock)
     first = signed(bob)
     assert status(doorman, PULL, first) == 0
     assert status(doorman, PULL, first) == 409
@@ -216,43 +233,38 @@ def test_a_signature_is_good_for_one_call(ann):
 def test_what_is_remembered_is_bounded(ann, monkeypatch):
     monkeypatch.setattr(gate, "MOST", 3)
     clock = Clock()
-    doorman = gate.Doorman(SECRET, True, {pem(ann)}.__contains__, clock)
+    doorman = gate.Doorman(SECRET, lambda: {pem(ann): "ann"}, clock)
     moments = [NOW + datetime.timedelta(microseconds=i) for i in range(4)]
     assert [status(doorman, PULL, signed(ann, moment)) for moment in moments] == [0, 0, 0, 429]
     clock.now += gate.VALID + datetime.timedelta(seconds=1)
     assert status(doorman, PULL, signed(ann, clock.now)) == 0
 
 
+async def told(scope, receive, send):
+    """A web application that tells how many bytes of body it was sent."""
+    count, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        count, more = count + len(message.get("body", b"")), message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
+    await send({"type": "http.response.body", "body": b"%8d" % count})
+
+
 @pytest.fixture
 def served(monkeypatch):
-    """The port of a web application behind the gate, which tells how many bytes of body it was sent."""
+    """The port of that application behind the gate, without keys."""
     monkeypatch.setattr(gate, "PATIENCE", 0.3)
-    monkeypatch.setattr(uvicorn.Config, "__init__", uvicorn.Config.__init__)
-    monkeypatch.setattr(uvicorn.Server, "startup", uvicorn.Server.startup)
-    gate._guard(SECRET, sites=True)
-
-    async def app(scope, receive, send):
-        count, more = 0, True
-        while more:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return
-            count, more = count + len(message.get("body", b"")), message.get("more_body", False)
-        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"8")]})
-        await send({"type": "http.response.body", "body": b"%8d" % count})
-
-    class App:
-        state = SimpleNamespace(enable_supernode_auth=False)
-
-        async def __call__(self, *arguments):
-            await app(*arguments)
-
-    server = uvicorn.Server(uvicorn.Config(App(), port=0, lifespan="off", log_level="critical"))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    port, server = bound.getsockname()[1], gate.guarded(told, gate.Doorman(SECRET, None))
+    listening = [gate.Listener(bound)]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(listening)), daemon=True)
     thread.start()
     while not server.started:
         time.sleep(0.01)
-    yield server.servers[0].sockets[0].getsockname()[1]
+    yield port
     server.should_exit = True
     thread.join(timeout=10)
 
@@ -289,7 +301,7 @@ def test_bodies_are_read_only_of_those_who_pass(served, capfd):
     assert talk(served, b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\n").startswith(b"HTTP/1.1 400")
     both = close + near + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n"
     assert re.match(rb"HTTP/1.1 4", talk(served, b"POST /any HTTP/1.1\r\n" + both))
-    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("kinfed: refused")]
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("refused calls")]
     assert len(said) == 1  # in a minute
     assert "POST b'/v1/fleet/push-object' from 127.0.0.1" in said[0]
 
@@ -327,167 +339,30 @@ def test_one_address_cannot_take_all_connections(served, monkeypatch):
     assert b"200" in talk(served, health)
 
 
-def pack(files):
-    """A Flower app bundle as Flower packs it."""
-    listing = "\n".join(f"{name},{hashlib.sha256(text).hexdigest()},{len(text) * 8}" for name, text in files)
-    held = io.BytesIO()
-    with zipfile.ZipFile(held, "w", zipfile.ZIP_DEFLATED) as file:
-        for name, text in (*files, (".info/CONTENT", listing.encode())):
-            file.writestr(name, text)
-    return held.getvalue()
+def test_one_key_cannot_have_many_bytes_under_way(served, ann, monkeypatch):
+    monkeypatch.setattr(gate, "AT_ONCE", 5)
+
+    def head(key, length):
+        lines = [name + b": " + value for name, value in signed(key, datetime.datetime.now(datetime.UTC))]
+        lines += [b"host: x", b"connection: close", b"content-length: %d" % length]
+        return b"\r\n".join([b"POST /v1/fleet/push-object HTTP/1.1", *lines, b"", b""])
+
+    with socket.create_connection(("127.0.0.1", served), timeout=5) as first:
+        first.sendall(head(ann, 4))
+        time.sleep(0.1)
+        assert b" 503 " in talk(served, head(ann, 4) + b"abcd")
+        assert talk(served, head(ec.generate_private_key(ec.SECP256R1()), 4) + b"abcd").endswith(b" 4")
+        first.sendall(b"abcd")
+        assert first.recv(1000).startswith(b"HTTP/1.1 200")
+    time.sleep(0.1)
+    assert talk(served, head(ann, 4) + b"abcd").endswith(b" 4")
 
 
-def project(**changes):
-    table = gate.bundle(CONFIG)
-    for path, value in changes.items():
-        part, *inner = path.split("__")
-        place = table
-        for name in inner:
-            place, part = place[part], name
-        place[part] = value
-    return ("pyproject.toml", tomli_w.dumps(table).encode())
-
-
-def brought(content, **changes):
-    """A run and its bundle, as a node gets them from the server."""
-    hash = hashlib.sha256(content).hexdigest()
-    run = {"fab_id": "kinfed/kinfed-federation", "fab_version": "0.1.0", "fab_hash": hash, "override_config": {}}
-    run |= {"primary_task_type": "flwr-serverapp", **changes}
-    return SimpleNamespace(**run), SimpleNamespace(
-        content=content, hash_str=run.pop("hash_str", hash), verifications={}
-    )
-
-
-def test_kinfeds_own_app_as_flower_builds_it_is_taken(tmp_path):
-    from flwr.cli.build import build_fab_from_disk
-
-    (tmp_path / "pyproject.toml").write_bytes(project()[1])
-    content = build_fab_from_disk(tmp_path)
-    content = content[0] if isinstance(content, tuple) else content
-    assert gate.foreign(*brought(content)) == ""
-    assert gate.foreign(*brought(content, override_config={"out": "/other"})) == ""
-
-
-EVIL = ("evil.py", b"raise SystemExit")
-CLIENT = "tool__flwr__app__components__clientapp"
-
-
-@pytest.mark.parametrize(
-    ("files", "why"),
-    [
-        ([project(), EVIL], "evil.py"),
-        ([project(), ("kinfed/flower/client.py", b"")], "kinfed/flower/client.py"),
-        ([project(), ("kinfed/__init__.py", b"")], "kinfed/__init__.py"),
-        ([project(), ("sitecustomize.py", b"")], "sitecustomize.py"),
-        ([project(), (".info/evil.py", b"")], ".info/evil.py"),
-        ([project(), ("../evil.py", b"")], "../evil.py"),
-        ([project(), project(**{CLIENT: "evil:app"})], "pyproject.toml, pyproject.toml"),
-        ([EVIL], "evil.py"),
-        ([project(**{CLIENT: "evil:app"})], "another"),
-        ([project(**{CLIENT: "os:system"})], "another"),
-        ([project(tool__flwr__app__components__agentapp="evil:app")], "another"),
-        ([project(project__dependencies=["evil"])], "another"),
-        ([project(project__name="other")], "another"),
-        ([project(**{"build-system": {"requires": ["evil"]}})], "another"),
-        ([project(tool__flwr__app__config={**CONFIG, "more": {"a": 1}})], "another"),
-        ([("pyproject.toml", b"#" * (gate.LARGEST + 1))], "too large"),
-        ([("pyproject.toml", b"")], "cannot be read"),
-        ([("pyproject.toml", b"\xff")], "cannot be read"),
-        ([("pyproject.toml", b"tool = 3")], "cannot be read"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_every_other_bundle_is_foreign(files, why):
-    assert why in gate.foreign(*brought(pack(files)))
-
-
-def test_a_bundle_of_another_name_is_foreign():
-    good = pack([project()])
-    assert gate.foreign(*brought(good)) == ""
-    changes = [
-        {"fab_id": "kinfed/../../evil"},
-        {"fab_version": "0.2.0"},
-        {"fab_hash": "0" * 64},
-        {"hash_str": "0" * 64},
-        {"primary_task_type": "flwr-agentapp"},
-        {"override_config": {"more": 1}},
-    ]
-    for change in changes:
-        assert "it is named" in gate.foreign(*brought(good, **change))
-    for broken in (b"", b"PK", good[:-30], good[:60] + b"\0" * 20 + good[80:]):
-        assert "cannot be read" in gate.foreign(*brought(broken))
-
-
-def test_a_node_tells_both_ends_which_program_it_refused(monkeypatch, capsys):
-    from flwr.app import Message, RecordDict
-    from flwr.supercore.object_store import ObjectStoreFactory
-    from flwr.supercore.protobuf.client import ProtobufClient
-    from flwr.supercore.task_identity import TaskIdentity
-    from flwr.supernode import start_client_internal as node
-    from flwr.supernode.nodestate import NodeStateFactory
-
-    monkeypatch.setattr(node, "_pull_and_store_message", node._pull_and_store_message)
-    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
-    gate._run_own_program_alone()
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
-    store = ObjectStoreFactory()
-    state = NodeStateFactory(objectstore_factory=store).state()
-    state.set_node_id(7)
-    message = Message(RecordDict(), 7, "query.hello")
-    message.metadata.__dict__["_message_id"] = "1"
-    run, fab = brought(pack([project(), EVIL]))
-    honest, _ = brought(pack([project()]))
-    runs = iter([run, honest])  # asked again, the server would tell another story
-    taken = node._pull_and_store_message(
-        state=state,
-        object_store=store.store(),
-        node_config={},
-        receive=lambda: (message, None),
-        get_run=lambda id: next(runs),
-        get_fab=lambda hash, id: fab,
-        pull_object=None,
-        confirm_message_received=None,
-        trusted_entities=None,
-    )
-    assert taken == message.metadata.run_id
-    assert (
-        "kinfed: refused a program that the server sent: it brings '.info/CONTENT, evil.py" in capsys.readouterr().out
-    )
-    (answer,) = state.get_messages_legacy(is_reply=True)
-    assert "refused a program" in answer.error.reason
-    assert state.get_run(taken) is None
-    with ProtobufClient.from_server_address("127.0.0.1:1", True, None, []) as client:
-        assert not client._client.follow_redirects
-
-
-def test_what_flower_starts_is_started_through_the_gate(monkeypatch):
-    started = []
-    monkeypatch.setattr(subprocess.Popen, "__init__", lambda self, args, **how: started.append(args))
-    monkeypatch.setattr(subprocess.Popen, "__del__", lambda self: None)
-    gate._start_through_gate()
-    for arguments in (["flwr-clientapp", "--token", "x"], ["uv", "sync"], []):
-        subprocess.Popen(arguments)
-    assert started == [gate.command("flwr-clientapp", "--token", "x"), ["uv", "sync"], []]
-
-
-def test_the_secret_goes_along_with_every_call_and_no_redirect_is_followed(monkeypatch):
-    from flwr.supercore.control import ControlHttpClient
-    from flwr.supercore.protobuf.client import ProtobufClient
-
-    monkeypatch.setattr(ProtobufClient, "__init__", ProtobufClient.__init__)
-    gate._tell(SECRET)
-    with ControlHttpClient.from_server_address("127.0.0.1:1", True, None, []) as client:
-        assert client._client.headers["kinfed-secret"] == SECRET
-        assert not client._client.follow_redirects
-
-
-@pytest.mark.parametrize("version", ["1.40.0", "1.41.1", "1.42.0", "2.0"])
-def test_nothing_starts_with_a_flower_that_is_not_known(version, monkeypatch):
-    monkeypatch.setattr(gate.importlib.metadata, "version", lambda name: version)
-    monkeypatch.setattr(sys, "argv", ["gate.py", "flower-superlink", "--insecure"])
-    with pytest.raises(SystemExit) as end:
-        gate.main()
-    assert f"found {version}: pip install 'flwr==1.41.0'" in str(end.value)
+def test_only_who_knows_the_secret_learns_who_called(served):
+    near = b"kinfed-secret: " + SECRET.encode() + b"\r\n"
+    ask = b"GET /kinfed/presence HTTP/1.1\r\nhost: x\r\n"
+    assert b"\r\n{}\r\n" in talk(served, ask + near + b"\r\n")
+    assert b" 404 " in talk(served, ask + b"\r\n")
 
 
 def test_what_flower_makes_is_its_owners_alone(tmp_path):
@@ -501,13 +376,11 @@ def test_what_flower_makes_is_its_owners_alone(tmp_path):
 
 def test_what_flower_may_be_told_by_the_environment_is_not_handed_on(tmp_path, monkeypatch):
     monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")  # opens another port
-    given = subprocesses.environment(tmp_path, SECRET)
-    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in given
-    assert given["KINFED_FLOWER_SECRET"] == SECRET
+    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in subprocesses.environment(tmp_path)
 
 
 @pytest.mark.needs("nginx", "nginx-light")
-def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_path):
+def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_path, free_port):
     keys.make(tmp_path / "keys", [], [])
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "keys" / "server.crt", tmp_path / "keys" / "server.key")
@@ -533,7 +406,7 @@ def test_nginx_as_the_page_has_it_passes_what_sites_call_and_nothing_else(tmp_pa
     behind.socket = context.wrap_socket(behind.socket, server_side=True)
     threading.Thread(target=behind.serve_forever, daemon=True).start()
     (text,) = re.findall(r"```nginx\n(.*?)```", (Path(__file__).parents[2] / "docs" / "deploy.md").read_text(), re.S)
-    port, folders = subprocesses.free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    port, folders = free_port(), ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     own = (
         "".join(f"{name}_temp_path {tmp_path}/{name};" for name in folders)
         + f"access_log off; error_log {tmp_path}/log;"

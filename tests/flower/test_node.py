@@ -1,96 +1,100 @@
-"""What a site's operator is told of its SuperNode: stand-ins for it print what the real one prints."""
+"""A site's node, by a stand-in for its connection."""
 
-import os
 import subprocess
 import sys
-import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
 from kinfed import RunError, UsageError
-from kinfed.flower import gate
+from kinfed.flower import grid
 from kinfed.flower import node as module
+from kinfed.flower.connection import Arrived
 from kinfed.flower.link import Link
+from kinfed.flower.messages import Message
 from kinfed.flower.site_reading import Reading
-
-UNKNOWN = """\\033[91mERROR \\033[0m:     Exit Code: 305
-Failed to initialize the connection to the SuperLink.
-[code: 2004] Failed to activate SuperNode.
-"""
-CONNECTED = """\\033[92mINFO \\033[0m:      SuperNode ID: 123
-\\033[92mINFO \\033[0m:      [RUN 7, ROUND 0]
-\\033[92mINFO \\033[0m:      Receiving: query.hello message (ID: 1)
-\\033[92mINFO \\033[0m:      [RUN 7, ROUND 3]
-\\033[92mINFO \\033[0m:      Receiving: train.round message (ID: 2)
-kinfed: client a: no space
-"""
 
 
 @pytest.fixture
-def node(tmp_path, server, monkeypatch):
-    """Runs a node whose SuperNode is a script; returns what was reported and how it ended."""
-    (tmp_path / "x.npz").touch()
-    address = server()
+def node(tmp_path, monkeypatch, server, examples):
+    """Runs a node that is asked such things and then interrupted; returns its answers and what was reported."""
+    np.savez(tmp_path / "x.npz", **examples["b"])
+    address, answers, lines = server(), [], []
 
-    def go(script, on_report=lambda line: None):
-        monkeypatch.setattr(gate, "command", lambda name, *arguments: ["sh", "-c", script, name, *arguments])
-        lines = []
+    def go(*asked, end=KeyboardInterrupt):
+        waiting = [
+            Arrived(None, kind, grid.pack(Message(words, {})) if words is not None else None, 1)
+            for kind, words in asked
+        ]
 
-        def report(line):
-            lines.append(line)
-            on_report(line)
+        class Connection:
+            def __init__(self, link, key, home, report):
+                pass
 
-        with pytest.raises(RunError) as ended:
-            module.run("a", tmp_path / "x.npz", Reading(), tmp_path / "state", Link(address), None, "cpu", [], report)
-        return lines, str(ended.value)
+            def __enter__(self):
+                return self
+
+            def __exit__(self, *_):
+                pass
+
+            def receive(self):
+                if not waiting:
+                    raise end
+                return waiting.pop(0)
+
+            def answer(self, arrived, content):
+                answers.append(grid.unpack(content).words)
+
+        monkeypatch.setattr(module, "Connection", Connection)
+        where = (Link(address), None, "cpu", [])
+        with pytest.raises(type(end) if isinstance(end, Exception) else end) as ended:
+            module.run("b", tmp_path / "x.npz", Reading(), tmp_path / "state", *where, lines.append)
+        return SimpleNamespace(answers=answers, lines=lines, ended=str(ended.value))
 
     return go
 
 
-def test_a_node_reports_what_matters_and_logs_the_rest(node, tmp_path):
-    lines, ended = node(f"printf '{CONNECTED}'; exit 3")
-    assert lines[0].startswith("client a is connected to 127.0.0.1:")
-    assert lines[1:] == ["round 3", "client a: no space"]
-    assert ended.startswith("the node of a ended: exit code 3; see ")
-    assert "query.hello" in (tmp_path / "state" / "a" / "node" / "node.log").read_text()
+def test_a_node_answers_and_tells_its_operator_what_matters(node, tmp_path):
+    done = node(
+        ("query.hello", {}), ("query.hello", {"refused": "of other columns"}), ("train.round", {"experiment": "e"})
+    )
+    assert done.answers[0]["client"] == "b"
+    assert done.answers[0]["task"]["name"] == "Classification"
+    assert done.lines[0].startswith("client b is connected to 127.0.0.1:")
+    assert "the server cannot use this node: of other columns" in done.lines
+    assert done.answers[2]["refused"] == "client b: the server's layout must be str; got None"
+    log = (tmp_path / "state" / "b" / "node" / "node.log").read_text().splitlines()
+    assert [line.partition("Z ")[2] for line in log] == done.lines
 
 
-def test_a_node_that_is_not_admitted_tries_again_and_then_says_what_to_do(node, monkeypatch):
-    monkeypatch.setattr(module.time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.3)))
-    # Once it has reported that it is not admitted yet, the time is up.
-    expire = lambda line: monkeypatch.setattr(module, "FORGET", 0.0)  # noqa: E731
-    lines, ended = node(f"printf '{UNKNOWN}'; sleep 60", expire)
-    assert len(lines) == 1
-    assert "not admitted yet: 127.0.0.1:" in lines[0]
-    assert "does not know the key of a: put its key.pub into sites/a of the server's keys" in ended
+@pytest.mark.parametrize("asked", [("query.shell", {}), ("query.hello", None), ("system", {"client": "b"})])
+def test_what_no_site_does_is_refused(node, asked):
+    (answer,) = node(asked).answers
+    assert "cannot be read, or asks for what no site does" in answer["refused"]
 
 
-def test_a_node_is_admitted_once_its_predecessor_is_forgotten(node, tmp_path, monkeypatch):
-    monkeypatch.setattr(module.time, "sleep", lambda seconds, real=time.sleep: real(min(seconds, 0.1)))
-    flag = tmp_path / "tried"
-    lines, ended = node(f"if [ -e {flag} ]; then printf '{CONNECTED}'; exit 3; fi; touch {flag}; printf '{UNKNOWN}'")
-    assert [line for line in lines if "is connected" in line]
-    assert "exit code 3" in ended
+def test_an_error_of_kinfeds_own_ends_neither_the_node_nor_leaves_what_it_says(node, monkeypatch, capsys):
+    def fail(self, message):
+        raise ZeroDivisionError("of the row with age 47")
+
+    monkeypatch.setattr(module.Site, "_hello", fail)
+    done = node(("query.hello", {}), ("query.hello", {}))
+    assert [one["refused"] for one in done.answers] == ["client b: unexpected ZeroDivisionError"] * 2
+    assert "client b: ZeroDivisionError: of the row with age 47" in done.lines
+    assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_node_without_an_exit_message_is_explained_by_its_first_error(node):
-    _, ended = node("echo 'ImportError: no module'; echo 'TypeError: more'; exit 1")
-    assert ended.startswith("the node of a ended: ImportError: no module; see ")
+def test_a_node_that_cannot_go_on_says_why(node):
+    done = node(end=RunError("the server no longer knows its key"))
+    assert done.ended == "the node of b ended: the server no longer knows its key"
 
 
-def test_programs_that_a_node_started_end_with_it(node, tmp_path):
-    node(f"sleep 300 & echo $! > {tmp_path}/pid; exit 1")
-    pid = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    pytest.fail("a process was left behind")
+def test_what_the_server_says_is_one_printable_line(node):
+    done = node(("query.hello", {"refused": "a\nclient b is connected\x1b[31m"}))
+    assert "the server cannot use this node: a client b is connected [31m" in done.lines
 
 
 def test_a_client_has_one_node_at_a_time(tmp_path):
@@ -108,9 +112,3 @@ def test_a_client_has_one_node_at_a_time(tmp_path):
         other.stdin.close()
     with module.only_one(home, "a"):
         pass
-
-
-@pytest.mark.parametrize("end", ["exit 0", "echo \"httpx.HTTPStatusError: Client error '401 Unauthorized'\"; exit 1"])
-def test_a_node_that_the_server_removed_says_so(node, end):
-    _, ended = node(f"printf '{CONNECTED}'; {end}")
-    assert "the node of a ended: the server no longer knows its key" in ended

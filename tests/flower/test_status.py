@@ -4,12 +4,10 @@ import json
 import os
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing
 
 import pytest
 
@@ -19,28 +17,19 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 from kinfed.cli import main
 from kinfed.errors import RunError, UsageError
-from kinfed.flower import metrics, server, status, superlink
-from kinfed.flower.subprocesses import free_port
-
-
-def node(name, number, seen, state="online"):
-    return name, number, state, None if seen is None else seen + 60, 30.0
+from kinfed.flower import gate, keys, metrics, server, status, superlink
+from kinfed.flower.link import Link
 
 
 @pytest.fixture
 def home(tmp_path):
-    """A server's folder, whose SuperLink knows four sites, and a run of three of them."""
-    (tmp_path / "app").mkdir()
-    out, now = tmp_path / "first", time.time()
+    """A server's folder with the keys of four sites, and a run of two of them."""
+    out = tmp_path / "first"
     out.mkdir()
-    (tmp_path / "app" / "pyproject.toml").write_text(f'[tool.flwr.app.config]\nout = "{out}"\n')
-    with closing(sqlite3.connect(tmp_path / superlink.DATABASE)) as database, database:
-        database.execute("CREATE TABLE node (name, node_id, status, online_until, heartbeat_interval)")
-        nodes = [node("ann", 1, now - 5), node("bob", 2, now - 45), node("eve", 3, now, "offline")]
-        nodes += [node("new", 4, None), node("gone", 5, now, "unregistered")]
-        database.executemany("INSERT INTO node VALUES (?, ?, ?, ?, ?)", nodes)
+    (tmp_path / superlink.LAST).write_text(json.dumps({"out": str(out)}))
+    keys.make(tmp_path / "keys", [], ["ann", "bob", "eve", "new"])
     site = {"rounds": 3, "missed": 0, "down": 5000, "up": 400, "late": 0.0, "left_out": ""}
-    sites = {"ann": site | {"node": 1}, "bob": site | {"missed": 2, "node": 2, "left_out": "no reply"}}
+    sites = {"ann": site | {"node": "1"}, "bob": site | {"missed": 2, "node": "2", "left_out": "no reply"}}
     words = {"state": "running", "why": "", "round": 4, "rounds": 20, "seconds": 61.5, "sites": sites}
     status.write(out, words | {"scores": {"round": 3, "means": {"test/accuracy/own": 0.75}}})
     return tmp_path
@@ -48,8 +37,13 @@ def home(tmp_path):
 
 @pytest.fixture
 def runs(monkeypatch, home):
-    (home / "link.json").write_text(json.dumps({"address": "127.0.0.1:8000", "ca": "", "pid": os.getpid()}))
-    monkeypatch.setattr(superlink, "is_alive", lambda started: True)
+    """Its SuperLink runs: ann called lately, bob a while ago, the others never, and one without a name just now."""
+    where = {"address": "127.0.0.1:8000", "ca": str(home / "keys" / "ca.crt"), "pid": 7}
+    (home / "link.json").write_text(json.dumps(where))
+    monkeypatch.setattr(status, "is_alive", lambda pid, program: (pid, program) == (7, superlink.PROGRAM))
+    heard = {name: gate.fingerprint(key) for key, name in keys.members(home / "keys").items()}
+    heard = {heard["ann"]: time.time() - 5, heard["bob"]: time.time() - 45, "other": time.time()}
+    monkeypatch.setattr(Link, "ask", lambda self, path, secret: heard)
 
 
 def test_a_site_is_online_while_it_gives_signs_of_life(home, runs):
@@ -64,6 +58,12 @@ def test_a_site_is_online_while_it_gives_signs_of_life(home, runs):
 
 def test_a_superlink_that_has_stopped_has_no_site_online(home):
     assert not any(site["online"] for site in status.read(home)["sites"].values())
+
+
+def test_without_keys_a_site_is_known_by_the_run_alone(home, runs, monkeypatch):
+    (home / "link.json").write_text(json.dumps({"address": "127.0.0.1:8000", "ca": "", "pid": 7}))
+    monkeypatch.setattr(Link, "ask", lambda self, path, secret: {"2": time.time(), "3": time.time()})
+    assert {name: site["online"] for name, site in status.read(home)["sites"].items()} == {"ann": False, "bob": True}
 
 
 @pytest.mark.parametrize(("age", "pid"), [(500, os.getpid()), (0, 2**22 + 1)], ids=["silent", "ended"])
@@ -121,7 +121,7 @@ def test_what_prometheus_scrapes(home, runs):
     assert found["kinfed_score", "test", "accuracy", "own"] == 0.75
 
 
-def test_metrics_are_served_on_this_machine_and_end_with_down(home):
+def test_metrics_are_served_on_this_machine_and_end_with_down(home, free_port):
     port, said = free_port(), []
     superlink.measure(home, port, said.append)
     try:
@@ -172,7 +172,7 @@ def test_a_run_that_fails_writes_down_why(trial, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.needs("prometheus", "prometheus")
-def test_prometheus_shows_within_a_minute_that_a_site_was_killed(tmp_path):
+def test_prometheus_shows_within_a_minute_that_a_site_was_killed(tmp_path, free_port):
     import numpy as np
 
     home, port, ask, nodes = tmp_path / "home", free_port(), free_port(), []

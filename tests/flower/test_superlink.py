@@ -11,23 +11,26 @@ import pytest
 
 pytest.importorskip("cryptography", reason="flwr is not installed: pip install 'kinfed[flower]'")
 
-from kinfed import RunError
-from kinfed.flower import gate, keys, superlink
+from kinfed import RunError, UsageError
+from kinfed.flower import ending, keys, subprocesses, superlink
 from kinfed.flower.link import Link
-from kinfed.flower.subprocesses import free_port
 from kinfed.interrupts import Terminated, heard
 
 
 def test_the_number_of_another_program_is_not_a_superlink():
-    assert not superlink.is_alive(superlink.Started("", "", os.getpid()))
-    assert not superlink.is_alive(superlink.Started("", "", 2**22 + 1))
+    assert not subprocesses.is_alive(os.getpid(), superlink.PROGRAM)
+    assert not subprocesses.is_alive(2**22 + 1, superlink.PROGRAM)
 
 
 @pytest.fixture
 def slow_superlink(tmp_path, monkeypatch):
     """A SuperLink that never answers; returns the number of its process, once there is one."""
-    script = f"echo $$ > {tmp_path}/pid; sleep 60"
-    monkeypatch.setattr(gate, "command", lambda name, *arguments: ["sh", "-c", script, name, *arguments])
+
+    def start(module, *arguments, home, log):
+        command = ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60", f"kinfed.flower.{module}"]
+        return subprocess.Popen(command, start_new_session=True)
+
+    monkeypatch.setattr(superlink, "start", start)
 
     def number():
         deadline = time.monotonic() + 20
@@ -39,7 +42,7 @@ def slow_superlink(tmp_path, monkeypatch):
     return number
 
 
-def test_an_interrupt_before_the_superlink_answers_ends_it(tmp_path, slow_superlink, monkeypatch):
+def test_an_interrupt_before_the_superlink_answers_ends_it(tmp_path, slow_superlink, monkeypatch, free_port):
     def interrupted(self, is_alive):
         assert json.loads((tmp_path / "home" / "link.json").read_text())["pid"] == slow_superlink()  # `down` finds it
         raise KeyboardInterrupt
@@ -57,7 +60,7 @@ def test_a_superlink_with_an_old_certificate_is_reported(tmp_path, server, monke
     keys.make(folder, [], [])
     address = server(folder)
     (tmp_path / "link.json").write_text(json.dumps({"address": address, "ca": str(folder / "ca.crt"), "pid": 1}))
-    monkeypatch.setattr(superlink, "is_alive", lambda started: True)
+    monkeypatch.setattr(superlink, "is_alive", lambda pid, program: True)
     monkeypatch.setattr(superlink, "admit", lambda *_: None)
     go = lambda: superlink.up(tmp_path, "127.0.0.1", 1, folder, lines.append)  # noqa: E731
     go()
@@ -75,21 +78,36 @@ def test_a_superlink_with_an_old_certificate_is_reported(tmp_path, server, monke
         go()
 
 
-def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path, monkeypatch):
-    real, started = subprocess.Popen, []
+def test_a_superlink_is_known_to_down_whenever_its_start_is_interrupted(tmp_path, monkeypatch, free_port):
+    started = []
 
-    def popen(command, **how):
-        started.append(real([sys.executable, "-c", "import time; time.sleep(30)", "flower-superlink"], **how))
+    def start(module, *arguments, home, log):
+        command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.{module}"]
+        started.append(subprocess.Popen(command, start_new_session=True))
         os.kill(os.getpid(), signal.SIGTERM)  # before anything is written
         return started[0]
 
-    monkeypatch.setattr(superlink.subprocess, "Popen", popen)
+    monkeypatch.setattr(superlink, "start", start)
     try:
         with pytest.raises(Terminated), heard():
             superlink.up(tmp_path, "127.0.0.1", free_port(), None, print)
-        monkeypatch.undo()
         superlink.down(tmp_path, print)
         assert started[0].poll() is not None
     finally:
         started[0].kill()
         started[0].wait()
+
+
+def test_down_ends_the_run_in_progress_too(tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    command = [sys.executable, "-c", "import time; time.sleep(30)", f"kinfed.flower.{ending.PROGRAM}"]
+    with subprocess.Popen(command, start_new_session=True) as run:
+        ending.note(out, pid=run.pid)
+        (tmp_path / superlink.LAST).write_text(json.dumps({"out": str(out)}))
+        assert ending.process(out) == run.pid
+        with pytest.raises(UsageError, match="no SuperLink of"):
+            superlink.down(tmp_path, print)
+        with pytest.raises(ProcessLookupError):
+            os.kill(run.pid, 0)
+    assert not ending.process(out)

@@ -398,9 +398,9 @@ def _down(args: argparse.Namespace, console: Console) -> None:
 def _prepare() -> None:
     if importlib.util.find_spec("flwr") is None:
         raise UsageError("kinfed flower needs Flower; install it: pip install 'kinfed[flower]'")
-    from ..flower import gate
+    from ..flower import flower_names
 
-    if problem := gate.untested():
+    if problem := flower_names.unusable():
         raise UsageError(problem)
     os.umask(0o077)  # only this user may read what is created from here on
 

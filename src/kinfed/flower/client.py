@@ -1,7 +1,6 @@
 """The app that a site's SuperNode runs, once a message."""
 
 import sys
-import traceback
 from pathlib import Path
 
 from flwr.app import Context
@@ -10,7 +9,6 @@ from flwr.clientapp import ClientApp
 
 from ..errors import RunError, UsageError
 from . import grid
-from .flower_logs import KINFED
 from .messages import Message, plain
 from .site import Site
 from .site_reading import Reading
@@ -37,16 +35,11 @@ def reply(kind: str, envelope: Envelope, context: Context) -> Envelope:
     except (UsageError, RunError) as problem:
         answer = Message({"client": name, "refused": f"client {name}: {problem}"}, {})
         _print(answer.words["refused"])
-    except Exception as problem:
-        traceback.print_exc()
-        _print(f"client {name}: {type(problem).__name__}: {problem}")
-        # What it says may be of the site's examples.
-        answer = Message({"client": name, "refused": f"client {name}: unexpected {type(problem).__name__}"}, {})
     return Envelope(grid.pack(answer), reply_to=envelope)
 
 
 def _print(text: str) -> None:
-    print(f"{KINFED}{plain(text)}", file=sys.stderr, flush=True)
+    print(f"kinfed: {plain(text)}", file=sys.stderr, flush=True)
 
 
 @app.query("hello")

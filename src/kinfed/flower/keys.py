@@ -17,7 +17,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import UsageError
 from ..files import replacing
-from .nodes import check_name
 
 AUTHORITY, SERVER = 20, 2  # years that certificates are valid: a new authority's must be given to each site by hand
 SOON = datetime.timedelta(days=30)  # how long before its end there are warnings about a certificate
@@ -27,6 +26,14 @@ _RENEW_SERVER = "renew it: kinfed flower keys DIR --host NAME, then kinfed flowe
 _RENEW_CA = "to make a new one, move ca.crt and ca.key away and run kinfed flower keys DIR; see docs/deploy.md"
 _ASK_FOR_CA = "ask the server's operator for the new ca.crt"
 _Names = x509.SubjectAlternativeName
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a site
+
+
+def check_name(client: str) -> None:
+    """Raise UsageError for a name that no site can have."""
+    if not re.fullmatch(NAME, client):
+        long = "; at most 100 of them" * (len(client) > 100)
+        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got {client!r:.120}{long}")
 
 
 def make(folder: Path, hosts: Sequence[str], clients: Sequence[str]) -> list[Path]:

@@ -1,5 +1,6 @@
 """The address of a SuperLink, and why it cannot be reached."""
 
+import json
 import socket
 import ssl
 import time
@@ -7,8 +8,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import RunError
+from .gate import HEADER as SECRET
 
 START = 90.0  # seconds within which a SuperLink that was started must answer
 SILENT = "nobody listens there yet"  # the one problem that time may mend
@@ -27,14 +30,11 @@ class Link:
     def problem(self) -> str:
         """Why the SuperLink cannot be reached: empty if it can, SILENT if nobody listens there yet."""
         try:
-            context = ssl.create_default_context(cafile=self.ca) if self.ca else None
+            opener = self._opener()
         except (OSError, ssl.SSLError) as problem:
             return f"{self.ca} is not a certificate ({problem}); expected the ca.crt that kinfed flower keys made"
-        opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
-        )
         try:
-            opener.open(f"http{'s' if self.ca else ''}://{self.address}/health", timeout=10).close()
+            opener.open(self._request("/health"), timeout=10).close()
             return ""
         except urllib.error.HTTPError as problem:
             return f"{self.address} answers {problem.code}: it is not a SuperLink"
@@ -42,6 +42,24 @@ class Link:
             return self._explain(problem.reason)
         except (OSError, ValueError) as problem:  # a TLS server hangs up on plain HTTP
             return f"{self.address} closed the connection ({problem}){'' if self.ca else _SECURED}"
+
+    def ask(self, path: str, secret: str) -> dict[str, Any]:
+        """What kinfed's own gate answers those who know the secret; nothing if it does not answer."""
+        try:
+            with self._opener().open(self._request(path, secret), timeout=10) as answer:
+                return dict(json.loads(answer.read()))
+        except (OSError, ValueError, TypeError):
+            return {}
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        context = ssl.create_default_context(cafile=self.ca) if self.ca else None
+        return urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+
+    def _request(self, path: str, secret: str = "") -> urllib.request.Request:
+        headers = {SECRET.decode(): secret} if secret else {}
+        return urllib.request.Request(f"http{'s' if self.ca else ''}://{self.address}{path}", headers=headers)
 
     def wait(self, is_alive: Callable[[], bool]) -> str:
         """Wait until a SuperLink that is starting answers; returns what is wrong if it does not."""

@@ -1,12 +1,8 @@
-"""Running a site's SuperNode: started, watched by its log, and ended with this program."""
+"""Running a site's node: it takes the server's messages, has the site answer them, and ends with this program."""
 
+import datetime
 import fcntl
-import json
-import os
-import secrets
 import signal
-import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,16 +11,16 @@ from ..data.cells import Frame
 from ..errors import RunError, UsageError
 from ..experiments import own_parts
 from ..files import make_folder
-from ..interrupts import CODES
-from . import gate, keys, site_data
-from .flower_logs import NodeLog
+from ..interrupts import CODES, Terminated
+from . import grid, keys, site_data
+from .connection import Arrived, Connection
 from .link import Link
-from .nodes import check_name
+from .messages import Message, plain
+from .site import Site
 from .site_reading import Reading
-from .subprocesses import die_with_parent, end, environment, free_port, interrupt, is_loopback, make_private
+from .subprocesses import be_quiet, is_loopback, make_private
 
 Report = Callable[[str], object]
-FORGET = 80.0  # seconds after which a SuperLink has noticed that a node is gone: two heartbeats of 30, and some
 
 
 def run(
@@ -43,7 +39,7 @@ def run(
     `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
     site's own whose methods, models and other parts a run may name.
     """
-    check_name(client)
+    keys.check_name(client)
     if isinstance(examples, Path):
         site_data.find(examples, client, reading)  # raises UsageError for a file of another kind
     with own_parts.local(code):  # raises UsageError for a file that is not there
@@ -52,37 +48,64 @@ def run(
         raise UsageError(f"--insecure works on this machine only, so --server must name it; got {link.address}")
     home = state / client / "node"
     make_folder(home)
-    for line in keys.endings(Path(link.ca).parent) if link.ca else []:
-        report(line)
     make_private(state / client)
-    config = {
-        "client-id": client,
-        "reading": str((home / "reading.json").resolve()),
-        "state-dir": str(state.resolve()),
-        "device": device,
-        "code": "\n".join(str(path.resolve()) for path in code),
-    }
-    with only_one(home, client):
-        reading.write(home / "reading.json")
-        config["data"] = str(site_data.kept(examples, home).resolve())
-        link.wait_for_server(report)
-        command = gate.command("flower-supernode", "--superlink", link.address)
-        command += ["--host", "127.0.0.1", "--port", str(free_port())]
-        command += ["--node-config", " ".join(f"{name}={json.dumps(value)}" for name, value in config.items())]
-        command += ["--insecure"] if key is None else ["--root-certificates", link.ca]
-        command += [] if key is None else ["--auth-supernode-private-key", str(key)]
-        begin, reported = time.monotonic(), False
-        while True:
-            _watch(command, home, client, link, report)
-            if time.monotonic() - begin > FORGET:
-                raise RunError(
-                    f"the SuperLink at {link.address} does not know the key of {client}: put its key.pub into "
-                    f"sites/{client} of the server's keys, and run kinfed flower up there again"
-                )
-            if not reported:
-                report(f"not admitted yet: {link.address} may not have noticed that this site's previous node is gone")
-                reported = True
-            time.sleep(5)
+    be_quiet(home)
+    with only_one(home, client), (home / "node.log").open("a", encoding="utf-8") as log:
+
+        def tell(text: str) -> None:
+            """Tell the site's operator, and write it down."""
+            log.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%dT%H:%M:%SZ} {plain(text)}\n")
+            log.flush()
+            report(plain(text))
+
+        for line in keys.endings(Path(link.ca).parent) if link.ca else []:
+            tell(line)
+        data = site_data.kept(examples, home).resolve()
+        site = Site(client, data, state.resolve(), device, reading, [path.resolve() for path in code], tell)
+        link.wait_for_server(tell)
+        try:
+            with _interruptible(), Connection(link, key, home, tell) as connection:
+                tell(f"client {client} is connected to {link.address}; its log is {home / 'node.log'}")
+                while True:
+                    arrived = connection.receive()
+                    if arrived is not None:
+                        connection.answer(arrived, grid.pack(_answer(site, arrived, tell)))
+        except RunError as problem:
+            raise RunError(f"the node of {client} ended: {problem}") from None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """In this block a signal ends the node, also if a shell that started it in the background had SIGINT ignored."""
+
+    def stop(number: int, frame: object) -> None:
+        raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in CODES}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _answer(site: Site, arrived: Arrived, tell: Report) -> Message:
+    """The site's reply to a message."""
+    kind = {name: kind for kind, name in grid.KINDS.items()}.get(arrived.kind)
+    if kind is None or arrived.content is None:
+        why = f"client {site.name}: the message {arrived.kind!r:.40} cannot be read, or asks for what no site does"
+        tell(why)
+        return Message({"client": site.name, "refused": why}, {})
+    try:
+        message = grid.unpack(arrived.content)
+    except UsageError as problem:
+        tell(str(problem))
+        return Message({"client": site.name, "refused": f"client {site.name}: {problem}"}, {})
+    if "refused" in message.words:
+        tell(f"the server cannot use this node: {message.words['refused']}")
+    if kind == "round" and "train" in message.words:
+        tell(f"round {int(message.words.get('round', -1)) + 1}")
+    return site.reply(kind, message)
 
 
 @contextmanager
@@ -94,45 +117,3 @@ def only_one(home: Path, client: str) -> Iterator[None]:
         except OSError:
             raise UsageError(f"a node of client {client} is already running on {home.parent}") from None
         yield
-
-
-def _watch(command: list[str], home: Path, client: str, link: Link, report: Report) -> None:
-    """Run a node; its log goes to a file, and what its operator should know to the screen.
-
-    Returns if the SuperLink rejects it; raises RunError if it ends in another way.
-    """
-    path = home / "node.log"
-    log = NodeLog(f"client {client} is connected to {link.address}; its log is {path}")
-    # A shell that starts this in the background has SIGINT ignored.
-    before = {number: signal.signal(number, interrupt) for number in CODES}
-    with path.open("a") as written, path.open() as file:
-        file.seek(0, os.SEEK_END)
-        process = subprocess.Popen(
-            command,
-            env=environment(home, secrets.token_hex(32)),
-            stdout=written,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        try:
-            while True:
-                over = process.poll() is not None
-                line = file.readline()
-                if not line:
-                    if over:
-                        break
-                    time.sleep(0.2)
-                    continue
-                while not line.endswith("\n") and process.poll() is None:  # it is still being written
-                    time.sleep(0.05)
-                    line += file.readline()
-                if news := log.read(line):
-                    report(news)
-                if log.is_rejected:
-                    return
-        finally:
-            end(process.pid)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-    raise RunError(f"the node of {client} ended: {log.error(process.returncode)}; see {path}")

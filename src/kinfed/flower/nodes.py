@@ -6,21 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from .. import __version__
-from ..errors import UsageError
 from . import claims, messages
+from .keys import NAME
 from .messages import Message, Words
 
 RETRY = 10.0  # seconds before a node is greeted again
 LATER = 60.0  # seconds before a node that cannot take part is greeted again
-NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}"  # of a client
 LARGEST = 1 << 40  # number of examples that is believed
-
-
-def check_name(client: str) -> None:
-    """Raise UsageError for a name that no site can have."""
-    if not re.fullmatch(NAME, client):
-        long = "; at most 100 of them" * (len(client) > 100)
-        raise UsageError(f"a site's name consists of letters, digits, '.', '_' and '-'; got {client!r:.120}{long}")
 
 
 class Node(NamedTuple):

@@ -14,11 +14,11 @@ from ..core import trees
 from ..data.cells import FEW, Frame
 from ..errors import RunError, UsageError, several
 from ..experiments import config, own_parts
-from . import messages, plan, site_data
+from . import keys, messages, plan, site_data
 from .describing import is_number
 from .disclosure import REVEALS, STEP
 from .messages import Message, Words
-from .nodes import Failure, Node, check_name
+from .nodes import Failure, Node
 from .server import serve
 from .site import Site
 from .site_reading import Reading
@@ -79,7 +79,7 @@ def rehearse(
 
     Without a config only the file is checked, with a linear model. Raises UsageError or RunError for what does not fit.
     """
-    check_name(client)
+    keys.check_name(client)
     with own_parts.local(code):
         raw = (
             own_parts.for_sites(config.read(str(run), [])) if run else {"method": "fedavg", "model": {"name": "linear"}}

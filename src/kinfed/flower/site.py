@@ -9,6 +9,7 @@ Everything that a round changes is in one file, which is replaced as a whole; so
 if nothing had happened, and never trains the same round twice.
 """
 
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,12 @@ class Site:
             except (UsageError, RunError, OSError) as problem:
                 reply = Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
                 self._report(reply.words["refused"])
+            except Exception as problem:
+                traceback.print_exc()
+                self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
+                # What it says may be of the site's examples.
+                why = f"client {self.name}: unexpected {type(problem).__name__}"
+                return Message({"client": self.name, "refused": why}, {})
         for one in told if kind == "describe" else []:  # once, not with every round
             self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply

@@ -6,13 +6,13 @@ Imports neither Flower nor PyTorch, so that it can be asked often.
 import json
 import os
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
 from ..files import replacing
-from . import registry, superlink
+from . import gate, keys, superlink
+from .subprocesses import is_alive, secret
 
 FILE = "status.json"  # in a run's folder
 SILENT = 40.0  # seconds without a sign of life after which a site is not online; nodes give one every 21 to 27
@@ -37,17 +37,18 @@ def read(home: Path) -> dict[str, Any]:
     `up`, `late` seconds that it has been waited for beyond the others, and why it was `left_out` last.
     """
     link = superlink.started(home)
-    running = link is not None and superlink.is_alive(link)
+    running = link is not None and is_alive(link.pid, superlink.PROGRAM)
     run, sites = _run(home), {}
-    nodes: dict[str, str] = {}
+    names = _members(link)
     if run is not None:
         sites = run.pop("sites", {})
-        nodes = {str(site.pop("node", "")): name for name, site in sites.items()}
-    database = home / superlink.DATABASE
-    online = {name: False for name in sites}
-    for one in registry.presence(database) if database.exists() else []:
-        if name := one.name or nodes.get(str(one.node), ""):  # without keys only the run knows names
-            online[name] = running and one.is_online and time.time() - one.seen < SILENT
+        # Without keys only the run knows names.
+        names = {str(site.pop("node", "")): name for name, site in sites.items()} | names
+    heard = link.link.ask(gate.PRESENCE.decode(), secret(home)) if link and running else {}
+    online = dict.fromkeys([*sites, *names.values()], False)
+    for node, at in heard.items():
+        if name := names.get(node, ""):
+            online[name] = online[name] or time.time() - at < SILENT
     return {
         "superlink": {"address": link.address if link else "", "running": running},
         "run": run,
@@ -55,20 +56,28 @@ def read(home: Path) -> dict[str, Any]:
     }
 
 
+def _members(link: superlink.Started | None) -> dict[str, str]:
+    """The members' names, by the fingerprints of their keys."""
+    if link is None or not link.ca:
+        return {}
+    return {gate.fingerprint(key): name for key, name in keys.members(Path(link.ca).parent).items()}
+
+
 def _run(home: Path) -> dict[str, Any] | None:
     """The run that was started last, if any."""
+    out = superlink.last_run(home)
+    if out is None:
+        return None
     try:
-        app = tomllib.loads((home / "app" / "pyproject.toml").read_text(encoding="utf-8"))
-        out = Path(app["tool"]["flwr"]["app"]["config"]["out"])
         words = dict(json.loads((out / FILE).read_text(encoding="utf-8")))
-        if words["state"] == "running" and (time.time() - words["at"] > STALE or not _is_alive(words["pid"])):
+        if words["state"] == "running" and (time.time() - words["at"] > STALE or not _exists(words["pid"])):
             words["state"] = "stopped"
         return {"out": str(out), **words}
     except (OSError, ValueError, KeyError, TypeError):  # none yet, or one of another version
         return None
 
 
-def _is_alive(pid: int) -> bool:
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,6 @@
-"""Starting and ending Flower's programs: their environment, secret and ports."""
+"""Starting and ending kinfed's programs on the server: their environment, secret and ports."""
 
-import ctypes
 import ipaddress
-import json
 import os
 import secrets
 import signal
@@ -12,30 +10,53 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO
 
-from ..errors import RunError, UsageError
+from ..errors import UsageError
 from ..files import replacing
-from ..interrupts import Terminated
-from . import gate
-from .flower_logs import without_colours
 
 
-def environment(home: Path, secret: str) -> dict[str, str]:
-    """The environment of Flower's programs: files in `home`, no calls to the internet, quick polling."""
-    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+def quiet(home: Path) -> dict[str, str]:
+    """What Flower's code finds in the environment: files in `home`, and no calls to the internet."""
     return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("FLWR_")},
-        gate.SECRET: secret,
         "FLWR_HOME": str(home.resolve()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
-        "NO_PROXY": local,
-        "no_proxy": local,
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def be_quiet(home: Path) -> None:
+    """Have Flower's code in this process make no calls to the internet."""
+    os.environ |= quiet(home)
+
+
+def environment(home: Path) -> dict[str, str]:
+    """The environment of a process in which Flower's code calls the SuperLink of this machine."""
+    local = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1,localhost")))
+    own = {name: value for name, value in os.environ.items() if not name.startswith("FLWR_")}
+    return {**own, **quiet(home), "NO_PROXY": local, "no_proxy": local}
+
+
+def start(module: str, *arguments: str, home: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a program of kinfed's that outlives this one, in a session of its own."""
+    command = [sys.executable, "-P", "-m", f"{__package__}.{module}", *arguments]
+    return subprocess.Popen(command, env=environment(home), stdout=log, stderr=log, start_new_session=True)
+
+
+def is_alive(pid: int, module: str) -> bool:
+    """Whether a process exists and is that program of kinfed's: its number may belong to another one by now."""
+    with suppress(ChildProcessError, OverflowError):
+        os.waitpid(pid, os.WNOHANG)  # or a child that has ended would still seem to be there
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError, OverflowError):
+        return False
+    try:
+        return f"{__package__}.{module}".encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return not Path("/proc").exists()
 
 
 def secret(home: Path) -> str:
@@ -46,26 +67,6 @@ def secret(home: Path) -> str:
             os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             part.write_text(secrets.token_hex(32))
     return path.read_text()
-
-
-def flwr(home: Path, *arguments: str) -> dict[str, Any]:
-    """Run one of Flower's commands and return its JSON; raises RunError with its error message."""
-    done = subprocess.run(
-        gate.command("flwr", *arguments),
-        env=environment(home / "flwr", secret(home)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    try:
-        result: dict[str, Any] = json.loads(without_colours(done.stdout))  # Jupyter asks for colours
-    except ValueError:
-        text = without_colours(done.stdout + done.stderr).strip().splitlines() or [f"exit code {done.returncode}"]
-        raise RunError(f"flwr {arguments[0]}: {text[-1]}") from None
-    if not result.get("success"):
-        text = str(result.get("error-message", "no reason given")).strip().splitlines()
-        raise RunError(f"flwr {arguments[0]}: {text[-1]}")
-    return result
 
 
 def end(pid: int) -> None:
@@ -84,17 +85,6 @@ def end(pid: int) -> None:
             except (ProcessLookupError, PermissionError):
                 return
             time.sleep(0.1)
-
-
-def die_with_parent() -> None:
-    """On Linux: have this process killed when its parent ends, so that no second node can serve the same client."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-
-
-def interrupt(number: int, frame: object) -> None:
-    """A signal handler that raises what the signal means."""
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def make_private(path: Path) -> None:
@@ -121,10 +111,3 @@ def is_free(host: str, port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,27 +3,21 @@
 import importlib.util
 import itertools
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import tomli_w
+from typing import NamedTuple
 
 from ..errors import RunError, UsageError, nearest
 from ..files import make_folder, replacing
 from ..interrupts import held
-from . import gate, registry
+from . import control, ending
 from . import keys as certificates
-from .flower_logs import startup_error
 from .link import SILENT, Link
-from .subprocesses import end, environment, flwr, is_free, is_loopback, make_private, secret
+from .subprocesses import end, is_alive, is_free, is_loopback, make_private, secret, start
 
 Report = Callable[[str], object]
-LINK, METRICS = "link.json", "metrics.pid"
-DATABASE = "state.db"  # Flower's own
+LINK, METRICS, LAST = "link.json", "metrics.pid", "run.json"
+PROGRAM = "hub"
 _RESTART = "restart it: kinfed flower down, then up"
 
 
@@ -51,19 +45,7 @@ def started(home: Path) -> Started | None:
 def running(home: Path) -> Started | None:
     """The SuperLink of a folder that is running now."""
     last = started(home)
-    return last if last and is_alive(last) else None
-
-
-def is_alive(superlink: Started) -> bool:
-    """Whether the process exists and is a SuperLink: its number may belong to another program by now."""
-    try:
-        os.kill(superlink.pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    try:
-        return b"flower-superlink" in Path(f"/proc/{superlink.pid}/cmdline").read_bytes()
-    except OSError:
-        return not Path("/proc").exists()
+    return last if last and is_alive(last.pid, PROGRAM) else None
 
 
 def require(home: Path) -> None:
@@ -86,7 +68,7 @@ def up(home: Path, host: str, port: int, keys: Path | None, report: Report) -> L
     if keys is not None:
         for line in certificates.endings(keys):
             report(line)
-        admit(home, keys, report)
+        admit(home, link, keys, report)
     return link
 
 
@@ -100,9 +82,8 @@ def measure(home: Path, port: int, report: Report) -> None:
     if (not before or on != port) and not is_free("127.0.0.1", port):
         raise UsageError(f"port {port} of this machine is in use; choose another for --metrics")
     _end_metrics(home)
-    command = [sys.executable, "-m", f"{__package__}.metrics", str(home.resolve()), str(port)]
     with held(), (home / "metrics.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        process = start("metrics", str(home.resolve()), str(port), home=home, log=log)
         with replacing(home / METRICS) as part:
             part.write_text(f"{process.pid} {port}")
     report(f"metrics for Prometheus are at http://127.0.0.1:{port}/metrics, on this machine only")
@@ -112,8 +93,7 @@ def _measuring(home: Path) -> tuple[int, int]:
     """The process that serves metrics, and its port; 0 if there is none."""
     try:
         pid, port = map(int, (home / METRICS).read_text().split())
-        # The number may be another program's by now.
-        return (pid, port) if b"flower.metrics" in Path(f"/proc/{pid}/cmdline").read_bytes() else (0, 0)
+        return (pid, port) if is_alive(pid, "metrics") else (0, 0)
     except (OSError, ValueError):
         return 0, 0
 
@@ -128,6 +108,8 @@ def down(home: Path, report: Report) -> None:
     """Stop the SuperLink, and with it the runs in progress."""
     _end_metrics(home)
     now = running(home)
+    if (out := last_run(home)) and (pid := ending.process(out)):
+        end(pid)
     if now:
         end(now.pid)
     (home / LINK).unlink(missing_ok=True)
@@ -136,8 +118,16 @@ def down(home: Path, report: Report) -> None:
     report(f"stopped the SuperLink at {now.address}")
 
 
+def last_run(home: Path) -> Path | None:
+    """The folder of the run that was started last."""
+    try:
+        return Path(json.loads((home / LAST).read_text())["out"])
+    except (OSError, ValueError, TypeError, LookupError):
+        return None
+
+
 def revoke(home: Path, site: str, keys: Path | None, report: Report) -> None:
-    """Take a site's key out of `keys`, by default those of the running SuperLink, and have Flower reject its node."""
+    """Take a site's key out of `keys`, by default those of the running SuperLink, which then refuses its calls."""
     now = running(home)
     if now and not now.ca:
         raise UsageError(f"the SuperLink at {now.address} runs with --insecure, so there are no keys to revoke")
@@ -155,28 +145,15 @@ def revoke(home: Path, site: str, keys: Path | None, report: Report) -> None:
         if not path.exists()
     )
     (keys / "sites" / site).rename(moved)
-    report(f"{site} is no longer a member: its key is in {moved} now, and runs in progress accept nothing from it")
-    if now:
-        admit(home, keys, report)
-    else:
+    report(f"{site} is no longer a member: its key is in {moved} now, and nothing is accepted from it any more")
+    if not now:
         report("no SuperLink is running; the next kinfed flower up will reject its node")
 
 
-def admit(home: Path, keys: Path, report: Report) -> None:
-    """Have the SuperLink admit exactly the sites whose keys are there, whatever was done to it by other means."""
-    database, wanted = home / DATABASE, certificates.members(keys, report)
-    known = registry.entries(database)
-    for key, entry in known.items():
-        if entry.is_in and key not in wanted:
-            flwr(home, "supernode", "unregister", str(entry.node), "kinfed", "--format", "json")
-            report(f"removed {entry.name or entry.node}: its key is not in {keys}/sites")
-    for key, site in wanted.items():
-        if key in known and known[key].is_in:
-            continue
-        registry.forget(database, key)
-        public = str(keys / "sites" / site / "key.pub")
-        flwr(home, "supernode", "register", public, "kinfed", "--name", site, "--format", "json")
-        report(f"admitted{' again' if key in known else ''}: {site}")
+def admit(home: Path, link: Link, keys: Path, report: Report) -> None:
+    """Have the SuperLink know the sites whose keys are there; the gate lets no others in."""
+    for site in control.register(home, link, certificates.members(keys, report)):
+        report(f"admitted: {site}")
 
 
 def _use(now: Started, keys: Path | None, report: Report) -> Link:
@@ -186,7 +163,7 @@ def _use(now: Started, keys: Path | None, report: Report) -> Link:
         raise UsageError(f"a SuperLink with other keys is running at {link.address}; stop it: kinfed flower down")
     problem = link.problem()
     if problem == SILENT:  # it may have been started a moment ago
-        problem = link.wait(lambda: is_alive(now)) and "it does not answer"
+        problem = link.wait(lambda: is_alive(now.pid, PROGRAM)) and "it does not answer"
     if problem:
         raise RunError(f"the SuperLink at {link.address} is running but cannot be used: {problem}; {_RESTART}")
     report(f"the SuperLink is already running at {link.address}")
@@ -206,21 +183,13 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
     link = Link(f"{own}:{port}", str(keys / "ca.crt") if keys else "")
     if keys is None:
         report(f"INSECURE: anyone on this machine can take part at {link.address} under any name; for trials only")
-    reach = {"root-certificates": link.ca} if link.ca else {"insecure": True}
-    profile: dict[str, Any] = {"default": "kinfed", "kinfed": {"address": link.address, **reach}}
-    with replacing(home / "flwr" / "config.toml") as part:
-        part.write_text(tomli_w.dumps({"superlink": profile}))
     log = home / "superlink.log"
+    secret(home)
     with held():  # so that `down` finds it whatever happens to this program
         with log.open("ab") as file:
             begin = file.tell()
-            process = subprocess.Popen(
-                _command(home, host, port, keys),
-                env=environment(home / "flwr", secret(home)),
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            where = (host, str(port), str(keys or ""))
+            process = start(PROGRAM, str(home.resolve()), *where, home=home / "flwr", log=file)
         with replacing(home / LINK) as part:
             part.write_text(json.dumps({"address": link.address, "ca": link.ca, "pid": process.pid}))
     try:
@@ -230,8 +199,9 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
         raise
     if problem:
         _abandon(home, process.pid)
-        why = startup_error(log.read_bytes()[begin:].decode(errors="replace")) or problem
-        raise RunError(f"the SuperLink did not start: {why}; see {log}")
+        said = log.read_bytes()[begin:].decode(errors="replace").split("\n")
+        why = next((line.strip() for line in reversed(said) if line.strip()), problem)
+        raise RunError(f"the SuperLink did not start: {why:.300}; see {log}")
     report(f"the SuperLink is running at {link.address}" + (f"; sites reach it at HOST:{port}" if own != host else ""))
     return link
 
@@ -239,14 +209,3 @@ def _start(home: Path, host: str, port: int, keys: Path | None, report: Report) 
 def _abandon(home: Path, pid: int) -> None:
     end(pid)
     (home / LINK).unlink(missing_ok=True)
-
-
-def _command(home: Path, host: str, port: int, keys: Path | None) -> list[str]:
-    options = ["--host", host, "--port", str(port), "--database", str(home / DATABASE)]
-    options += ["--disable-runtime-dependency-installation"]
-    if keys is None:
-        options += ["--insecure"]
-    else:
-        options += ["--ssl-ca-certfile", str(keys / "ca.crt"), "--ssl-certfile", str(keys / "server.crt")]
-        options += ["--ssl-keyfile", str(keys / "server.key"), "--enable-supernode-auth"]
-    return gate.command("flower-superlink", *options)

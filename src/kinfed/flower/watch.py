@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.history import History
-from . import status
+from . import gate, status
 from .broker import Broker
 from .fleet import FlowerFleet
 
@@ -53,7 +53,7 @@ class Watch:
         traffic = broker.traffic.get(name, {}).values()
         used = [] if self._fleet is None else self._fleet.used.get(name, [])
         return {
-            "node": broker.nodes.at.get(name, ""),
+            "node": self._node(name),
             "rounds": len(used),
             "missed": missed,
             "down": sum(both[0] for both in traffic),
@@ -61,6 +61,12 @@ class Watch:
             "late": broker.late(name),
             "left_out": broker.problems.get(name, ""),
         }
+
+    def _node(self, name: str) -> str:
+        """The fingerprint of the key of a site's node, empty while it is away."""
+        nodes = self._broker.nodes
+        known = nodes.online.get(nodes.at.get(name, -1))
+        return gate.fingerprint(known.key) if known else ""
 
 
 def _scores(history: History) -> dict[str, Any]:
