@@ -1,6 +1,7 @@
 """kinfed flower."""
 
 import argparse
+import dataclasses
 import importlib.util
 import json
 import os
@@ -99,6 +100,12 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="this client's examples: .csv, .parquet, a folder of these, .npz, or with --query a database "
         "(postgresql://USER@HOST/NAME, sqlite:///FILE)",
+    )
+    node.add_argument(
+        "--client",
+        default="",
+        metavar="COLUMN",
+        help="a column of the table that names clients: each takes part, as SITE.CLIENT, and all train as one batch",
     )
     node.add_argument(
         "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
@@ -243,6 +250,8 @@ def _node(args: argparse.Namespace, console: Console) -> None:
 
         config_file = Path(args.check) if args.check else None
         examples = site_data.opened(args.data, args.query, reading)
+        if args.client:  # what one client is checked for, with the rows of all
+            reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client))
         rehearse(args.site, examples, reading, args.code, args.device, config_file, _printer(console))
         return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
@@ -255,7 +264,9 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
     examples = site_data.opened(args.data, args.query, reading)
-    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, _printer(console))
+    node.run(
+        args.site, examples, reading, args.state, link, key, args.device, args.code, _printer(console), args.client
+    )
 
 
 def _reading(args: argparse.Namespace) -> Any:

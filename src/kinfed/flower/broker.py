@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ..errors import RunError
+from ..errors import RunError, UsageError
 from . import messages
 from .messages import Message
 from .nodes import Failure, Nodes, Transport
@@ -15,6 +15,7 @@ from .nodes import Failure, Nodes, Transport
 LOOK = 2.0  # seconds between two looks at which nodes are online
 RETRY = 10.0  # seconds before a client whose node failed is tried again
 REQUESTS = 2  # that may be under way to a client at once: the present one, and one that was given up
+PART = "/"  # between the number of a message to a gateway and a client
 TRIES = 3  # times that a request is sent to a client
 
 Check = Callable[[str, Message], str]  # what is wrong with a client's reply, empty if nothing is
@@ -182,10 +183,10 @@ class Broker:
         request.behind &= earlier.keys()
         ready = [c for c in request.waiting if c not in sent and self.nodes.is_online(c) and request.tries[c] < TRIES]
         ready = [c for c in ready if earlier[c] < REQUESTS]
-        for client in ready:
-            if now >= request.pause[client]:
-                request.tries[client] += 1
-                self._push(client, self.nodes.at[client], kind, request.waiting[client])
+        due = [client for client in ready if now >= request.pause[client]]
+        for client in due:
+            request.tries[client] += 1
+        self._send(kind, {client: request.waiting[client] for client in due})
         for client, reply in self._collect():
             why = request.take(client, reply, now)
             self.problems[client] = messages.plain(why)
@@ -216,6 +217,23 @@ class Broker:
         extended = {client for client in request.waiting if request.since[client] > request.begin}
         self._extended = self._extended - request.replies.keys() | extended
 
+    def _send(self, kind: str, parts: dict[str, Message]) -> None:
+        """Send messages to clients; those at one gateway go together."""
+        at: dict[int, dict[str, Message]] = {}
+        for client, message in parts.items():
+            node = self.nodes.at[client]
+            if node in self.nodes.gateways:
+                at.setdefault(node, {})[client] = message
+            else:
+                self._push(client, node, kind, message)
+        for node, together in at.items():
+            id = self.transport.push(node, kind, messages.bundle(together), self.patience)
+            for client, message in together.items():
+                if id:
+                    stamp = self.nodes.online[node].stamp
+                    self._flights[f"{id}{PART}{client}"] = Flight(client, node, stamp, self._number)
+                self._count(client)[0] += messages.size(message)
+
     def _push(self, client: str, node: int, kind: str, message: Message) -> None:
         id = self.transport.push(node, kind, message, self.patience)
         if id:
@@ -245,8 +263,10 @@ class Broker:
     def _collect(self) -> list[tuple[str, Message | Failure]]:
         """Replies to the present request that have arrived, by client; those to greetings are dealt with here."""
         replies = []
-        for id, reply in self.transport.pull(list(self._flights)).items():
-            flight = self._flights.pop(id, None)
+        ids = {id.partition(PART)[0] for id in self._flights}
+        arrived = self.transport.pull(list(ids))
+        for own, reply in [part for id, whole in arrived.items() for part in self._parts(id, whole)]:
+            flight = self._flights.pop(own, None)
             if flight is None:
                 continue
             # A node does one thing after another: if it has not replied to earlier messages, it never will.
@@ -261,6 +281,18 @@ class Broker:
             if flight.request == self._number:
                 replies.append((flight.client, reply))
         return replies
+
+    def _parts(self, id: str, reply: Message | Failure) -> list[tuple[str, Message | Failure]]:
+        """The replies of the clients of a gateway, by the numbers of their flights; that of another node as it is."""
+        own = [one for one in self._flights if one.startswith(f"{id}{PART}")]
+        if not own or isinstance(reply, Failure):
+            return [(one, reply) for one in own or [id]]
+        try:
+            parts = messages.unbundle(reply)
+        except UsageError as problem:
+            return [(one, Failure(str(problem), False)) for one in own]
+        none = Failure("its gateway has no reply of it", False)
+        return [(one, parts.get(self._flights[one].client, none)) for one in own]
 
 
 def too_few(requested: Collection[str], replied: Collection[str], needed: int) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -55,6 +56,25 @@ def take(message: Message, part: str) -> Tree:
         raise UsageError(f"the message's {part} is nested too deeply") from None
     except KeyError as missing:
         raise UsageError(f"the message's {part} lacks the array {missing}") from None
+
+
+def bundle(parts: Mapping[str, Message]) -> Message:
+    """Messages to, or of, several clients at one node as one."""
+    arrays = {f"{client}/{name}": t for client, part in parts.items() for name, t in part.arrays.items()}
+    return Message({"bundle": {client: part.words for client, part in parts.items()}}, arrays)
+
+
+def unbundle(message: Message) -> dict[str, Message]:
+    """The messages of a bundle, by client; raises UsageError if it is none."""
+    words = message.words.get("bundle")
+    if not isinstance(words, dict) or not all(isinstance(one, dict) for one in words.values()):
+        raise UsageError("the message is no bundle of messages to clients")
+    parts = {client: Message(one, {}) for client, one in words.items()}
+    for name, t in message.arrays.items():
+        client, _, own = name.partition("/")
+        if client in parts:
+            parts[client].arrays[own] = t
+    return parts
 
 
 def describe(tree: Tree) -> Any:

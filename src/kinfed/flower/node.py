@@ -14,6 +14,7 @@ from ..files import make_folder
 from ..interrupts import CODES, Terminated
 from . import grid, keys, site_data
 from .connection import Arrived, Connection
+from .gateway import Gateway, parted
 from .link import Link
 from .messages import Message, plain
 from .site import Site
@@ -33,11 +34,13 @@ def run(
     device: str,
     code: Sequence[Path],
     report: Report,
+    column: str = "",
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
     `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
-    site's own whose methods, models and other parts a run may name.
+    site's own whose methods, models and other parts a run may name. With a `column` that names clients, each of these
+    takes part, as SITE.CLIENT.
     """
     keys.check_name(client)
     if isinstance(examples, Path):
@@ -60,12 +63,18 @@ def run(
 
         for line in keys.endings(Path(link.ca).parent) if link.ca else []:
             tell(line)
-        data = site_data.kept(examples, home).resolve()
-        site = Site(client, data, state.resolve(), device, reading, [path.resolve() for path in code], tell)
+        own, own_code = state.resolve(), [path.resolve() for path in code]
+        site: Site | Gateway
+        if column:
+            files = parted(examples, column, client, home.resolve() / "clients")
+            site = Gateway(client, files, own, device, reading, column, own_code, tell)
+        else:
+            site = Site(client, site_data.kept(examples, home).resolve(), own, device, reading, own_code, tell)
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:
-                tell(f"client {client} is connected to {link.address}; its log is {home / 'node.log'}")
+                many = f" with {len(site.sites)} clients" if isinstance(site, Gateway) else ""
+                tell(f"client {client} is connected{many} to {link.address}; its log is {home / 'node.log'}")
                 while True:
                     arrived = connection.receive()
                     if arrived is not None:
@@ -89,7 +98,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _answer(site: Site, arrived: Arrived, tell: Report) -> Message:
+def _answer(site: Site | Gateway, arrived: Arrived, tell: Report) -> Message:
     """The site's reply to a message."""
     kind = {name: kind for kind, name in grid.KINDS.items()}.get(arrived.kind)
     if kind is None or arrived.content is None:
@@ -103,8 +112,10 @@ def _answer(site: Site, arrived: Arrived, tell: Report) -> Message:
         return Message({"client": site.name, "refused": f"client {site.name}: {problem}"}, {})
     if "refused" in message.words:
         tell(f"the server cannot use this node: {message.words['refused']}")
-    if kind == "round" and "train" in message.words:
-        tell(f"round {int(message.words.get('round', -1)) + 1}")
+    parts = message.words.get("bundle")
+    words = next(iter(parts.values()), {}) if isinstance(parts, dict) else message.words
+    if kind == "round" and "train" in words:
+        tell(f"round {int(words.get('round', -1)) + 1}")
     return site.reply(kind, message)
 
 

@@ -49,6 +49,7 @@ class Nodes:
     clients: dict[str, Words] = field(default_factory=dict)  # every client that was met, with its reply to the greeting
     online: dict[int, Node] = field(default_factory=dict)
     at: dict[str, int] = field(default_factory=dict)  # the node where each client was last
+    gateways: set[int] = field(default_factory=set)  # nodes of several clients
     _greeted: dict[int, str] = field(default_factory=dict)  # nodes that replied to a greeting, with their stamp then
     _next: dict[int, float] = field(default_factory=dict)  # when a node may be greeted again
     _dismissed: dict[str, str] = field(default_factory=dict)  # why a client was dismissed
@@ -83,7 +84,11 @@ class Nodes:
         """
         stamps = {node: known.stamp for node, known in self.online.items()}
         met = {node for node in self.at.values() if not again or self._greeted.get(node) == stamps.get(node)}
-        due = [node for node in self.online.keys() - met - busy if now >= self._next.get(node, 0.0)]
+        due = [
+            node
+            for node in (self.online.keys() - met | self._unaware.keys()) & self.online.keys() - busy
+            if now >= self._next.get(node, 0.0)
+        ]
         greetings = []
         for node in due:
             self._next[node] = now + RETRY
@@ -96,11 +101,12 @@ class Nodes:
         words: Words = {"refused": reply.why} if isinstance(reply, Failure) else reply.words
         known = self.online.get(node, Node("", ""))
         self._greeted[node] = known.stamp
-        why = messages.plain(self._refusal(node, known, words) or _misfit(words) or claims.columns_misfit(words))
+        if isinstance(words.get("clients"), dict):
+            why = self._meet_gateway(node, known, words)
+        else:
+            why = self._meet_client(node, known, words)
         if not why:
             self._refused.pop(node, None)
-            self.at[str(words["client"])] = node
-            self.clients[str(words["client"])] = words
         elif self._refused.get(node) == (known.stamp, why):
             self._next[node] = now + LATER
         else:
@@ -109,12 +115,34 @@ class Nodes:
             self._next[node] = now + RETRY
             self.log(f"cannot use the node {f'of {known.name}' if known.name else node}: {why}")
 
+    def _meet_client(self, node: int, known: Node, words: Words) -> str:
+        """Take note of a client at a node; returns why it cannot take part."""
+        why = messages.plain(self._refusal(node, known, words) or _misfit(words) or claims.columns_misfit(words))
+        if not why:
+            self.at[str(words["client"])] = node
+            self.clients[str(words["client"])] = words
+        return why
+
+    def _meet_gateway(self, node: int, known: Node, words: Words) -> str:
+        """Take note of the clients of a gateway, whose names begin with its own; returns why not all can take part."""
+        self.gateways.add(node)
+        site, problems = known.name or str(words.get("client")), {}
+        for client, own in words["clients"].items():
+            said = {**own, "client": client, "kinfed": words.get("kinfed")} if isinstance(own, dict) else {}
+            # Its key is that of all names that begin so.
+            name = client if client.startswith(f"{site}.") else site
+            if why := self._meet_client(node, known._replace(name=name), said):
+                problems[client] = why
+        first = next(iter(problems), "")
+        return f"{len(problems)} of its clients cannot take part; {first}: {problems[first]}" if problems else ""
+
     def dismiss(self, client: str, why: str, now: float) -> None:
         """Forget a client that cannot take part; its node is told why, and greeted again in a minute."""
         if why and self._dismissed.get(client) != why:
             self._dismissed[client] = why
             self.log(f"left client {client} out: {messages.plain(why)}")
-            self._unaware[self.at[client]] = messages.plain(why)
+            node = self.at[client]
+            self._unaware[node] = messages.plain(f"client {client}: {why}" if node in self.gateways else why)
         del self.clients[client]
         node = self.at.pop(client)
         self._next[node] = now if node in self._unaware else now + LATER  # so that it is told at once

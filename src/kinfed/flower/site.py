@@ -14,13 +14,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-import torch
 from torch.utils._pytree import tree_map
 
 from .. import __version__
 from ..core import trees
-from ..core.fleet import Evaluation
 from ..core.model import Model
 from ..core.sharing import Sharing
 from ..core.trees import Axis, Tree
@@ -32,6 +31,7 @@ from ..simulation.devices import pick_device
 from ..simulation.execution import Execution
 from ..simulation.simulation import Simulation
 from . import messages, plan, site_data, site_verdict
+from .cohort import Outcome, Part, compute
 from .disclosure import Disclosure
 from .messages import Message, Words
 from .model_store import ModelStore
@@ -40,7 +40,17 @@ from .site_files import ExperimentFolder, SiteState
 from .site_predictor import model_of
 from .site_reading import Reading
 
-ALONE = torch.tensor([0])
+T = TypeVar("T")
+
+
+class Work(NamedTuple):
+    """A round of a site's, begun: all but what must be computed."""
+
+    words: Words  # the message's
+    folder: ExperimentFolder
+    models: ModelStore
+    state: SiteState
+    part: Part
 
 
 class Site:
@@ -64,10 +74,11 @@ class Site:
         self._data, self._device, self._code = data, pick_device(device), code
         self._reading, self._report = reading or Reading(), report
         self._limits = Disclosure(folder / f"{name}.draws.json", self._reading.few_rows)
+        self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
         """The reply to a message. What cannot be done is refused in words: {"refused": why}."""
-        actions = {
+        actions: dict[str, Callable[[Message], Message]] = {
             "hello": self._hello,
             "describe": self._describe,
             "join": self._join,
@@ -76,23 +87,26 @@ class Site:
         }
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always", UserWarning)
-            try:
-                reply = actions[kind](message)
-            except OwnFileError as problem:
-                self._report(f"client {self.name}: {problem}")
-                return Message({"client": self.name, "refused": f"client {self.name}: {problem.public}"}, {})
-            except (UsageError, RunError, OSError) as problem:
-                reply = Message({"client": self.name, "refused": f"client {self.name}: {problem}"}, {})
-                self._report(reply.words["refused"])
-            except Exception as problem:
-                traceback.print_exc()
-                self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
-                # What it says may be of the site's examples.
-                why = f"client {self.name}: unexpected {type(problem).__name__}"
-                return Message({"client": self.name, "refused": why}, {})
+            reply = self.answering(lambda: actions[kind](message))
         for one in told if kind == "describe" else []:  # once, not with every round
             self._report(f"{self._data.name}: {str(one.message).removeprefix(f'{self._data}: ')}")
         return reply
+
+    def answering(self, do: Callable[[], T]) -> T | Message:
+        """What `do` gives, or the refusal that the server is told of when it raises; more is told to the operator."""
+        try:
+            return do()
+        except OwnFileError as problem:
+            self._report(f"client {self.name}: {problem}")
+            why = problem.public
+        except (UsageError, RunError, OSError) as problem:
+            why = str(problem)
+            self._report(f"client {self.name}: {why}")
+        except Exception as problem:
+            traceback.print_exc()
+            self._report(f"client {self.name}: {type(problem).__name__}: {problem}")
+            why = f"unexpected {type(problem).__name__}"  # what it says may be of the site's examples
+        return Message({"client": self.name, "refused": f"client {self.name}: {why}"}, {})
 
     def _hello(self, message: Message) -> Message:
         data = site_data.find(self._data, self.name, self._reading)
@@ -138,6 +152,11 @@ class Site:
         return reply
 
     def _round(self, message: Message) -> Message:
+        begun = self.begin(message)
+        return begun if isinstance(begun, Message) else self.finish(begun, compute([begun.part]))
+
+    def begin(self, message: Message) -> "Message | Work":
+        """A round up to what must be computed for it; a reply if it needs nothing."""
         messages.check("round", message.words)
         folder = self._at(message.words)
         invitation = folder.invitation()
@@ -150,32 +169,52 @@ class Site:
         digest = messages.digest(message)
         if state.digest == digest:
             return state.reply
-        simulation = self._simulate(planned, *self._examples(invitation, planned))
+        federation, simulation = self._held(invitation, planned)
         _check_layout(message.words, simulation)
         accepted = messages.round_of(message.words, "accepted")
         base = self._base(state, accepted)
         round = messages.round_of(message.words, "round") if "train" in message.words else None
         if round is not None and round <= accepted:
             raise UsageError(f"round {round + 1} is over: the server accepted this client's round {accepted + 1}")
-        reply = Message({"client": self.name}, {})
         state = state._replace(
             base=base,
             state=base,
             accepted=accepted,
             trained=accepted,
             digest=digest,
-            reply=reply,
+            reply=Message({"client": self.name}, {}),
             forms={**state.forms},
         )
         models = ModelStore(folder.path, simulation.model)
         models.select(message.words)
-        if "evaluate" in message.words:
-            self._evaluate(message, simulation, state, models)
-            models.select(message.words)
-        if round is not None:
-            state = self._train(message, simulation, state, round)
-        folder.save_state(state)
-        return reply
+        evaluate = self._to_evaluate(message, state) if "evaluate" in message.words else None
+        train = None if round is None else (round, _receive(message, "train", state.forms))
+        return Work(message.words, folder, models, state, Part(federation, simulation, base, evaluate, train))
+
+    def finish(self, work: "Work", outcome: Outcome) -> Message:
+        """The reply of a round, once what was computed is saved."""
+        state = work.state
+        if work.part.evaluate is not None:
+            assert outcome.evaluation is not None
+            round, evaluation = work.part.evaluate[0], outcome.evaluation
+            work.models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
+            state.reply.words["scores"] = [[*key, float(value)] for key, value in evaluation.scores.items()]
+            state.reply.words["evaluated"] = round
+            work.models.select(work.words)
+        if work.part.train is not None:
+            messages.put(tree_map(lambda t: t[0], outcome.upload), state.reply, "upload")
+            state.reply.words["round"] = work.part.train[0]
+            state = state._replace(state=tree_map(lambda t: t[0].clone(), outcome.state), trained=work.part.train[0])
+        work.folder.save_state(state)
+        return state.reply
+
+    def _to_evaluate(self, message: Message, state: SiteState) -> tuple[int, Tree]:
+        """The round whose models are evaluated, and what they are made of."""
+        arrays = {
+            f"evaluate/{n.removeprefix('train/')}": t for n, t in message.arrays.items() if n.startswith("train/")
+        }
+        received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
+        return messages.round_of(message.words, "evaluated"), received
 
     def _verdict(self, message: Message) -> Message:
         """Compare the site's model with one that it learns alone, and perhaps with FedAvg's; the operator is told."""
@@ -198,29 +237,6 @@ class Site:
         self._report(verdict.sentence)
         return Message({"client": self.name, "alone": alone}, {})
 
-    def _evaluate(self, message: Message, simulation: Simulation, state: SiteState, models: ModelStore) -> None:
-        """Evaluate the models made of what was sent, save them, and add their scores to the reply."""
-        arrays = {
-            f"evaluate/{n.removeprefix('train/')}": t for n, t in message.arrays.items() if n.startswith("train/")
-        }
-        received = _receive(message._replace(arrays=arrays | message.arrays), "evaluate", state.forms)
-        simulation.state = tree_map(lambda t: t[None].clone(), state.base)
-        round = messages.round_of(message.words, "evaluated")
-        evaluation = simulation.evaluate(round, ALONE, received)
-        assert isinstance(evaluation, Evaluation)
-        models.save(round, {name: trees.pick(model, 0) for name, model in evaluation.models.items()})
-        state.reply.words["scores"] = [[*key, float(value)] for key, value in evaluation.scores.items()]
-        state.reply.words["evaluated"] = round
-
-    def _train(self, message: Message, simulation: Simulation, state: SiteState, round: int) -> SiteState:
-        """Train for a round, and add the upload to the reply; returns the state after it."""
-        received = _receive(message, "train", state.forms)
-        simulation.state = tree_map(lambda t: t[None].clone(), state.base)
-        _, upload = simulation.train(round, ALONE, received)
-        messages.put(tree_map(lambda t: t[0], upload), state.reply, "upload")
-        state.reply.words["round"] = round
-        return state._replace(state=tree_map(lambda t: t[0].clone(), simulation.state), trained=round)
-
     def _base(self, state: SiteState, accepted: int) -> Tree:
         """The private state that the server has accepted: training whose reply it did not accept is undone."""
         if accepted == state.trained:
@@ -238,6 +254,14 @@ class Site:
         with own_parts.local(self._code):
             own_parts.check_sent(words["table"])
             return plan.resolve(words["table"])
+
+    def _held(self, invitation: Message, planned: plan.Plan) -> tuple[Federation, Simulation]:
+        """The examples and the simulation of an experiment; the last ones are kept as long as the file stays."""
+        key = messages.digest(invitation), _signature(self._data)
+        if self._last is None or self._last[0] != key:
+            federation, model = self._examples(invitation, planned)
+            self._last = key, federation, self._simulate(planned, federation, model)
+        return self._last[1:]
 
     def _simulate(self, planned: plan.Plan, federation: Federation, model: Model) -> Simulation:
         """A simulation of this client alone: the same program, draws and examples as among all others."""
@@ -301,6 +325,16 @@ def understanding() -> Iterator[None]:
         raise UsageError(
             f"what the server says of the columns cannot be used ({type(problem).__name__}); install the same version"
         ) from None
+
+
+def _signature(path: Path) -> list[tuple[str, int, int, int]]:
+    """By which it is seen that a file, or one of a folder's, is another one now."""
+    try:
+        every = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+        stats = [(str(one), one.stat()) for one in every]
+    except OSError:
+        return []
+    return [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def _check_layout(words: Words, simulation: Simulation) -> None:

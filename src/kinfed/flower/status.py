@@ -39,16 +39,14 @@ def read(home: Path) -> dict[str, Any]:
     link = superlink.started(home)
     running = link is not None and is_alive(link.pid, superlink.PROGRAM)
     run, sites = _run(home), {}
-    names = _members(link)
+    nodes = _members(link)  # the fingerprint of the key by which each site calls
     if run is not None:
         sites = run.pop("sites", {})
-        # Without keys only the run knows names.
-        names = {str(site.pop("node", "")): name for name, site in sites.items()} | names
+        own = {name: str(site.pop("node", "")) or nodes.get(name, "") for name, site in sites.items()}
+        others = {name: node for name, node in nodes.items() if node not in own.values()}  # no gateways of these
+        nodes = own | others
     heard = link.link.ask(gate.PRESENCE.decode(), secret(home)) if link and running else {}
-    online = dict.fromkeys([*sites, *names.values()], False)
-    for node, at in heard.items():
-        if name := names.get(node, ""):
-            online[name] = online[name] or time.time() - at < SILENT
+    online = {name: time.time() - heard.get(node, 0.0) < SILENT for name, node in nodes.items()}
     return {
         "superlink": {"address": link.address if link else "", "running": running},
         "run": run,
@@ -57,10 +55,10 @@ def read(home: Path) -> dict[str, Any]:
 
 
 def _members(link: superlink.Started | None) -> dict[str, str]:
-    """The members' names, by the fingerprints of their keys."""
+    """The fingerprint of each member's key."""
     if link is None or not link.ca:
         return {}
-    return {gate.fingerprint(key): name for key, name in keys.members(Path(link.ca).parent).items()}
+    return {name: gate.fingerprint(key) for key, name in keys.members(Path(link.ca).parent).items()}
 
 
 def _run(home: Path) -> dict[str, Any] | None:

@@ -1,0 +1,141 @@
+"""Many clients at one site: who they are, and that one batch of them trains as each would by itself."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+from kinfed import UsageError
+from kinfed.flower import broker, cohort, messages, nodes, plan
+from kinfed.flower.gateway import Gateway, parted
+from kinfed.flower.messages import Message
+from kinfed.flower.rehearsal import Here
+from kinfed.flower.server import serve
+from kinfed.flower.site import Site
+from kinfed.flower.site_reading import Reading
+
+READING = Reading(target="y", few_rows=True)
+WARDS = {"h": ["a", "b", "c", "d"], "g": ["a", "b"], "": ["s", "t", "u"]}  # two gateways and three single sites
+
+
+def rows(name, count):
+    draw = np.random.default_rng(sum(map(ord, name)))
+    x = draw.normal(size=(count, 3))
+    return [[*one.round(4), "yes" if one @ [1, -1, 0.5] > 0 else "no"] for one in x]
+
+
+def write(path, table):
+    """Rows by ward as one CSV; with a single one, without the column that names it."""
+    many = len(table) > 1
+    lines = [",".join(["p", "q", "r", "y", *["ward"] * many])]
+    lines += [",".join(map(str, [*row, *[ward] * many])) for ward, rows in table.items() for row in rows]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def federation(tmp_path, monkeypatch):
+    """The same nine clients twice: behind two gateways and three nodes, and each at its own node."""
+    for module in (broker, nodes):
+        for name in ("LOOK", "RETRY", "LATER"):
+            monkeypatch.setattr(module, name, 0.0, raising=False)
+    grouped, single, told = [], [], []
+    for site, wards in WARDS.items():
+        names = {ward: f"{site}.{ward}" if site else ward for ward in wards}
+        table = {ward: rows(name, 30 + 7 * i) for i, (ward, name) in enumerate(names.items())}
+        for ward, name in names.items():
+            path = write(tmp_path / f"{name}.csv", {ward: table[ward]})
+            single.append(Site(name, path, tmp_path / "single", "cpu", READING))
+            if not site:
+                grouped.append(Site(name, path, tmp_path / "grouped", "cpu", READING))
+        if site:
+            files = parted(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
+            made = Gateway(site, files, tmp_path / "grouped", "cpu", READING, "ward", (), told.append)
+            grouped.append(made)
+    return grouped, single, told
+
+
+def train(sites, out, method):
+    table = {"rounds": 3, "seed": 5, "method": method, "model": {"name": "mlp", "hidden": [6]}}
+    table |= {"training": {"epochs": 2, "batch": 8, "optimiser": {"name": "sgd", "lr": 0.2}}}
+    table |= {"flower": {"clients": 9, "beside": ["local"]}}
+    return serve(plan.resolve(table), Here(sites), out, log=lambda line: None, poll=0.0)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedaghn", "ditto", "fedper"])
+def test_clients_of_gateways_end_with_the_models_that_each_gets_at_a_node_of_its_own(
+    federation, method, tmp_path, monkeypatch
+):
+    grouped, single, told = federation
+    sizes, real = [], cohort.compute
+    monkeypatch.setattr(
+        "kinfed.flower.gateway.cohort.compute", lambda parts, *one: sizes.append(len(parts)) or real(parts, *one)
+    )
+    ours, theirs = (train(sites, tmp_path / f"out-{i}", method) for i, sites in enumerate((grouped, single)))
+    assert set(sizes) == {4, 2}
+    assert sorted(ours.names) == sorted(theirs.names)
+    assert len(ours.names) == 9
+    for name in ours.names:
+        mine, other = (
+            load_file(tmp_path / kind / name / summary.experiment / "model.safetensors")
+            for kind, summary in (("grouped", ours), ("single", theirs))
+        )
+        for key, value in other.items():
+            torch.testing.assert_close(mine[key], value, rtol=1e-5, atol=1e-5)
+    assert not [line for line in told if "fails" in line]
+    assert len([line for line in told if line.startswith("tensors: ")]) == 2
+
+
+def test_a_client_that_fails_harms_no_other_of_its_gateway(federation, tmp_path, monkeypatch):
+    grouped, _, told = federation
+    real = cohort.compute
+
+    def compute(parts, *one):
+        if any(part.simulation.names == ("h.b",) for part in parts):
+            raise RuntimeError("of its own")
+        return real(parts, *one)
+
+    monkeypatch.setattr("kinfed.flower.gateway.cohort.compute", compute)
+    summary = train(grouped, tmp_path / "out", "fedavg")
+    assert "h.a" in summary.names
+    assert any("client h.b: RuntimeError: of its own" in line for line in told)
+
+
+def test_a_gateway_speaks_for_names_that_begin_with_its_own_alone():
+    words = {"shape": [1], "outputs": 1, "task": {"name": "Regression"}, "columns": []}
+    said = {
+        "client": "h",
+        "kinfed": nodes.__version__,
+        "clients": {"h.a": words, "eve": words, "h.": words, "hx.b": words},
+    }
+    lines = []
+    known = nodes.Nodes(lines.append, None)
+    known.online[7] = nodes.Node("now", "h")
+    known.meet(7, Message(said, {}), 0.0)
+    assert list(known.clients) == ["h.a", "h."]
+    assert known.gateways == {7}
+    assert "2 of its clients cannot take part; eve: it claims to be client eve, but its key is that of h" in lines[0]
+
+
+def test_what_is_no_bundle_or_of_no_client_here_is_refused(federation):
+    gateway = federation[0][0]
+    assert "no bundle" in gateway.reply("round", Message({"experiment": "e"}, {})).words["refused"]
+    reply = gateway.reply("verdict", messages.bundle({"eve": Message({"experiment": "e"}, {})}))
+    assert messages.unbundle(reply)["eve"].words["refused"] == "client eve: it is not at this site"
+
+
+def test_a_column_of_clients_must_name_clients(tmp_path):
+    path = write(tmp_path / "t.csv", {"a": rows("a", 3), "b": rows("b", 3)})
+    with pytest.raises(UsageError, match="wards"):
+        parted(path, "wards", "h", tmp_path / "parts")
+    bad = write(tmp_path / "bad.csv", {"a": rows("a", 3), "b/c": rows("b", 3)})
+    with pytest.raises(UsageError, match=r"'h\.b/c' cannot be a client's name"):
+        parted(bad, "ward", "h", tmp_path / "parts")
+    empty = write(tmp_path / "empty.csv", {"a": rows("a", 3), "": rows("b", 3)})
+    with pytest.raises(UsageError, match=r"line 5, column 'ward' is empty, so its row is no client's"):
+        parted(empty, "ward", "h", tmp_path / "parts")
+    (tmp_path / "x.npz").touch()
+    with pytest.raises(UsageError, match="--client names a column of a table"):
+        parted(tmp_path / "x.npz", "ward", "h", tmp_path / "parts")
