@@ -44,6 +44,12 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_up(actions, server, common)
     _add_node(actions, common)
     _add_run(actions, server, common)
+    app = _action(actions, "app", [common], "write a plan as an app that flwr run starts on any Flower deployment")
+    app.add_argument("folder", type=Path, metavar="DIR", help="the folder for the app")
+    app.add_argument("plan", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
+    app.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
+    _add_reading(app)
+    app.set_defaults(command=_app, few_rows=False)
     revoke = _action(actions, "revoke", [server, common], "remove a site from the federation")
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
@@ -331,6 +337,14 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if (each := summary.bytes_per_client_and_round) and args.verbose:
         report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
     report("the models are at the sites")
+
+
+def _app(args: argparse.Namespace, console: Console) -> None:
+    _prepare()
+    from ..flower import app
+
+    app.write(args.folder, config.read(args.plan, args.overrides), _reading(args))
+    console.print(f"start it: flwr run {args.folder} SUPERLINK --stream; see docs/deploy.md", soft_wrap=True)
 
 
 def _beside(text: str) -> list[str]:

@@ -1,20 +1,24 @@
-"""kinfed's app for Flower: the server's half, once a run."""
+"""kinfed's app for Flower: its description, and the server's half, once a run, at any SuperLink."""
 
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context
+import tomli_w
+from flwr.app import ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 from ..core.summary import Summary
-from ..experiments import config
+from ..experiments import config, own_parts
+from ..files import make_folder, replacing
 from . import keys, plan
 from .grid import GridTransport
 from .messages import plain
 from .server import serve
+from .site_reading import Reading
 
 app = ServerApp()
 
@@ -36,12 +40,26 @@ def carry_out(grid: Grid, out: Path, folder: str, log: Callable[[str], None]) ->
     return serve(planned, GridTransport(grid), out, log, members=members)
 
 
+def write(folder: Path, raw: dict[str, Any], reading: Reading) -> None:
+    """Write the app of a plan, which `flwr run` starts at any SuperLink; raises UsageError for a plan that is none."""
+    planned = plan.resolve(raw)
+    settings = {"plan": json.dumps(own_parts.for_sites(planned.table)), "reading": json.dumps(asdict(reading))}
+    make_folder(folder)
+    with replacing(folder / "pyproject.toml") as part:
+        part.write_text(tomli_w.dumps(bundle({**settings, "out": "", "data": ""})))
+
+
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Carry out the run whose folder the app's settings name."""
+    """Carry out the plan that the app's settings hold; `out` is its folder at the server, by default a new one."""
 
     def log(text: str) -> None:
         print(f"kinfed: {text}", flush=True)
 
-    summary = carry_out(grid, Path(str(context.run_config["out"])), "", log)
-    log(json.dumps(summary.to_dict()))
+    out = Path(str(context.run_config["out"]) or Path("kinfed-runs") / str(context.run_id)).resolve()
+    if not (out / "config.toml").exists():
+        make_folder(out)
+        config.write(json.loads(str(context.run_config["plan"])), out / "config.toml")
+    summary = carry_out(grid, out, "", log)
+    log(f"the results are in {out} of the server")
+    context.state["summary"] = ConfigRecord({"json": json.dumps(summary.to_dict())})
