@@ -17,6 +17,7 @@ from kinfed.flower.site import Site
 from kinfed.flower.site_reading import Reading
 
 READING = Reading(target="y", few_rows=True)
+GATEWAY = Reading(target="y", few_rows=True, client="ward")
 WARDS = {"h": ["a", "b", "c", "d"], "g": ["a", "b"], "": ["s", "t", "u"]}  # two gateways and three single sites
 
 
@@ -52,7 +53,7 @@ def federation(tmp_path, monkeypatch):
                 grouped.append(Site(name, path, tmp_path / "grouped", "cpu", READING))
         if site:
             files = parted(write(tmp_path / f"{site}.csv", table), "ward", site, tmp_path / "parts")
-            made = Gateway(site, files, tmp_path / "grouped", "cpu", READING, "ward", (), told.append)
+            made = Gateway(site, files, tmp_path / "grouped", "cpu", GATEWAY, (), told.append)
             grouped.append(made)
     return grouped, single, told
 

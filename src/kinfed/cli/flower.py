@@ -44,12 +44,19 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     _add_up(actions, server, common)
     _add_node(actions, common)
     _add_run(actions, server, common)
+    agree = _action(actions, "agree", [common], "at a site with --policy: agree to a plan")
+    agree.add_argument("site", metavar="SITE", help="this client's name; of a gateway's, SITE.CLIENT")
+    agree.add_argument("plan", metavar="FILE.toml", help="the config of the run, as the server's operator sent it")
+    agree.add_argument(
+        "--state", type=Path, default=Path("kinfed-site"), metavar="DIR", help="the node's (default: kinfed-site)"
+    )
+    agree.set_defaults(command=_agree)
     app = _action(actions, "app", [common], "write a plan as an app that flwr run starts on any Flower deployment")
     app.add_argument("folder", type=Path, metavar="DIR", help="the folder for the app")
     app.add_argument("plan", metavar="FILE.toml", help="the config of the run; see docs/deploy.md")
     app.add_argument("overrides", nargs="*", metavar="key=value", help="settings, such as training.epochs=5")
     _add_reading(app)
-    app.set_defaults(command=_app, few_rows=False)
+    app.set_defaults(command=_app, few_rows=False, client="")
     revoke = _action(actions, "revoke", [server, common], "remove a site from the federation")
     revoke.add_argument("site", metavar="SITE", help="the site's name")
     revoke.add_argument("--keys", type=Path, metavar="DIR", help="the server's keys (default: those it runs with)")
@@ -117,6 +124,7 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         "--query", metavar="FILE.sql", default="", help="for a database: the SELECT to read, as a file or as text"
     )
     _add_reading(node)
+    _add_limits(node)
     node.add_argument(
         "--server", default="127.0.0.1:8000", metavar="HOST:PORT", help="where the server is (default: 127.0.0.1:8000)"
     )
@@ -129,6 +137,20 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for private state and models (default: kinfed-site)",
     )
+    node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
+    node.add_argument(
+        "--check",
+        nargs="?",
+        const="",
+        metavar="FILE.toml",
+        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
+        "site",
+    )
+    node.set_defaults(command=_node)
+
+
+def _add_limits(node: argparse.ArgumentParser) -> None:
+    """What a server may have this site do."""
     node.add_argument(
         "--code",
         type=Path,
@@ -143,16 +165,12 @@ def _add_node(actions: Any, common: argparse.ArgumentParser) -> None:
         help="take part even with fewer than 10 training rows, or in runs whose gradients are of fewer than 8 rows: "
         "these reveal single rows to the server",
     )
-    node.add_argument("--device", default="auto", help="where to train: auto, cpu, cuda or cuda:i (default: auto)")
     node.add_argument(
-        "--check",
-        nargs="?",
-        const="",
+        "--policy",
+        type=Path,
         metavar="FILE.toml",
-        help="connect to nobody: say whether the file, and the model of this config, fit, and what would leave the "
-        "site",
+        help="what this site takes part in, whatever the server asks; see docs/deploy.md (default: in anything)",
     )
-    node.set_defaults(command=_node)
 
 
 def _add_reading(node: argparse.ArgumentParser) -> None:
@@ -249,6 +267,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
     _prepare()
     from ..flower import node, site_data
     from ..flower.link import Link
+    from ..flower.policy import Policy
 
     reading = _reading(args)
     if args.check is not None:
@@ -257,7 +276,7 @@ def _node(args: argparse.Namespace, console: Console) -> None:
         config_file = Path(args.check) if args.check else None
         examples = site_data.opened(args.data, args.query, reading)
         if args.client:  # what one client is checked for, with the rows of all
-            reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client))
+            reading = dataclasses.replace(reading, ignore=(*reading.ignore, args.client), client="")
         rehearse(args.site, examples, reading, args.code, args.device, config_file, _printer(console))
         return
     keys = _keys_or_insecure(args, "kinfed flower keys on the server")
@@ -269,10 +288,10 @@ def _node(args: argparse.Namespace, console: Console) -> None:
             raise UsageError(f"{keys} lacks {name}; --keys must name this site's folder, made by kinfed flower keys")
     link = Link(args.server, str(keys / "ca.crt") if keys else "")
     key = keys / "key" if keys else None
+    rules = Policy.read(args.policy) if args.policy else None
     examples = site_data.opened(args.data, args.query, reading)
-    node.run(
-        args.site, examples, reading, args.state, link, key, args.device, args.code, _printer(console), args.client
-    )
+    told = _printer(console)
+    node.run(args.site, examples, reading, args.state, link, key, args.device, args.code, told, rules)
 
 
 def _reading(args: argparse.Namespace) -> Any:
@@ -288,6 +307,7 @@ def _reading(args: argparse.Namespace) -> Any:
         args.time,
         args.past,
         args.horizon,
+        args.client,
         args.few_rows,
     )
 
@@ -337,6 +357,21 @@ def _run(args: argparse.Namespace, console: Console) -> None:
     if (each := summary.bytes_per_client_and_round) and args.verbose:
         report(f"bytes per client and round: {each['down']:,} down, {each['up']:,} up (see bytes.csv)")
     report("the models are at the sites")
+
+
+def _agree(args: argparse.Namespace, console: Console) -> None:
+    _prepare()
+    from ..flower import beside, keys, plan, policy
+
+    keys.check_name(args.site)
+    planned = plan.resolve(config.read(args.plan, []))
+    also = [beside.fedavg_of(planned, 1)] if "fedavg" in beside.wanted(planned) else []
+    hashed = policy.agree([planned, *also], args.state / args.site)
+    console.print(
+        f"{args.site} takes part in runs of this plan, {hashed[:16]}; what would leave: kinfed flower node {args.site} "
+        f"--data FILE --check {args.plan}",
+        soft_wrap=True,
+    )
 
 
 def _app(args: argparse.Namespace, console: Console) -> None:

@@ -29,16 +29,21 @@ def wanted(planned: Plan) -> list[str]:
     return [other for other in planned.deployment.beside if name not in ("local", other)]
 
 
+def fedavg_of(planned: Plan, clients: int) -> Plan:
+    """The plan of FedAvg beside another, by so many sites."""
+    table = {key: value for key, value in planned.table.items() if key != "code"}
+    flower = table["flower"] | {"graph": "", "beside": [], "clients": max(1, clients)}
+    method = {"name": "fedavg", "frozen": table["method"].get("frozen", [])}
+    return plan.resolve({**table, "method": method, "flower": flower})
+
+
 def train(planned: Plan, clients: Collection[str], out: Path, serve: Serve, log: Callable[[str], Any]) -> Words:
     """Train FedAvg beside a run by so many of its sites, or go on; returns its summary as words, none if it fails."""
     folder = RunFolder(out).beside("fedavg")
     if not folder.is_finished:
-        table = {key: value for key, value in planned.table.items() if key != "code"}
-        flower = table["flower"] | {"graph": "", "beside": [], "clients": max(1, len(clients))}
-        method = {"name": "fedavg", "frozen": table["method"].get("frozen", [])}
         log("fedavg beside it: the same sites train one model for all, to compare with")
         try:
-            shared = plan.resolve({**table, "method": method, "flower": flower})
+            shared = fedavg_of(planned, len(clients))
             make_folder(folder.path)
             config.write(own_parts.absolute(shared.table), folder.path / "config.toml")
             serve(shared, folder.path, lambda line: log(f"fedavg beside it: {line}"))

@@ -60,8 +60,8 @@ def _site(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     reading = Reading(**json.loads(str(run.get("reading") or "{}")))
     if settings := str(node.get("reading", "")):
         reading = Reading.read(Path(settings))
-    own = {key: str(node[key]) for key in ("target", "time") if key in node}
-    own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}  # type: ignore[dict-item]
+    own: dict[str, Any] = {key: str(node[key]) for key in ("target", "time") if key in node}
+    own |= {"ignore": str(node["ignore"]).split(",")} if "ignore" in node else {}
     code = [Path(line) for line in str(node.get("code", "")).splitlines()]
     folder = Path(str(node.get("state-dir", "") or Path.home() / ".kinfed" / "sites"))
     make_folder(folder)

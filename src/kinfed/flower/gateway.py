@@ -16,6 +16,7 @@ from ..files import make_folder, replacing
 from . import cohort, messages
 from .keys import NAME
 from .messages import Message
+from .policy import Policy
 from .site import Site, Work
 from .site_reading import Reading
 
@@ -62,15 +63,16 @@ class Gateway:
         folder: Path,
         device: str,
         reading: Reading,
-        column: str,
         code: Sequence[Path] = (),
         report: Callable[[str], object] = lambda text: None,
+        policy: Policy | None = None,
     ) -> None:
-        """`files` are the clients' own, by their names; `column` names the client in them and is no input."""
-        own = replace(reading, ignore=[*reading.ignore, reading.columns.get(column, column)])
+        """`files` are the clients' own, by their names; the column that names the client in them is no input."""
+        ignore = [*reading.ignore, reading.columns.get(reading.client, reading.client)]
+        own = replace(reading, ignore=ignore, client="")
         self.name, self._report, self._device = name, report, device
         self.sites = {
-            client: Site(client, path, folder, device, own, code, self._teller(client))
+            client: Site(client, path, folder, device, own, code, self._teller(client), policy)
             for client, path in files.items()
         }
         self._joined: tuple[Any, Any] = ((), None)  # the simulation of the last batch, and whose it was

@@ -17,6 +17,7 @@ from .connection import Arrived, Connection
 from .gateway import Gateway, parted
 from .link import Link
 from .messages import Message, plain
+from .policy import Policy
 from .site import Site
 from .site_reading import Reading
 from .subprocesses import be_quiet, is_loopback, make_private
@@ -34,13 +35,13 @@ def run(
     device: str,
     code: Sequence[Path],
     report: Report,
-    column: str = "",
+    policy: Policy | None = None,
 ) -> None:
     """Run a site's node until it is interrupted; raises RunError if it cannot take part.
 
     `examples` are a file, or what a database has answered. `reading` says how they are read. `code` are files of the
-    site's own whose methods, models and other parts a run may name. With a `column` that names clients, each of these
-    takes part, as SITE.CLIENT.
+    site's own whose methods, models and other parts a run may name. If the reading names a column of clients, each of
+    these takes part, as SITE.CLIENT. `policy` is what the site takes part in; None: in anything.
     """
     keys.check_name(client)
     if isinstance(examples, Path):
@@ -65,11 +66,11 @@ def run(
             tell(line)
         own, own_code = state.resolve(), [path.resolve() for path in code]
         site: Site | Gateway
-        if column:
-            files = parted(examples, column, client, home.resolve() / "clients")
-            site = Gateway(client, files, own, device, reading, column, own_code, tell)
+        if reading.client:
+            files = parted(examples, reading.client, client, home.resolve() / "clients")
+            site = Gateway(client, files, own, device, reading, own_code, tell, policy)
         else:
-            site = Site(client, site_data.kept(examples, home).resolve(), own, device, reading, own_code, tell)
+            site = Site(client, site_data.kept(examples, home).resolve(), own, device, reading, own_code, tell, policy)
         link.wait_for_server(tell)
         try:
             with _interruptible(), Connection(link, key, home, tell) as connection:

@@ -35,6 +35,7 @@ from .cohort import Outcome, Part, compute
 from .disclosure import Disclosure
 from .messages import Message, Words
 from .model_store import ModelStore
+from .policy import Policy
 from .site_data import OwnFileError, at_home
 from .site_files import ExperimentFolder, SiteState
 from .site_predictor import model_of
@@ -68,12 +69,14 @@ class Site:
         reading: Reading | None = None,
         code: Sequence[Path] = (),
         report: Callable[[str], object] = lambda text: None,
+        policy: Policy | None = None,
     ) -> None:
         """`report` is told what the site's operator should know; of a table, more than the server is told."""
         self.name, self.folder = name, folder / name
         self._data, self._device, self._code = data, pick_device(device), code
         self._reading, self._report = reading or Reading(), report
         self._limits = Disclosure(folder / f"{name}.draws.json", self._reading.few_rows)
+        self._policy = policy or Policy(runs="any")
         self._last: tuple[Any, Federation, Simulation] | None = None  # see `_held`
 
     def reply(self, kind: str, message: Message) -> Message:
@@ -117,6 +120,7 @@ class Site:
         words = message.words
         messages.check("describe", words)
         split = parts.call(Split, words["split"], "federation.split")[0]
+        self._policy.check_description(words["split"], words["seed"], self.folder)
         data = site_data.find(self._data, self.name, self._reading, self._limits)
         with understanding(), at_home(data):
             said = data.describe(words["agreed"], split, words["seed"])
@@ -130,6 +134,9 @@ class Site:
             )
         messages.check("join", words)
         planned = self._plan(words)
+        sent = invitation.arrays.get("theta")
+        count = 0 if sent is None else sent.numel()
+        self._policy.check(planned, words["table"], count, self.folder, str(words["experiment"]))
         federation, model = self._examples(invitation, planned)
         simulation = self._simulate(planned, federation, model)
         problem = messages.problem_with(invitation.arrays, messages.forms({"theta": model.theta}))

@@ -27,6 +27,7 @@ class Reading(Settings):
     time: str = ""  # the column of times
     past: CountOrZero = 0  # readings in
     horizon: CountOrZero = 0  # readings out
+    client: str = ""  # the column that names the clients of a gateway
     few_rows: bool = False  # whether gradients of few rows may leave the site, see `Disclosure`
 
     def __post_init__(self) -> None:

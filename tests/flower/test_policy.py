@@ -1,0 +1,99 @@
+"""A site decides for itself: what no message of the server's can change."""
+
+import json
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'kinfed[flower]'")
+
+from kinfed import RunError, UsageError
+from kinfed.cli import main
+from kinfed.experiments import config
+from kinfed.flower import plan, policy
+from kinfed.flower.policy import Policy
+from kinfed.flower.rehearsal import Here
+from kinfed.flower.server import serve
+from kinfed.flower.site import Site
+from kinfed.flower.site_reading import Reading
+
+PLAN = """
+rounds = 3
+method = "fedavg"
+model = { name = "mlp", hidden = [4] }
+training = { epochs = 2, batch = 8 }
+[flower]
+clients = 1
+beside = []
+"""
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Runs a plan at one site with a policy; returns the summary, or raises with what its operator was told."""
+    lines = [f"{i % 7},{i * 3 % 5},{'yes' if i % 7 > 3 else 'no'}" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["p,q,y", *lines]) + "\n")
+    (tmp_path / "plan.toml").write_text(PLAN)
+    runs = []
+
+    def go(rules, *overrides):
+        told = []
+        site = Site("a", tmp_path / "a.csv", tmp_path / "site", "cpu", Reading(), (), told.append, rules)
+        planned = plan.resolve(config.read(str(tmp_path / "plan.toml"), list(overrides)))
+        runs.append(overrides)
+        try:
+            return serve(planned, Here([site]), tmp_path / f"out-{len(runs)}", log=lambda line: None, poll=0.0)
+        except RunError:
+            raise RunError(told[-1]) from None
+
+    return go
+
+
+def test_by_default_only_plans_run_that_the_operator_agreed_to(asked, tmp_path):
+    with pytest.raises(RunError, match="has agreed to no plan of this split and seed"):
+        asked(Policy())
+    command = ["flower", "agree", "a", str(tmp_path / "plan.toml"), "--state", str(tmp_path / "site")]
+    assert main(command) == main(command) == 0
+    assert len(json.loads((tmp_path / "site" / "a" / policy.AGREED).read_text())) == 1
+    assert asked(Policy()).rounds == 3
+    assert asked(Policy(), "flower.deadline=5.0").rounds == 3  # the server's own affair
+    with pytest.raises(RunError, match="its operator has not agreed to this plan"):
+        asked(Policy(), "training.epochs=3")
+    with pytest.raises(RunError, match="no plan of this split and seed"):
+        asked(Policy(), "seed=1")
+
+
+@pytest.mark.parametrize(
+    ("rules", "override", "why"),
+    [
+        ({"methods": ["fedaghn"]}, "rounds=3", "allows the methods fedaghn, not fedavg"),
+        ({"models": ["linear"]}, "rounds=3", "allows the models linear, not mlp"),
+        ({"rounds": 2}, "rounds=3", "allows 2 rounds, and the plan has 3"),
+        ({}, "rounds=1000000", "allows 1,000 rounds, and the plan has 1,000,000"),
+        ({"epochs": 5}, "training.epochs=6", "allows 5 epochs, and the plan has 6"),
+        ({"parameters": 20}, "rounds=3", "allows 20 parameters, and the plan has"),
+    ],
+)
+def test_limits_hold_whatever_a_plan_asks(asked, rules, override, why):
+    with pytest.raises(RunError, match=why):
+        asked(Policy(runs="any", **rules), override)
+
+
+def test_a_disk_is_not_filled_with_experiments(asked):
+    assert asked(Policy(runs="any", experiments=1)).rounds == 3
+    with pytest.raises(RunError, match="keeps 1 experiments; its operator may delete old ones"):
+        asked(Policy(runs="any", experiments=1))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("run = 'any'", "unknown key 'policy.run'; did you mean 'runs'"),
+        ("runs = 'all'", "runs must be agreed or any; got 'all'"),
+        ("rounds = 0", "rounds"),
+        ("rounds = ", "cannot be read as a policy"),
+    ],
+)
+def test_a_policy_with_a_mistake_is_refused(text, why, tmp_path):
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(UsageError, match=why):
+        Policy.read(tmp_path / "site.toml")
