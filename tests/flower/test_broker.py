@@ -302,6 +302,8 @@ def test_only_the_keys_of_members_take_part_and_no_longer_than_they_are_members(
     assert set(broker.request("round", requests("ab"), needed=1)) == {"a"}
     assert clock.now - began < 15
     assert not broker.nodes.is_online("b")
+    assert lines[-1] == "continuing without b: removed from sites/ of the server's keys"
+    assert broker.problems["b"] == "it was removed"
     assert [line for line in lines if "ignoring the node" in line] == [
         "ignoring the node mallory: its key is not in sites/ of the server's keys",
         "ignoring the node whoever: its key is not in sites/ of the server's keys",

@@ -169,8 +169,12 @@ class Broker:
         if 0 < request.missing <= len(request.awaited):
             raise RunError(too_few(messages, request.replies, needed))
         if request.waiting:
-            self.problems |= dict.fromkeys(request.waiting, "no reply")
-            self.log(f"continuing without {_list(request.waiting)}: no reply; a node that is restarted is tried again")
+            removed = {client for client in request.waiting if self.nodes.is_removed(client)}
+            self.problems |= dict.fromkeys(request.waiting, "no reply") | dict.fromkeys(removed, "it was removed")
+            if removed:
+                self.log(f"continuing without {_list(removed)}: removed from sites/ of the server's keys")
+            if silent := request.waiting.keys() - removed:
+                self.log(f"continuing without {_list(silent)}: no reply; a node that is restarted is tried again")
         return request.replies
 
     def _advance(self, kind: str, request: _Request) -> bool:

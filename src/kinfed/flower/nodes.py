@@ -61,6 +61,12 @@ class Nodes:
         """Whether a client's node was online at the last update."""
         return self.at.get(client, -1) in self.online
 
+    def is_removed(self, client: str) -> bool:
+        """Whether no member's key is that of a client, or of its gateway, any more."""
+        if self.members is None:
+            return False
+        return not any(client == name or client.startswith(f"{name}.") for name in self.members().values())
+
     def silent(self) -> set[int]:
         """Nodes online that have not replied to a greeting."""
         return self.online.keys() - self._greeted.keys()
