@@ -994,7 +994,7 @@ def test_a_check_says_what_fits_and_what_would_leave(check, tmp_path):
     assert (
         "a gradient of few rows reveals them: that of one row, each of its cells and its target; a step takes 8" in text
     )
-    assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [85]), 680 bytes" in text
+    assert "upload/theta (float32 [85]), upload/held_out_grad (float32 [0]), 340 bytes" in text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.csv", "net.py", "plan.toml"]  # nothing is written
     assert "model     not checked" in check(Reading("sold"), run="")[1]
     write(tmp_path / "d.csv", [("d", row) for row in of_time("d", table(1))])
