@@ -34,7 +34,7 @@ from kinfed.data.forms import MISSING
 from kinfed.data.words import name_of
 from kinfed.errors import RunError
 from kinfed.flower import plan
-from kinfed.flower.nodes import check_name
+from kinfed.flower.keys import check_name
 from kinfed.flower.server import serve
 from kinfed.flower.site import Site
 from kinfed.flower.site_reading import Reading
