@@ -353,8 +353,8 @@ def learned(own, w, weight, examples, at):
     return weight, replaced(w, at, own[at] + weight * (w - own)[at])
 
 
-@paper("fedah")
-def fedah(ours):
+def mixing_heads(ours, train):
+    """FedAH and FedALA: each trains, by train(start, examples), from the received model with its mixed head."""
     w, own, weights = ours.theta, ours.copies(), [torch.ones(15, dtype=float64) for _ in range(N)]
     for t in range(ROUNDS):
         ends = []
@@ -362,26 +362,23 @@ def fedah(ours):
             start = w
             if t:
                 weights[i], start = learned(own[i], w, weights[i], examples, HEAD)
-            head = descended(start, examples, epochs=1, only=HEAD)
-            ends.append(descended(head, examples, only=BASE))
+            ends.append(train(start, examples))
         own, w = ends, ours.mean(ends)
     mixed = [learned(own[i], w, weights[i], examples, HEAD)[1] for i, examples in enumerate(ours.train)]
     return {"mixed": mixed, "own": own}
+
+
+@paper("fedah")
+def fedah(ours):
+    def train(start, examples):
+        return descended(descended(start, examples, epochs=1, only=HEAD), examples, only=BASE)
+
+    return mixing_heads(ours, train)
 
 
 @paper("fedala")
 def fedala(ours):
-    w, own, weights = ours.theta, ours.copies(), [torch.ones(15, dtype=float64) for _ in range(N)]
-    for t in range(ROUNDS):
-        ends = []
-        for i, examples in enumerate(ours.train):
-            start = w
-            if t:
-                weights[i], start = learned(own[i], w, weights[i], examples, HEAD)
-            ends.append(descended(start, examples))
-        own, w = ends, ours.mean(ends)
-    mixed = [learned(own[i], w, weights[i], examples, HEAD)[1] for i, examples in enumerate(ours.train)]
-    return {"mixed": mixed, "own": own}
+    return mixing_heads(ours, descended)
 
 
 @paper("fedpac")
