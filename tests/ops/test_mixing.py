@@ -12,7 +12,7 @@ from kinfed.core.tables import blank, put, take
 from kinfed.ops import similarity
 from kinfed.ops.mixing import mix, weighted_mean
 from kinfed.ops.similarity import cosine, gram, inner, inner_by_layer
-from kinfed.ops.sparsify import largest, project_simplex, prune
+from kinfed.ops.sparsify import largest, project_simplex
 
 float64 = torch.float64
 rows_of_numbers = st.lists(st.floats(-5, 5), min_size=1, max_size=8)
@@ -261,11 +261,3 @@ def test_the_largest_of_a_row_and_of_equals_the_first(rows, count):
     for row, kept in zip(rows, found, strict=True):
         best = sorted(range(5), key=lambda j, row=row: (-row[j], j))[:count]
         assert kept.nonzero().flatten().tolist() == sorted(best)
-
-
-def test_pruned_rows_by_hand():
-    rows = torch.tensor([[0.1, 0.2, 0.7], [0.3, 0.3, 0.4], [0.5, 0.4, 0.1]])
-    assert prune(rows, 0) is rows
-    assert torch.equal(prune(rows, 2), rows)
-    assert torch.equal(prune(rows, 1), torch.tensor([[0.1, 0.0, 0.7], [0.0, 0.3, 0.4], [0.5, 0.0, 0.1]]))
-    assert torch.equal(prune(rows, 1, -rows), torch.tensor([[0.1, 0.2, 0.0], [0.3, 0.3, 0.0], [0.0, 0.4, 0.1]]))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from ..baselines.outsiders import Outsider, outsiders
 from ..core.tasks import TASKS, unit_of
 from ..data.federation import Federation
+from ..metrics.one_client import write_score
 from ..metrics.verdict import difference
 from .tested import Tested, of_examples
 
@@ -46,7 +47,7 @@ def compare(federation: Federation, answer: Tested) -> Outside | None:
     def tell(pair: tuple[Outsider, Sequence[NDArray[Any]]]) -> str:
         one, scores = pair
         clearly = difference(mine, scores, names, task.higher_is_better).high < 0
-        both = f"{task.metric} {_score(_mean(scores), unit)} against {_score(_mean(mine), unit)}"
+        both = f"{task.metric} {write_score(_mean(scores), unit)} against {write_score(_mean(mine), unit)}"
         what = "better" if clearly else "as well or better"
         return f"{one.name} does {what} ({both}){', ' if one.pools else ': '}{one.needs}"
 
@@ -68,7 +69,3 @@ def _scores(federation: Federation, one: Outsider, names: Sequence[str]) -> list
 def _mean(scores: Sequence[NDArray[Any]]) -> float:
     """Over clients, of the means of their examples that have a score."""
     return float(np.nanmean([np.nanmean(one) for one in scores if np.isfinite(one).any()]))
-
-
-def _score(value: float, unit: str) -> str:
-    return f"{100 * value:.1f} %" if unit == "%" else f"{value:.4g}"

@@ -49,7 +49,7 @@ def judge_one(
     else:
         says = f"{HELPS_NOT}: keep the model learnt alone"
     named = {method: f"with {method}", "local": f"when {ALONE}", "fedavg": f"with {ONE}"}
-    listed = ", ".join(f"{_score(value, unit)} {named[name]}" for name, value in means.items())
+    listed = ", ".join(f"{write_score(value, unit)} {named[name]}" for name, value in means.items())
     says = f"{says}: {metric} {listed}"
     if len(mine) > 1:
         says += (
@@ -66,5 +66,6 @@ def _helps(shared: Array, alone: Array, higher_is_better: bool) -> bool:
     return ahead and found.p <= 1 - LEVEL
 
 
-def _score(value: float, unit: str) -> str:
+def write_score(value: float, unit: str) -> str:
+    """A score in words, such as "91.5 %" if its unit is "%"."""
     return f"{100 * value:.1f} %" if unit == "%" else f"{value:.4g}"

@@ -49,15 +49,3 @@ def largest(rows: Tensor, count: int) -> Tensor:
     least = rows.topk(count, dim=1).values[:, -1:]
     more, equal = rows > least, rows == least
     return more | (equal & (equal.cumsum(1) <= count - more.sum(1, keepdim=True)))
-
-
-def prune(rows: Tensor, count: int, like: Tensor | None = None) -> Tensor:
-    """Rows: [N, N] with each client's own entry, its `count` largest others and zeros; all of them if count is 0.
-
-    Largest by like: [N, N] if that is given.
-    """
-    if not count:
-        return rows
-    itself = torch.eye(len(rows), dtype=torch.bool, device=rows.device)
-    kept = largest((rows if like is None else like).masked_fill(itself, torch.inf), count + 1)
-    return torch.where(kept, rows, 0.0)
