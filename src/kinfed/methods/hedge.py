@@ -9,12 +9,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..core.method import Compared, Method, Params
+from ..core.method import Compared, Params
 from ..core.settings import NonNegative, Positive
 from ..core.tables import put, take
-from ..core.trees import ModelOf, Pairwise, PerClient, Shared, rows_replaced
-from ..ops.mixing import mix_freely, weighted_mean
+from ..core.trees import ModelOf, Pairwise, PerClient, Shared
 from ..ops.similarity import inner
+from .parts.cohort_mixing import CohortMixing, begin
 
 LIMIT = 7.0  # of the logarithms of p and q, so that they can come back
 
@@ -40,7 +40,7 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hedge(Method):
+class Hedge(CohortMixing):
     r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$, $R_{ij} \propto e^{-q S_{ij} / \sqrt{T_i}}$ over the others.
 
     A client's own model has $p$ beside one of all others. A round adds to $S$ the derivatives of the training loss by
@@ -55,8 +55,6 @@ class Hedge(Method):
     sharpness: Positive = 1.0  # q at the start: how strongly weights follow the evidence
     lr: NonNegative = 2.0  # the largest change of log p and log q in a round; 0: they stay
     feedback: Literal["validation", "held-out", "train", "test"] = "validation"  # examples for p and q; test leaks
-    origin = "learned"
-    mixes = "uploads"
 
     def start(self, roster):
         theta, count = roster.copies(), len(roster)
@@ -65,27 +63,13 @@ class Hedge(Method):
         against, lessons = theta.new_zeros(count, count), theta.new_zeros(count)
         return Server(theta, theta, nobody, nobody, against, lessons, home, sharpness)
 
-    def send(self, roster, server, cohort):
-        theta, new = take(server.theta, cohort), ~server.seen[cohort]
-        if new.any() and server.seen.any():
-            theta = torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta)
-        return Params(theta)
-
     def train(self, client, state, received):
         grad = client.gradient(received.theta, client.held_out)
         theta = client.descend(received.theta)
         return Params(theta), Upload(theta, grad)
 
-    def aggregate(self, roster, server, cohort, uploads, heard=None):
-        """The uploads of the cohort: [K] are kept, and the models of heard: [M], the cohort if None, mixed anew."""
-        heard = cohort if heard is None else heard
-        server = self._learn(roster, server, cohort, uploads)._replace(
-            uploads=put(server.uploads, cohort, uploads.theta),
-            present=torch.zeros_like(server.present).index_fill(0, heard, True),
-            seen=server.seen.index_fill(0, cohort, True),
-        )
-        mixed = mix_freely(self.weights(server, heard), take(server.uploads, heard), roster.layout)
-        return server._replace(theta=put(server.theta, heard, mixed))
+    def graph(self, roster, server, cohort):
+        return self.weights(server, cohort)
 
     def weights(self, server, cohort):
         """[K, K] the weights of the mixture for each of the cohort: [K]; rows sum to one."""
@@ -101,7 +85,7 @@ class Hedge(Method):
         """[K, K] for each pair of the cohort: [K], what q multiplies."""
         return -server.against[cohort][:, cohort] / server.lessons[cohort, None].clamp(min=1).sqrt()
 
-    def _learn(self, roster, server, cohort, uploads):
+    def learn(self, roster, server, cohort, uploads):
         """What the last mixtures, of M models, have taught about J clients that received one."""
         mixed, judging = server.present.nonzero().squeeze(1), server.present[cohort].nonzero().squeeze(1)
         if not len(judging) or len(mixed) == 1:
@@ -110,7 +94,7 @@ class Hedge(Method):
         rows = torch.searchsorted(mixed, judges)  # [J] which of the M models is the judge's own
         itself = torch.zeros(len(rows), len(mixed)).to(models).scatter_(1, rows[:, None], 1)  # [J, M]
         apart = 1 - itself
-        change = take(uploads.theta - self.send(roster, server, cohort).theta, judging)  # [J, d] by local training
+        change = take(uploads.theta - begin(server, cohort), judging)  # [J, d] by local training
         harm = -inner(change * roster.layout.trainable_on(models.device), models)
         apart = apart * vary(harm)[:, None]  # where models are equal, what is left is rounding errors
         harm = harm * apart
@@ -134,19 +118,6 @@ class Hedge(Method):
         judged = vary(grad)
         return by_home * judged, by_sharpness * judged
 
-    def join(self, roster, server, newcomers, uploads):
-        """A newcomer's model is mixed with the last ones of all who have taken part."""
-        heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
-        after = self.aggregate(roster, server._replace(present=server.seen), newcomers, uploads, heard)
-        return rows_replaced(server, newcomers, after)
-
-    def relation(self, roster, server, cohort):
-        weights = self.weights(server, cohort)
-        rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)
-        if server.seen.any():
-            rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
-        return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
-
     def compared(self, roster, server):
         against = self._scores(server, roster.everyone).fill_diagonal_(torch.nan)
         return Compared("evidence that its model lowers the loss", against)
@@ -158,12 +129,6 @@ class Hedge(Method):
             "p": server.home.exp(),
             "q": server.sharpness.exp(),
         }
-
-    def init_client(self, client):
-        return Params(client.model.theta)
-
-    def personalise(self, client, state, received):
-        return {"mixed": Params(received.theta), "own": state}
 
 
 def agreed(slopes: Tensor) -> Tensor:

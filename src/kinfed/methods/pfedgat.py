@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch.func import vjp
 
-from ..core.method import Compared, Method, Params
+from ..core.method import Compared, Params
 from ..core.optimiser import SGD, OptState
 from ..core.seeding import key
 from ..core.settings import Count, CountOrZero, Positive
-from ..core.tables import put, take
-from ..core.trees import Like, ModelOf, PerClient, Shared, Tree, rows_replaced
+from ..core.tables import take
+from ..core.trees import Like, ModelOf, PerClient, Shared, Tree
 from ..errors import UsageError
-from ..ops.mixing import mix_freely, weighted_mean
 from ..ops.similarity import inner
 from ..ops.sketch import count_sketch
+from .parts.cohort_mixing import CohortMixing
 
 GIB = 1.0  # that the network may take; a larger one is refused
 PATIENCE, SLIGHT = 10, 0.05  # after so many rounds a run is told that its rows of weights differ by less than this
@@ -55,7 +55,7 @@ class Upload(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PFedGAT(Method):
+class PFedGAT(CohortMixing):
     r"""$\theta_i \leftarrow \sum_j R_{ij} \theta_j$ over the cohort, with weights $R$ that a graph network computes.
 
     $R_{ij} = \frac1H \sum_h \mathrm{softmax}_j\, \mathrm{LeakyReLU}(a_h^\top [W_h h_i \| W_h h_j])$, where $h_i$ is the
@@ -72,8 +72,6 @@ class PFedGAT(Method):
     feedback: Literal["held-out", "validation", "train", "test"] = "held-out"  # examples of L_i; test leaks
     sketch: CountOrZero = 0  # the network sees a count sketch of so many numbers, for large models; 0: the model
     projections: ClassVar[int] = 1  # per head
-    origin = "learned"
-    mixes = "uploads"
 
     def start(self, roster):
         theta, network = roster.copies(), self.draw(roster)
@@ -127,30 +125,20 @@ class PFedGAT(Method):
         made_of = self, roster.seed, *server.network, server.uploads, cohort
         return roster.memo.once("pfedgat", made_of, lambda: self.weights(server.network, roster, server, cohort))
 
-    def send(self, roster, server, cohort):
-        return Params(begin(server, cohort))
-
     def train(self, client, state, received):
         answer, theta = self.answer(client, received), client.descend(received.theta)
         return Params(theta), Upload(theta, answer)
 
-    def aggregate(self, roster, server, cohort, uploads, heard=None):
-        """The uploads of the cohort: [K] are kept, and the models of heard: [M], the cohort if None, mixed anew."""
-        server = self.learn(roster, server, cohort, uploads)
-        heard = cohort if heard is None else heard
-        server = server._replace(
-            uploads=put(server.uploads, cohort, uploads.theta),
-            present=torch.zeros_like(server.present).index_fill(0, heard, True),
-            seen=server.seen.index_fill(0, cohort, True),
-        )
-        weights, theta = self.graph(roster, server, heard), take(server.uploads, heard)
+    def mix(self, roster, server, cohort, uploads, heard):
+        server = super().mix(roster, server, cohort, uploads, heard)
+        weights = self.graph(roster, server, heard)
         if roster.round + 1 == PATIENCE and len(heard) > 1 and apart(weights, weights.mean(0)).max() < SLIGHT:
             warnings.warn(
                 f"pfedgat: after {PATIENCE} rounds its attention is the same for all clients, who are sent nearly one "
                 "mean, as by FedAvg; raise method.lr, or use the method kin",
                 stacklevel=2,
             )
-        return server._replace(theta=put(server.theta, heard, mix_freely(weights, theta, roster.layout)))
+        return server
 
     def learn(self, roster, server, cohort, uploads):
         """What the network learns from the last mixtures, of the clients that received one (Equations 9 and 10)."""
@@ -173,19 +161,6 @@ class PFedGAT(Method):
         """[J, M] the derivatives of the cohort's losses by the weights of the models that were mixed: [M]."""
         return inner(uploads.answer, take(server.uploads, mixed))
 
-    def join(self, roster, server, newcomers, uploads):
-        """A newcomer's model is mixed with the last ones of all who have taken part."""
-        heard = server.seen.index_fill(0, newcomers, True).nonzero().squeeze(1)
-        after = self.aggregate(roster, server._replace(present=server.seen), newcomers, uploads, heard)
-        return rows_replaced(server, newcomers, after)
-
-    def relation(self, roster, server, cohort):
-        weights = self.graph(roster, server, cohort)
-        rows = torch.eye(len(roster), dtype=weights.dtype, device=weights.device)
-        if server.seen.any():
-            rows[~server.seen] = server.seen.to(rows) / server.seen.sum()
-        return put(rows, cohort, torch.zeros_like(rows[cohort]).index_copy(1, cohort, weights))
-
     def compared(self, roster, server):
         scores = self.scores(server.network, self.features(roster, server, roster.everyone))
         return Compared("attention score, mean over heads", scores.mean(0))
@@ -198,20 +173,7 @@ class PFedGAT(Method):
             "network step": server.step,
         }
 
-    def init_client(self, client):
-        return Params(client.model.theta)
-
-    def personalise(self, client, state, received):
-        return {"mixed": Params(received.theta), "own": state}
-
 
 def apart(weights, row):
     """[K] how far rows of weights: [K, K] are from this one, in total variation."""
     return (weights - row).abs().sum(1) / 2
-
-
-def begin(server, cohort):
-    """[K, d] the models that the cohort starts from: the mean of all for those who have never taken part."""
-    theta, new = take(server.theta, cohort), ~server.seen[cohort]
-    both = new.any() and server.seen.any()
-    return torch.where(new[:, None], weighted_mean(server.theta, server.seen), theta) if both else theta

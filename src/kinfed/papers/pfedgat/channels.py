@@ -18,7 +18,8 @@ from ...core.settings import Count, Positive
 from ...core.tables import take
 from ...core.trees import ModelOf, PerClient
 from ...errors import UsageError
-from ...methods.pfedgat import PFedGAT, Server, Upload, begin
+from ...methods.parts.cohort_mixing import begin
+from ...methods.pfedgat import PFedGAT, Server, Upload
 from ...ops.similarity import inner
 from ...ops.sketch import count_sketch
 
