@@ -11,6 +11,7 @@ from pathlib import Path
 from page import put
 
 from kinfed.experiments.reproduction import WITHOUT_FILE
+from kinfed.papers.claims import answered
 from kinfed.report.coverage import COMMITTED, claims, coverage, lines
 
 PAGE = COMMITTED.parent / "coverage.md"
@@ -22,8 +23,12 @@ def parts(at_hand, folder=COMMITTED):
     shown = [*lines(coverage({*at_hand, *WITHOUT_FILE}, folder)), "", f"{AT_HAND}{', '.join(sorted(at_hand))}."]
     verdicts = ["| table | claim | answer | numbers |", "| --- | --- | --- | --- |"]
     for table, one in claims(folder):
-        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.answer} | {one.text} |")
-    return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts)}
+        verdicts.append(f"| {table} | {one.claim.says} ({one.claim.where}) | {one.told} | {one.text} |")
+    pages = ["| paper | claim | answer | by |", "| --- | --- | --- | --- |"]
+    for one in answered():
+        link = f" [{one.page}]({one.page.removeprefix('results/') if 'results/' in one.page else '../' + one.page})"
+        pages.append(f"| {one.paper} | {one.says} ({one.where}) | {one.answer} | {one.shows}{link * bool(one.page)} |")
+    return {"coverage": "\n".join(shown), "claims": "\n".join(verdicts), "answered": "\n".join(pages)}
 
 
 def noted(page=PAGE):

@@ -425,10 +425,8 @@ def test_equal_runs_are_made_once(capsys, tmp_path):
 @pytest.mark.skipif(not COMMITTED.exists(), reason="measured tables are in a checkout, not in an installed kinfed")
 def test_coverage_and_claims_are_listed(capsys):
     assert main(["list", "tables", "--coverage"]) == 0
-    assert (
-        "| made.table9 | 16 | 0 | 0 | 0 | 0 | 9 | not run yet: 9; not in kinfed: 4; needs svhn: 3 |"
-        in capsys.readouterr().out
-    )
+    shown = capsys.readouterr().out
+    assert re.search(r"made.table9 +16 +0 +0 +0 +0 +9\n +not run yet: 9; not in kinfed: 4; needs svhn: 3\n", shown)
     assert main(["list", "tables", "--coverage", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["printed"] == 16
     assert main(["list", "claims"]) == 0

@@ -4,6 +4,8 @@ import argparse
 import inspect
 import json
 import os
+import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,7 +62,7 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
         if args.name:
             raise UsageError(f"kinfed list {args.shelf} takes no name; got '{args.name}'")
         if args.coverage:
-            return _coverage(args.json)
+            return _coverage(args.json, console.width)
         entries = PUBLISHED[args.shelf]()
     else:
         shelf, given = SHELVES[args.shelf]
@@ -74,6 +76,8 @@ def _list(args: argparse.Namespace, console: "Console") -> None:
     if args.json:
         print(json.dumps(entries))
         return
+    if args.shelf == "claims":
+        return _show_claims(entries, console.width)
     family = None
     for name, entry in entries.items():
         if entry.get("family") != family:
@@ -147,17 +151,35 @@ def _papers() -> dict[str, dict[str, Any]]:
 
 
 def _claims() -> dict[str, dict[str, Any]]:
+    from ..papers.claims import answered
     from ..report.coverage import claims
 
-    return {
-        f"{table}: {one.claim.says} ({one.claim.where})": {"what": f"{one.answer}. {one.text}", "answer": one.answer}
+    tested = {
+        f"{table}: {one.claim.says} ({one.claim.where})": {"what": one.text, "answer": one.told}
         for table, one in claims()
     }
+    shown = {
+        f"{one.paper}: {one.says} ({one.where})": {
+            "what": one.shows + f" See docs/{one.page}." * bool(one.page),
+            "answer": one.answer,
+        }
+        for one in answered()
+    }
+    return {**tested, **shown}
 
 
-def _coverage(as_json: bool) -> None:
+def _show_claims(entries: dict[str, dict[str, Any]], width: int) -> None:
+    """Each claim with its answer, and below it the numbers, on lines that the terminal can show."""
+    for name, entry in entries.items():
+        print(textwrap.fill(f"{entry['answer']}: {name}", width, subsequent_indent="  "))
+        print(textwrap.fill(entry["what"], width, initial_indent="    ", subsequent_indent="    "))
+    counts = Counter(entry["answer"].partition(" (")[0] for entry in entries.values())
+    print(f"{len(entries)} verdicts: {', '.join(f'{count} {answer}' for answer, count in counts.most_common())}")
+
+
+def _coverage(as_json: bool, width: int) -> None:
     from ..experiments.reproduction import WITHOUT_FILE
-    from ..report.coverage import coverage, lines
+    from ..report.coverage import coverage, text
 
     folder = os.environ.get("KINFED_DATA")
     at_hand = {path.stem for path in Path(folder).glob("*.npz")} if folder else set()
@@ -165,7 +187,7 @@ def _coverage(as_json: bool) -> None:
     if as_json:
         print(json.dumps([one._asdict() for one in covered]))
         return
-    for line in lines(covered):
+    for line in text(covered, width):
         print(line)
 
 

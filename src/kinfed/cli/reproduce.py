@@ -217,7 +217,7 @@ def write_statistics(made: Reproduction) -> list[Grid]:
 
 def contents(made: Reproduction, lines: Sequence[Line], made_with: Sequence[str]) -> Sheet:
     """The table with the verdicts on the paper's claims; `made_with` are sentences to be added."""
-    claims = [f"{one.answer}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
+    claims = [f"{one.told}: {one.claim.says} ({one.claim.where}). {one.text}" for one in _verdicts(made, lines)]
     return sheet(made, lines, claims, made_with)
 
 

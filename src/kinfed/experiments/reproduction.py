@@ -37,6 +37,7 @@ FLAGS = {
     OURS_ONLY: "not printed in this table",
     "own model": "another network than the paper's",
     "made anew": "data made in the manner of the paper's, which is not published",
+    "stand-in": "other data in place of the paper's, or the paper's in another unit or split",
     "subset": "not all of the data that the paper used",
     "leaking": "test examples influenced training, as in the paper",
     "oracle graph": "the graph is made from labels, which a server would not know",
@@ -383,7 +384,12 @@ class Reproduction:
     def _kept(self, cell: Cell) -> list[str]:
         """The flags that a cell has before anything is run."""
         column = cell.column
-        marks = {"own model": self.model, "made anew": column.made_anew, "subset": column.subset}
+        marks = {
+            "own model": self.model,
+            "made anew": column.made_anew,
+            "stand-in": column.stand_in,
+            "subset": column.subset,
+        }
         kind = [cell.row.kind] if cell.row.kind in (CONTROL, OURS_ONLY) else []
         return kind + [flag for flag, applies in marks.items() if applies]
 

@@ -1,10 +1,12 @@
 """Claims: what the papers say of their tables, in `claims.toml`, where figures can test it."""
 
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class Claim:
     than: str = ""
     falling: Sequence[str] = ()
     least: float | None = None
+    level: float = 0.0
+    tuned: bool = False
+    lacks: str = ""
 
     def is_about(self, dataset: str, setting: str, metric: str) -> bool:
         """Whether it speaks of this metric of this column."""
@@ -33,8 +38,46 @@ class Claim:
         return all(not some or one in some for some, one in picked) and [dataset, setting] not in self.but
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A statement on a figure or in text, and what a page of ours says to it; `claims.toml` says what its fields mean."""
+
+    paper: str
+    says: str
+    where: str  # in the paper
+    answer: str  # yes, no or cannot tell
+    shows: str  # with the page's numbers
+    page: str = ""  # in docs
+
+
+@cache
+def declared() -> dict[str, Any]:
+    """What `claims.toml` holds."""
+    return tomllib.loads((Path(__file__).parent / "claims.toml").read_text(encoding="utf-8"))
+
+
 @cache
 def claims() -> tuple[Claim, ...]:
-    """All claims, in the order of the papers' tables."""
-    declared = tomllib.loads((Path(__file__).parent / "claims.toml").read_text())
-    return tuple(Claim(**values) for values in declared["claims"])
+    """All claims on tables, in the order of the papers' tables."""
+    return tuple(Claim(**values) for values in declared()["claims"])
+
+
+@cache
+def answered() -> tuple[Answered, ...]:
+    """All claims that pages answer, paper by paper."""
+    return tuple(Answered(**values) for values in declared().get("answered", []))
+
+
+def deviation(table: str, metric: str) -> tuple[float, bool]:
+    """The largest standard deviation over seeds of a cell of a paper's tables, and whether it is a share of the mean.
+
+    NaN where no run has been repeated.
+    """
+    known = declared()["deviations"].get(table.partition(".")[0], {})
+    return float(known.get(metric, math.nan)), not metric.endswith("_pct") or metric == "MAPE_pct"
+
+
+def classes(dataset: str) -> int:
+    """How many classes a data set has, by its printed name; 0 if that is not said."""
+    known = [name for name in declared()["classes"] if dataset.startswith(name)]
+    return int(declared()["classes"][max(known, key=len)]) if known else 0

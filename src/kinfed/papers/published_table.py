@@ -69,6 +69,7 @@ class Column:
     novel: bool = False  # only clients that join after the last round are scored
     subset: bool = False  # of the data that the paper used
     made_anew: bool = False  # data made in the manner of the paper's
+    stand_in: bool = False  # other data in place of the paper's, or the paper's in another unit or split
     at: Mapping[str, str] = field(default_factory=dict)  # of weights: which layers, at which stage
     note: str = ""
     missing: str = ""  # why there is nothing to run
@@ -283,7 +284,7 @@ def _row(name: str, values: Table) -> Row:
 
 def _columns(name: str, values: Table) -> list[tuple[str, Column]]:
     """A column, and one for each subset of its data that stands in for it."""
-    described = ("dataset", "setting", "mean_of", "novel", "made_anew", "at", "note", "missing", "lacks")
+    described = ("dataset", "setting", "mean_of", "novel", "made_anew", "stand_in", "at", "note", "missing", "lacks")
     about = {key: values[key] for key in described if key in values}
     changes = {key: value for key, value in values.items() if key not in {*about, "subsets"}}
     whole = Column(name, **about, changes=changes)

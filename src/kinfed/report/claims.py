@@ -1,25 +1,24 @@
 """The verdict on what a paper claims of a table: yes, no or cannot tell, in print and by runs of ours.
 
-A comparison counts if the interval of its difference over common seeds, 95 % by Student's t, leaves zero out; runs with
-one seed decide nothing.
+A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for it
+for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it after
+Holm's correction over all that are measured. Runs at chance are not measured, and equal scores count for neither.
 """
 
 import csv
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from ..errors import UsageError
 from ..experiments.reproduction import MEASURES, Line
-from ..metrics.statistics import interval
-from ..papers.claims import Claim, claims
+from ..papers.claims import Claim, claims, classes, deviation
 from ..papers.published_table import CONTROL, OURS_ONLY, REFERENCE, Protocol
+from .comparison import BySeed, Comparison, against, compare
 
-BySeed = Mapping[int, float]
+CHANCE = 1.25  # times the share of one class of many: an accuracy of less has learned nothing
+LESS = ("subset", "stand-in", "made anew")  # flags of other data than the paper's
 
 
 class Figure(NamedTuple):
@@ -34,34 +33,19 @@ class Figure(NamedTuple):
     flags: tuple[str, ...]
 
 
-class Test(NamedTuple):
-    """One comparison that a claim makes; differences are positive where they speak for it."""
-
-    where: str
-    metric: str
-    differences: BySeed  # by seed, in the metric's unit
-    left_out: bool = False  # whether only one side has some of the seeds
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.differences.values())
-
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The 95 % interval of the mean over seeds; everything with one seed."""
-        if len(self.differences) < 2:
-            return -math.inf, math.inf
-        found = interval(np.array([[value] for value in self.differences.values()]))
-        return (found.mean, found.mean) if math.isnan(found.low) else (found.low, found.high)  # all are equal
-
-
 class Verdict(NamedTuple):
     """What becomes of a claim."""
 
     claim: Claim
-    answer: str  # yes, no or cannot tell; and "at this scale" where runs are shorter or data are fewer
+    answer: str  # yes, no or cannot tell; of the first two "at this scale" where runs are shorter or data are fewer
     text: str  # with the numbers
     measured: bool  # whether any number of ours speaks to it
+    why: str = ""  # it cannot be told
+
+    @property
+    def told(self) -> str:
+        """The answer, with what keeps it from being told."""
+        return f"{self.answer} ({self.why})" if self.why else self.answer
 
 
 class World(NamedTuple):
@@ -69,6 +53,12 @@ class World(NamedTuple):
 
     numbers: Mapping[tuple[str, str, str], BySeed]
     places: Mapping[str, tuple[str, str]]
+
+    def is_at_chance(self, place: str, method: str) -> bool:
+        """Whether a run answers no more often right than one class of many would be: it has learned nothing."""
+        many = classes(self.places[place][0])
+        means = [self.numbers.get((place, method, metric)) for metric in ("accuracy_pct", "mean_accuracy_pct")]
+        return many > 0 and any(fmean(one.values()) <= CHANCE * 100 / many for one in means if one)
 
 
 def of_lines(lines: Sequence[Line]) -> list[Figure]:
@@ -134,65 +124,89 @@ def verdicts(protocol: Protocol, figures: Sequence[Figure]) -> list[Verdict]:
             flags = {
                 flag
                 for one in figures
-                for flag in one.flags
+                for flag in (*one.flags, *_stand_in(protocol, one.column))
                 if claim.is_about(one.dataset, one.setting, one.metric) and one.printed == claim.method
             }
             found.append(_verdict(protocol, claim, printed, ours, flags))
     return found
 
 
+def _stand_in(protocol: Protocol, column: str) -> list[str]:
+    return ["stand-in"] if column in protocol.columns and protocol.columns[column].stand_in else []
+
+
 def _verdict(protocol: Protocol, claim: Claim, printed: World, ours: World, flags: set[str]) -> Verdict:
-    in_print = [test for test in _tests(protocol, claim, printed) if test.differences]
-    against = [test for test in in_print if test.mean < 0]
+    in_print = [one for one in _comparisons(protocol, claim, printed) if one.differences]
+    behind = [one for one in in_print if one.mean < 0]
     if not in_print:
         said = "Not printed in numbers."
-    elif against:
-        said = f"In print {len(against)} of {_many(len(in_print))} against it, most of all {_told(_worst(against))}."
+    elif behind:
+        said = f"In print {len(behind)} of {_many(len(in_print))} against it, most of all {_told(_worst(behind))}."
     else:
         said = f"In print it holds ({_many(len(in_print))})."
-    tests = list(_tests(protocol, claim, ours))
-    have = [test for test in tests if test.differences]
-    yes = [test for test in have if test.bounds[0] >= 0]
-    no = [test for test in have if test.bounds[1] < 0]
+    asked = list(_comparisons(protocol, claim, ours))
+    have = [one for one in asked if one.differences]
+    yes, no = [one for one in have if one.speaks_for], against(have)
     places = {place for place, (data, at) in ours.places.items() if _speaks(protocol, claim, data, at)}
     whole = {printed.places[place] for place in printed.places if _speaks(protocol, claim, *printed.places[place])}
-    complete = {ours.places[place] for place in places} >= whole and len(have) == len(tests)
-    answer = "no" if no else "yes" if complete and tests and len(yes) == len(tests) else "cannot tell"
-    scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag == "subset")
+    complete = {ours.places[place] for place in places} >= whole and len(have) == len(asked)
+    answer = "no" if no else "yes" if complete and asked and len(yes) == len(asked) else "cannot tell"
+    why = ""
+    if answer == "cannot tell":
+        why = f"needs {claim.lacks}" if claim.lacks else _undecided(asked, have)
+    if claim.tuned and answer != "cannot tell":
+        answer, why = "cannot tell", "one setting of each method here, where the paper chose among many"
+    scaled = sorted(flag for flag in flags if flag.startswith("scaled") or flag in LESS)
     how = f" ({', '.join(scaled)})" if scaled else ""
-    here = f"Here{how}: {_counted(tests, have, yes, no)}." if have else "Here nothing of it is measured."
-    return Verdict(claim, answer + " at this scale" * bool(scaled and have), f"{said} {here}", bool(have))
+    here = f"Here{how}: {_counted(asked, have, yes, no)}." if have else "Here nothing of it is measured."
+    at_scale = " at this scale" * bool(scaled and answer != "cannot tell")
+    return Verdict(claim, answer + at_scale, f"{said} {here}", bool(have), why)
 
 
-def _counted(tests: Sequence[Test], have: Sequence[Test], yes: Sequence[Test], no: Sequence[Test]) -> str:
+def _undecided(asked: Sequence[Comparison], have: Sequence[Comparison]) -> str:
+    """Why nothing can be told, where nothing that a claim needs is lacking."""
+    if not have:
+        return "runs at chance" if any(one.at_chance for one in asked) else "not run"
+    if all(one.speaks_for for one in have):
+        return "a part of it not run"
+    return "too near to tell"
+
+
+def _counted(
+    asked: Sequence[Comparison], have: Sequence[Comparison], yes: Sequence[Comparison], no: Sequence[Comparison]
+) -> str:
     """How many comparisons speak for and against a claim, and which the most against it."""
-    alone = [test for test in have if len(test.differences) == 1]
-    single, leading = len(alone), sum(test.mean >= 0 for test in alone)
+    level = [one for one in have if not any(one.differences.values()) and one not in yes]
+    open_ = [one for one in have if not any(one is other for other in (*yes, *no, *level))]
+    single = sum(len(one.differences) == 1 for one in open_)
+    chance = sum(one.at_chance for one in asked)
     counts = {
         "for it": len(yes),
         "against it": len(no),
-        "within the error": len(have) - len(yes) - len(no) - single,
-        f"of one seed ({leading} in favour)": single,
-        "not measured": len(tests) - len(have),
+        "equal": len(level),
+        "within the error": len(open_) - single,
+        "of one seed and too near to tell": single,
+        "at chance": chance,
+        "not measured": len(asked) - len(have) - chance,
     }
     counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    paired = "; seeds that only one side has are left out" * any(test.left_out for test in have)
-    return f"of {_many(len(tests))} {counted}; least in favour: {_told(_worst(have))}{paired}"
+    paired = "; seeds that only one side has are left out" * any(one.left_out for one in have)
+    return f"of {_many(len(asked))} {counted}; least in favour: {_told(_worst(have))}{paired}"
 
 
 def _many(count: int) -> str:
     return f"{count} comparison{'s' * (count != 1)}"
 
 
-def _worst(tests: Sequence[Test]) -> Test:
-    return min(tests, key=lambda test: test.mean)
+def _worst(some: Sequence[Comparison]) -> Comparison:
+    return min(some, key=lambda one: one.mean)
 
 
-def _told(test: Test) -> str:
-    digits, seeds = MEASURES[test.metric].digits, len(test.differences)
-    low, high = test.bounds
+def _told(one: Comparison) -> str:
+    digits, seeds = MEASURES[one.metric].digits, len(one.differences)
+    low, high = one.bounds
     error = f", {low:+.{digits}f} to {high:+.{digits}f} over {seeds} seeds" if seeds > 1 else ""
-    return f"{test.where} ({test.mean:+.{digits}f}{error})"
+    return f"{one.where} ({one.mean:+.{digits}f}{error})"
 
 
 def _speaks(protocol: Protocol, claim: Claim, dataset: str, setting: str) -> bool:
@@ -202,7 +216,7 @@ def _speaks(protocol: Protocol, claim: Claim, dataset: str, setting: str) -> boo
     return any(claim.is_about(dataset, setting, metric) for metric in {metric for *_, metric in protocol.numbers})
 
 
-def _tests(protocol: Protocol, claim: Claim, world: World) -> Iterator[Test]:
+def _comparisons(protocol: Protocol, claim: Claim, world: World) -> Iterator[Comparison]:
     """The comparisons that a claim makes; without differences where a number is missing."""
     metrics = dict.fromkeys(metric for *_, metric in protocol.numbers)
 
@@ -217,17 +231,20 @@ def _tests(protocol: Protocol, claim: Claim, world: World) -> Iterator[Test]:
             if not claim.is_about(dataset, setting, metric) or metric not in _metrics(protocol, dataset, setting):
                 continue
             mine, where = read(place, claim.method, metric), _where(place, metric, metrics)
+            apart: Any = {"deviation": deviation(claim.table, metric), "margin": claim.level}
             if claim.than:
+                apart["deviation"] = max(deviation(claim.table, metric), deviation(claim.table, claim.than))
                 other = read(place, claim.method, claim.than)
-                yield _less(f"{MEASURES[claim.than].label} {where}", metric, mine, other)
+                yield compare(f"{MEASURES[claim.than].label} {where}", metric, mine, other, **apart)
             elif claim.least is not None:
-                yield Test(where, metric, {seed: value - claim.least for seed, value in mine.items()})
+                yield compare(where, metric, mine, dict.fromkeys(mine, claim.least), **apart)
             else:
                 sign = MEASURES[metric].better * (-1 if claim.worst else 1)
                 factor = 1 + MEASURES[metric].better * claim.by
                 for rival in _rivals(protocol, claim, dataset, setting, metric):
-                    scaled = {seed: factor * value for seed, value in read(place, rival, metric).items()}
-                    yield _less(f"{rival} {where}", metric, mine, scaled, sign)
+                    known = compare(f"{rival} {where}", metric, mine, read(place, rival, metric), factor, sign, **apart)
+                    chance = known.differences and any(world.is_at_chance(place, one) for one in (claim.method, rival))
+                    yield known._replace(differences={}, at_chance=True) if chance else known
 
 
 def _where(place: str, metric: str, metrics: Mapping[str, None]) -> str:
@@ -251,7 +268,7 @@ def _rivals(protocol: Protocol, claim: Claim, dataset: str, setting: str, metric
     return [name for name in (here if len(here) > 1 else others) if name != claim.method and name not in claim.apart]
 
 
-def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Test]:
+def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Comparison]:
     """A method's numbers fall from each setting to the next; columns of a subset are compared with each other."""
     families: dict[str, dict[str, str]] = {}
     for place, (_, setting) in world.places.items():
@@ -265,10 +282,5 @@ def _falls(claim: Claim, world: World, metrics: Sequence[str]) -> Iterator[Test]
                             world.numbers.get((at.get(setting, ""), claim.method, metric), {})
                             for setting in (one, other)
                         )
-                        yield _less(f"from {one} to {other}", metric, first, second)
-
-
-def _less(where: str, metric: str, mine: BySeed, other: BySeed, sign: float = 1) -> Test:
-    """One number less another, over the seeds that both have."""
-    differences = {seed: sign * (mine[seed] - other[seed]) for seed in mine if seed in other}
-    return Test(where, metric, differences, bool(differences) and set(mine) != set(other))
+                        apart = deviation(claim.table, metric)
+                        yield compare(f"from {one} to {other}", metric, first, second, deviation=apart)

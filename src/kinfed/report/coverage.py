@@ -5,6 +5,7 @@ writes them; a part of a table is in TABLE-PART.
 """
 
 import csv
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ class Covered(NamedTuple):
     printed: int  # figures
     measured: int
     trained: int  # of these with all rounds, on whatever data are at hand
-    whole: int  # of these with all rounds, on all data
+    whole: int  # of these with all rounds, on all of the paper's own data
     seeded: int  # of these with three seeds or more
     gaps: Mapping[str, int]  # figures by the reason why they are not measured
 
@@ -80,8 +81,8 @@ def _covered(table: Protocol, figures: Sequence[Figure], at_hand: Collection[str
 
 def _is_partial(table: Protocol, one: Figure) -> bool:
     """Whether a figure is of less than the paper's experiment."""
-    made_anew = one.column in table.columns and table.columns[one.column].made_anew
-    return made_anew or _has(one, PARTLY)
+    column = table.columns.get(one.column)
+    return (column is not None and (column.made_anew or column.stand_in)) or _has(one, PARTLY)
 
 
 def _has(one: Figure, flags: tuple[str, ...]) -> bool:
@@ -116,13 +117,37 @@ def _lacking(table: Protocol, row: Row, column: Column, at_hand: Collection[str]
     return known or (f"needs {', '.join(absent)}" if absent else "")
 
 
+HEADINGS = (
+    *("table", "printed", "measured", "all rounds", "all rounds, all data", "three seeds or more"),
+    "can be measured",
+)
+
+
 def lines(covered: Sequence[Covered]) -> Iterator[str]:
     """The coverage as a table in Markdown, with a row of sums."""
-    yield (
-        "| table | printed | measured | all rounds | all rounds, all data | three seeds or more | can be measured here "
-        "| why not |"
-    )
+    yield f"| {' | '.join(HEADINGS)} | why not |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
+    for cells, why in _rows(covered):
+        yield f"| {' | '.join(map(str, cells))} | {why} |"
+
+
+def text(covered: Sequence[Covered], width: int) -> Iterator[str]:
+    """The same as lines of so many characters: numbers in columns, and below each table why the rest is not there."""
+    rows = list(_rows(covered))
+    first = max(len(str(cells[0])) for cells, _ in rows)
+    parts = ("printed", "measured", "rounds", "data", "seeds", "able")
+    yield " ".join([" " * first, *(f"{part:>8}" for part in parts)])
+    for cells, why in rows:
+        name = str(cells[0]).strip("*")
+        yield " ".join([f"{name:<{first}}", *(f"{number:>8}" for number in cells[1:])])
+        if why:
+            yield from textwrap.wrap(why, width, initial_indent="    ", subsequent_indent="    ")
+    told = [f"{part}: {heading}" for part, heading in zip(parts[2:], HEADINGS[3:], strict=True)]
+    yield from textwrap.wrap(f"{'; '.join(told)}.", width)
+
+
+def _rows(covered: Sequence[Covered]) -> Iterator[tuple[list[str | int], str]]:
+    """Of each table and of all: what stands below the headings, and why the rest is not measured."""
     everything: Counter[str] = Counter()
     for one in covered:
         everything.update(one.gaps)
@@ -131,7 +156,7 @@ def lines(covered: Sequence[Covered]) -> Iterator[str]:
     for one in [*covered, total]:
         why = "; ".join(f"{reason}: {count}" for reason, count in one.gaps.items())
         able = one.measured + sum(one.gaps.get(reason, 0) for reason in (NOT_RUN, ON_SUBSET))
-        yield f"| {' | '.join(map(str, one[:6]))} | {able} | {why} |"
+        yield [*one[:6], able], why
 
 
 def claims(folder: Path = COMMITTED) -> Iterator[tuple[str, Verdict]]:
