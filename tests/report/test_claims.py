@@ -13,7 +13,8 @@ from kinfed.papers.published_table import Column, Number, Protocol, Row
 from kinfed.report import claims as report
 from kinfed.report.claims import Figure, of_csv, verdicts
 from kinfed.report.comparison import against, compare
-from kinfed.report.coverage import COMMITTED, committed, coverage, lines, text
+from kinfed.report.coverage import COMMITTED, committed, coverage, lines
+from kinfed.report.coverage import text as narrow
 
 
 def table(**numbers):
@@ -235,7 +236,7 @@ def test_committed_tables_are_counted(tmp_path):
         "not run yet, and only on a subset": 52
     }
     *_, last = lines([found["pfedgat.table3"], found["pfedgat.table2"]])
-    assert max(map(len, text(found.values(), 80))) <= 80
+    assert max(map(len, narrow(found.values(), 80))) <= 80
     assert last == "| **all** | 91 | 3 | 2 | 1 | 1 | 39 | needs cifar100: 52; not run yet: 36 |"
     assert next(one.by_seed for _, group in committed(tmp_path).values() for one in group) == {0: 79, 1: 80, 2: 81}
 

@@ -1,8 +1,8 @@
 """The verdict on what a paper claims of a table: yes, no or cannot tell, in print and by runs of ours.
 
-A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for it
-for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it after
-Holm's correction over all that are measured. Runs at chance are not measured, and equal scores count for neither.
+A comparison speaks for a claim or against it as `report.comparison` says. All of a claim's comparisons must speak for
+it for a yes, each at 5 % (an intersection-union test, which needs no correction); a no takes one of them against it
+after Holm's correction over all that are measured. Runs at chance are not measured, and equal scores count for neither.
 """
 
 import csv

@@ -88,5 +88,5 @@ def compare(
 
 def against(some: Sequence[Comparison]) -> list[Comparison]:
     """Those that speak against a claim, by Holm's correction over all of them."""
-    adjusted = holm([one.p for one in some]) if some else []
+    adjusted = holm([one.p for one in some])
     return [one for one, p in zip(some, adjusted, strict=True) if p < LEVEL and one.mean + one.margin < 0]
